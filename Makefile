@@ -1,0 +1,50 @@
+# Every target works as the first command after a clone; `make` alone lists them.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+SEED   ?= 0
+SEEDS  ?= 20000
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check fmt bench sim evidence servers clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+
+demo: $(READY) ## see what Reef does, in a minute
+	@$(BIN)/python examples/demo.py
+
+test: $(READY) servers ## everything a clone needs to pass all tests
+	$(BIN)/python -m pytest
+
+check: $(READY) ## format, lint, types, imports
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fmt: $(READY) ## format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY) ## benchmarks, peers side by side
+	$(BIN)/python -m benchmarks
+
+sim: $(READY) ## simulate SEEDS seeds, or replay one with SEED=n
+	$(BIN)/python -m tests.simulation --seed $(SEED) --seeds $(SEEDS)
+
+evidence: $(READY) servers ## full-size versions of what the tests run small, kept in the ledger
+	$(BIN)/python -m benchmarks.evidence
+
+servers: $(READY)
+	@$(BIN)/python -m tests.servers.install
+
+clean: ## remove what make made
+	rm -rf $(VENV) .servers build src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@

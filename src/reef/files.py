@@ -1,0 +1,188 @@
+"""The one door to the file system, for everything that must survive a power failure.
+
+Each method is one system call (or as near as Python gets), so that a test can record
+their order, and `reef.testing.files` can replace them all by a disk that forgets what was
+not synced. Nothing here decides anything; `OSError` passes through.
+"""
+
+import fcntl
+import os
+import stat
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+__all__ = ["OS", "FileStat", "Files"]
+
+
+COPY_BYTES_MAX = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FileStat:
+    """What the file system says of one path."""
+
+    size: int
+    inode: int
+    mtime_ns: int
+    """Settable: Reef stores a stamp of its own here, which makes a tag that never repeats."""
+    ctime_ns: int
+    """Not settable: the file system's own clock, at the last link, rename or write."""
+    is_directory: bool
+
+
+class Files(ABC):
+    """System calls, one method each."""
+
+    @abstractmethod
+    def create(self, path: str) -> int:
+        """Open a new file for writing; it must not exist."""
+
+    @abstractmethod
+    def open(self, path: str) -> int:
+        """Open a file for reading."""
+
+    @abstractmethod
+    def write(self, fd: int, data: bytes | memoryview) -> int:
+        """Append; may write less than asked, as write(2) may."""
+
+    @abstractmethod
+    def read_at(self, fd: int, start: int, length: int) -> bytes:
+        """Read up to `length` bytes at `start`; may return fewer, as pread(2) may."""
+
+    @abstractmethod
+    def copy_range(self, source_fd: int, target_fd: int, length: int) -> int:
+        """Move bytes from one open file to another without passing through Python."""
+
+    @abstractmethod
+    def set_mtime(self, fd: int, mtime_ns: int) -> None: ...
+
+    @abstractmethod
+    def stat_open(self, fd: int) -> FileStat: ...
+
+    @abstractmethod
+    def sync(self, fd: int) -> None:
+        """Return when the file's bytes and stamps would survive a power failure."""
+
+    @abstractmethod
+    def close(self, fd: int) -> None: ...
+
+    @abstractmethod
+    def stat(self, path: str) -> FileStat: ...
+
+    @abstractmethod
+    def link(self, source: str, target: str) -> None:
+        """Give a file a second name; fails if the name is taken."""
+
+    @abstractmethod
+    def rename(self, source: str, target: str) -> None:
+        """Give a file another name, in place of whatever had it."""
+
+    @abstractmethod
+    def unlink(self, path: str) -> None: ...
+
+    @abstractmethod
+    def make_directory(self, path: str) -> None: ...
+
+    @abstractmethod
+    def sync_directory(self, path: str) -> None:
+        """Return when the names in a directory would survive a power failure."""
+
+    @abstractmethod
+    def scan(self, path: str) -> list[tuple[str, bool]]:
+        """Names in a directory, unsorted, each with whether it is a directory."""
+
+    @abstractmethod
+    def locked(self, path: str) -> AbstractContextManager[None]:
+        """Hold an exclusive lock on a path, between threads and processes, in a `with`."""
+
+
+class _OsFiles(Files):
+    def __reduce__(self) -> str:
+        return "OS"
+
+    def create(self, path: str) -> int:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+    def open(self, path: str) -> int:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def write(self, fd: int, data: bytes | memoryview) -> int:
+        return os.write(fd, data)
+
+    def read_at(self, fd: int, start: int, length: int) -> bytes:
+        return os.pread(fd, length, start)
+
+    if hasattr(os, "copy_file_range"):
+
+        def copy_range(self, source_fd: int, target_fd: int, length: int) -> int:
+            return os.copy_file_range(source_fd, target_fd, length)
+
+    else:  # macOS has no in-kernel copy between files that Python knows of
+
+        def copy_range(self, source_fd: int, target_fd: int, length: int) -> int:
+            return os.write(target_fd, os.read(source_fd, min(length, COPY_BYTES_MAX)))
+
+    def set_mtime(self, fd: int, mtime_ns: int) -> None:
+        os.utime(fd, ns=(mtime_ns, mtime_ns))
+
+    def stat_open(self, fd: int) -> FileStat:
+        return _to_stat(os.fstat(fd))
+
+    def sync(self, fd: int) -> None:
+        if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync(2) stops at the drive's cache
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+        else:
+            os.fsync(fd)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def stat(self, path: str) -> FileStat:
+        return _to_stat(os.stat(path))
+
+    def link(self, source: str, target: str) -> None:
+        os.link(source, target)
+
+    def rename(self, source: str, target: str) -> None:
+        os.replace(source, target)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def make_directory(self, path: str) -> None:
+        os.mkdir(path)
+
+    def sync_directory(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self.sync(fd)
+        finally:
+            os.close(fd)
+
+    def scan(self, path: str) -> list[tuple[str, bool]]:
+        with os.scandir(path) as entries:
+            return [(entry.name, entry.is_dir()) for entry in entries]
+
+    @contextmanager
+    def locked(self, path: str) -> Iterator[None]:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)  # releases the lock
+
+
+def _to_stat(result: os.stat_result) -> FileStat:
+    return FileStat(
+        result.st_size,
+        result.st_ino,
+        result.st_mtime_ns,
+        result.st_ctime_ns,
+        stat.S_ISDIR(result.st_mode),
+    )
+
+
+OS = _OsFiles()

@@ -1,0 +1,289 @@
+"""The one door to time, chance, ids, threads and locks.
+
+All of Reef takes these from a `Runtime`; no other module may import `time`, `random` or
+`threading` (the linter checks). `REAL` is thin: it is the machine. The simulated one, in
+`reef.testing.simulation`, runs the same code on virtual time and one seeded scheduler.
+
+Two kinds of lock, on purpose. `Runtime.lock()` may be held over a store call or a wait,
+so the simulator must know of it. `leaf_lock()` guards a few instructions and nothing
+that could hand over control; it stays an ordinary lock everywhere.
+"""
+
+import os
+import random
+import sys
+import threading
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+__all__ = [
+    "REAL",
+    "Condition",
+    "Deadline",
+    "Future",
+    "Lock",
+    "Pool",
+    "Runtime",
+    "Task",
+    "leaf_lock",
+]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+GATHER_WORKERS_MAX = 32
+CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+
+
+class Lock(Protocol):
+    """Mutual exclusion between the threads of one process; not re-entrant."""
+
+    def __enter__(self) -> Any: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> Any: ...
+
+
+class Condition(Lock, Protocol):
+    """A lock that its holder can wait on."""
+
+    def wait(self, timeout: float | None = None, /) -> bool: ...
+    def notify(self, n: int = 1, /) -> None: ...
+    def notify_all(self) -> None: ...
+
+
+class Task(Protocol):
+    """Something started by `Runtime.spawn`."""
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for its end; False if `timeout_s` passed first."""
+
+
+class Pool(Protocol):
+    """A bounded number of workers."""
+
+    def submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]: ...
+    def close(self) -> None: ...
+
+
+class Runtime(ABC):
+    """What a process may ask of the machine it runs on."""
+
+    # --- time, in seconds ---------------------------------------------------------
+    @abstractmethod
+    def wall_s(self) -> float:
+        """Unix time, as this machine believes it."""
+
+    @abstractmethod
+    def monotonic_s(self) -> float:
+        """Never steps back; may stand still while the machine is suspended."""
+
+    @abstractmethod
+    def boottime_s(self) -> float:
+        """Never steps back; counts the time a machine was suspended, where it can."""
+
+    @abstractmethod
+    def sleep(self, seconds: float) -> None: ...
+
+    # --- chance and ids -----------------------------------------------------------
+    @abstractmethod
+    def uniform(self, low: float, high: float) -> float:
+        """Jitter; not for secrets."""
+
+    @abstractmethod
+    def random_bytes(self, count: int) -> bytes:
+        """Bytes that no other process will draw."""
+
+    def ulid(self) -> str:
+        """26 characters, unique, and sorted by time to the millisecond."""
+        number = int(self.wall_s() * 1000) & (1 << 48) - 1
+        number = number << 80 | int.from_bytes(self.random_bytes(10), "big")
+        return "".join(CROCKFORD[number >> shift & 31] for shift in range(125, -1, -5))
+
+    @abstractmethod
+    def process_id(self) -> int: ...
+
+    # --- concurrency --------------------------------------------------------------
+    @abstractmethod
+    def lock(self) -> Lock: ...
+
+    @abstractmethod
+    def condition(self) -> Condition: ...
+
+    @abstractmethod
+    def spawn(self, call: Callable[[], object], *, name: str) -> Task:
+        """Run `call` beside the caller. It ends with the process at the latest."""
+
+    @abstractmethod
+    def pool(self, workers: int, *, name: str) -> Pool: ...
+
+    @abstractmethod
+    def future(self) -> Future[Any]:
+        """An open promise whose `result()` waits in this runtime's own way."""
+
+    @abstractmethod
+    def gather(self, calls: Sequence[Callable[[], T]]) -> list[T]:
+        """Run all, a bounded number at a time; results in order, or the first error."""
+
+    # --- the simulator's hook -----------------------------------------------------
+    def reach(self, point: str) -> None:  # noqa: B027 - a real machine has nothing to do here
+        """Pass a named point at which a simulated process may die or stall."""
+
+    def deadline(self, seconds: float) -> "Deadline":
+        return Deadline(self, seconds)
+
+
+class Deadline:
+    """A bound on waiting, counted from its making."""
+
+    def __init__(self, runtime: Runtime, seconds: float) -> None:
+        self._runtime = runtime
+        self.seconds = seconds
+        self._end_s = runtime.boottime_s() + seconds
+
+    def remaining_s(self) -> float:
+        """Seconds left, never below zero."""
+        return max(0.0, self._end_s - self._runtime.boottime_s())
+
+    def passed(self) -> bool:
+        return self.remaining_s() <= 0.0
+
+
+# --- the real one -------------------------------------------------------------------
+
+_leaf_locks: "weakref.WeakSet[threading.Lock]" = weakref.WeakSet()
+
+
+def leaf_lock() -> Lock:
+    """Return a lock for a few instructions, usable again in a forked child."""
+    lock = threading.Lock()
+    _leaf_locks.add(lock)
+    return lock
+
+
+def _free_leaf_locks_in_child() -> None:
+    """A lock held by another thread at the fork has no owner in the child."""
+    for lock in list(_leaf_locks):
+        lock._at_fork_reinit()  # type: ignore[attr-defined]  # CPython's own modules do the same
+
+
+class _Thread:
+    def __init__(self, call: Callable[[], object], name: str) -> None:
+        self._thread = threading.Thread(target=call, name=name, daemon=True)
+        self._thread.start()
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+
+class _ThreadPool:
+    def __init__(self, workers: int, name: str) -> None:
+        self._executor = ThreadPoolExecutor(workers, thread_name_prefix=name)
+
+    def submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        return self._executor.submit(call, *args, **kwargs)
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+class _RealRuntime(Runtime):
+    def __init__(self) -> None:
+        self._gather_pool: ThreadPoolExecutor | None = None
+        self._gathering = threading.local()
+        self._setup = leaf_lock()
+
+    def __reduce__(self) -> str:
+        return "REAL"
+
+    def forget_threads(self) -> None:
+        """Only the calling thread survives a fork."""
+        self._gather_pool = None
+        self._gathering = threading.local()
+
+    def wall_s(self) -> float:
+        return time.time()
+
+    def monotonic_s(self) -> float:
+        return time.monotonic()
+
+    if sys.platform == "linux":
+
+        def boottime_s(self) -> float:
+            return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    else:
+
+        def boottime_s(self) -> float:
+            return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def uniform(self, low: float, high: float) -> float:
+        return random.uniform(low, high)
+
+    def random_bytes(self, count: int) -> bytes:
+        return os.urandom(count)
+
+    def process_id(self) -> int:
+        return os.getpid()
+
+    def lock(self) -> Lock:
+        return threading.Lock()
+
+    def condition(self) -> Condition:
+        return threading.Condition()
+
+    def spawn(self, call: Callable[[], object], *, name: str) -> Task:
+        return _Thread(call, name)
+
+    def pool(self, workers: int, *, name: str) -> Pool:
+        return _ThreadPool(workers, name)
+
+    def future(self) -> Future[Any]:
+        return Future()
+
+    def gather(self, calls: Sequence[Callable[[], T]]) -> list[T]:
+        # A gather inside a gather runs in place: waiting for a full pool from one of
+        # its own workers would never end.
+        if len(calls) <= 1 or getattr(self._gathering, "inside", False):
+            return [call() for call in calls]
+        futures = [self._shared_pool().submit(call) for call in calls]
+        try:
+            return [future.result() for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def _shared_pool(self) -> ThreadPoolExecutor:
+        with self._setup:
+            if self._gather_pool is None:
+                self._gather_pool = ThreadPoolExecutor(
+                    GATHER_WORKERS_MAX, "reef-io", initializer=self._mark_worker
+                )
+            return self._gather_pool
+
+    def _mark_worker(self) -> None:
+        self._gathering.inside = True
+
+
+REAL = _RealRuntime()
+
+
+def _after_fork_in_child() -> None:
+    _free_leaf_locks_in_child()
+    REAL.forget_threads()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,57 @@
+"""Object stores: what holds all durable state.
+
+`open(url)` gives a store that retries reads, settles conditional writes by reading back,
+and counts its requests. The parts are public too, for tests and for other layers.
+"""
+
+from reef.stores.base import (
+    Capabilities,
+    ObjectInfo,
+    Outcome,
+    Store,
+    Tagged,
+    WriteResult,
+)
+from reef.stores.fetch import fetch
+from reef.stores.opening import open
+from reef.stores.probe import Verdict, agree_on_cas, probe
+from reef.stores.wrappers import (
+    PROFILES,
+    Fault,
+    Faults,
+    Latency,
+    LatencyProfile,
+    Meter,
+    ReadBack,
+    Recorder,
+    Retry,
+    RetryPolicy,
+    Rule,
+    Wrapper,
+)
+
+__all__ = [
+    "PROFILES",
+    "Capabilities",
+    "Fault",
+    "Faults",
+    "Latency",
+    "LatencyProfile",
+    "Meter",
+    "ObjectInfo",
+    "Outcome",
+    "ReadBack",
+    "Recorder",
+    "Retry",
+    "RetryPolicy",
+    "Rule",
+    "Store",
+    "Tagged",
+    "Verdict",
+    "Wrapper",
+    "WriteResult",
+    "agree_on_cas",
+    "fetch",
+    "open",
+    "probe",
+]

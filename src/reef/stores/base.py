@@ -1,0 +1,261 @@
+"""What Reef asks of an object store.
+
+A `Store` maps keys to whole objects. It offers one thing that everything else rests on:
+`create`, which puts an object only where there is none, and tells who won. Its answer has
+three values, because a network has three: created, exists, unknown. An error raised by a
+conditional write means that nothing was written; what cannot be told is never an error.
+
+    get, get_tagged, get_range, get_ranges, head, list      read
+    put, upload, copy                                       write, in place of what was there
+    create, replace                                         write, if the condition holds
+    delete, delete_many                                     missing keys are fine
+    now, abort_stale                                        the store's clock; its leftovers
+
+Keys are paths of ordinary characters (`check_key`). Listings are complete, sorted by key,
+and strongly consistent, as every store that Reef runs on promises.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from reef.errors import InvalidInputError, Kind
+from reef.runtime import Runtime
+
+__all__ = [
+    "Capabilities",
+    "ObjectInfo",
+    "Outcome",
+    "Store",
+    "Tagged",
+    "WriteResult",
+    "check_key",
+    "check_prefix",
+    "check_range",
+    "coalesce",
+    "past_the_end",
+]
+
+KEY_BYTES_MAX = 1024
+COALESCE_GAP_BYTES = 64 * 1024
+"""Reading a gap this small costs less than another request."""
+
+
+class Outcome(StrEnum):
+    """What became of a conditional write."""
+
+    CREATED = "created"
+    EXISTS = "exists"
+    REPLACED = "replaced"
+    CHANGED = "changed"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class WriteResult:
+    """The answer to `create` or `replace`."""
+
+    outcome: Outcome
+    tag: str | None = None
+    """The new object's tag, where the store told it."""
+    winner: bytes | None = None
+    """What holds the key instead, where it was read back."""
+    cause: Exception | None = None
+    """Why the outcome is unknown."""
+
+    @property
+    def landed(self) -> bool:
+        """Whether this write is the one that took effect, for certain."""
+        return self.outcome in (Outcome.CREATED, Outcome.REPLACED)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """An object, without its bytes."""
+
+    key: str
+    size: int
+    tag: str | None
+    """Opaque, quotes included. Equal bytes may have equal tags: put a nonce in the body."""
+    last_modified_s: float
+    """Unix time by the store's clock, cut to `Capabilities.clock_resolution_s`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tagged:
+    """An object's bytes, and the tag that `replace` takes."""
+
+    body: bytes
+    tag: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a backend can do, and how it counts."""
+
+    create_only: bool = True
+    if_match: bool = True
+    shared: bool = True
+    """Whether another process can open the same objects."""
+    clock_resolution_s: float = 0.0
+    list_page: int = 1000
+    """Objects in one LIST request."""
+    delete_page: int = 1
+    """Objects in one DELETE request."""
+    part_bytes: int | None = None
+    """Size of one part of an upload; None where an upload is one request."""
+    abort_stale: bool = True
+
+
+class Store(ABC):
+    """An object store, rooted at a URL. Safe for threads; picklable where it is shared."""
+
+    url: str
+    capabilities: Capabilities
+    runtime: Runtime
+
+    # --- read ---------------------------------------------------------------------
+    def get(self, key: str) -> bytes:
+        """Return an object's bytes; NotFoundError if there is none."""
+        return self.get_tagged(key).body
+
+    @abstractmethod
+    def get_tagged(self, key: str) -> Tagged:
+        """Return bytes and tag, both of the same version."""
+
+    @abstractmethod
+    def get_range(self, key: str, start: int, end: int) -> bytes:
+        """Return exactly the bytes of [start, end); InvalidInputError past the object's end."""
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Return several ranges, in the order asked; near neighbours share a request."""
+        spans = coalesce(ranges, COALESCE_GAP_BYTES)
+        bodies = self.runtime.gather(
+            [lambda span=span: self.get_range(key, *span) for span in spans]  # type: ignore[misc]
+        )
+        fetched = list(zip(spans, bodies, strict=True))
+        return [_cut(fetched, start, end) for start, end in ranges]
+
+    @abstractmethod
+    def head(self, key: str) -> ObjectInfo:
+        """Return what is known of an object; NotFoundError if there is none."""
+
+    @abstractmethod
+    def list(self, prefix: str = "", start_after: str = "") -> Iterator[ObjectInfo]:
+        """Yield the objects whose keys begin with `prefix` and sort after `start_after`."""
+
+    # --- write --------------------------------------------------------------------
+    @abstractmethod
+    def put(self, key: str, body: bytes) -> str | None:
+        """Write an object in place of whatever is there; return its tag."""
+
+    @abstractmethod
+    def create(self, key: str, body: bytes) -> WriteResult:
+        """Write an object where there is none: CREATED, EXISTS or UNKNOWN."""
+
+    @abstractmethod
+    def replace(self, key: str, body: bytes, tag: str) -> WriteResult:
+        """Write in place of the object that has this tag: REPLACED, CHANGED or UNKNOWN."""
+
+    @abstractmethod
+    def upload(self, key: str, parts: Iterable[bytes]) -> int:
+        """Write a large object, piece by piece, under a name never used before.
+
+        Nothing is visible before the last piece; returns the size.
+        """
+
+    @abstractmethod
+    def copy(self, source: str, target: str) -> None:
+        """Write one object's bytes at another key, without passing them through here."""
+
+    def delete(self, key: str) -> None:
+        """Remove an object, if it is there."""
+        self.delete_many([key])
+
+    @abstractmethod
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """Remove objects; those that are not there are fine."""
+
+    # --- housekeeping -------------------------------------------------------------
+    @abstractmethod
+    def now(self) -> float:
+        """Return Unix time by the clock that dates this store's objects."""
+
+    @abstractmethod
+    def abort_stale(self, older_than_s: float) -> int:
+        """Remove what unfinished writes left behind; return how many."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.url}>"
+
+
+def check_key(key: str) -> str:
+    """Return the key, or raise if some store could not hold it."""
+    if not key or key.startswith("/") or key.endswith("/"):
+        raise _bad_key(key, "is empty, or begins or ends with '/'")
+    if any(part in ("", ".", "..") for part in key.split("/")):
+        raise _bad_key(key, "has an empty part, '.' or '..'")
+    if not key.isprintable() or "\\" in key:
+        raise _bad_key(key, "has a control character or a backslash")
+    if len(key.encode()) > KEY_BYTES_MAX:
+        raise _bad_key(key, f"is longer than {KEY_BYTES_MAX} bytes")
+    return key
+
+
+def check_prefix(prefix: str) -> str:
+    """Return the prefix, or raise if no key could begin with it."""
+    if prefix:
+        check_key(prefix.removesuffix("/") or "/")
+    return prefix
+
+
+def check_range(key: str, start: int, end: int) -> None:
+    """Raise unless [start, end) is a range that holds at least one byte."""
+    if not 0 <= start < end:
+        raise InvalidInputError(
+            f"range [{start}, {end}) of object {key} is empty or negative",
+            kind=Kind.INVALID_RANGE,
+            object=key,
+        )
+
+
+def past_the_end(key: str, end: int, size: int) -> InvalidInputError:
+    """Return the error for a range that the object cannot fill."""
+    return InvalidInputError(
+        f"object {key} has {size} bytes, a range up to {end} was asked for",
+        kind=Kind.INVALID_RANGE,
+        object=key,
+        size=size,
+    )
+
+
+def coalesce(ranges: Sequence[tuple[int, int]], gap_bytes: int) -> list[tuple[int, int]]:
+    """Join ranges that overlap or lie within `gap_bytes` of each other.
+
+    >>> coalesce([(0, 10), (90, 100), (12, 20)], gap_bytes=4)
+    [(0, 20), (90, 100)]
+    """
+    joined: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        if joined and start - joined[-1][1] <= gap_bytes:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def _cut(fetched: Sequence[tuple[tuple[int, int], bytes]], start: int, end: int) -> bytes:
+    for (span_start, span_end), body in fetched:
+        if span_start <= start and end <= span_end:
+            return body[start - span_start : end - span_start]
+    raise AssertionError("coalesce() covers every range")
+
+
+def _bad_key(key: str, why: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"key {key[:80]!r} {why}",
+        kind=Kind.INVALID_KEY,
+        hint="A key is a path of printable characters, such as wal/0001.wal",
+        object=key,
+    )

@@ -1,0 +1,27 @@
+"""Reads an object and decodes it, as one step that can be tried again.
+
+A checksum that fails on bytes from a network may be the network's fault or the object's.
+Reading once more tells: damage at rest comes back, a bad transfer does not (H8).
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from reef.errors import CorruptionError
+from reef.stores.base import Store
+
+__all__ = ["fetch"]
+
+T = TypeVar("T")
+ATTEMPTS_MAX = 3
+
+
+def fetch(store: Store, key: str, decode: Callable[[bytes], T]) -> T:
+    """Return the decoded object; CorruptionError only if it is damaged every time."""
+    for attempt in range(1, ATTEMPTS_MAX + 1):
+        try:
+            return decode(store.get(key))
+        except CorruptionError:
+            if attempt == ATTEMPTS_MAX:
+                raise
+    raise AssertionError("the loop returns or raises")

@@ -1,0 +1,149 @@
+"""From a URL to a store that can be used.
+
+./data, /var/data, file:///var/data    a directory
+memory://, memory://name               this process's memory
+s3://bucket/prefix?region=eu-west-1    a bucket; the query holds options too
+"""
+
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from reef.errors import InvalidInputError, Kind
+from reef.runtime import REAL, Runtime
+from reef.stores.base import Store, check_key
+from reef.stores.local import LocalStore
+from reef.stores.memory import open_memory
+from reef.stores.wrappers import (
+    PROFILES,
+    Faults,
+    Latency,
+    Meter,
+    ReadBack,
+    Retry,
+    RetryPolicy,
+    Rule,
+)
+from reef.telemetry import Metrics, RequestMeter
+
+__all__ = ["open"]
+
+SCHEMES = ("a directory", "file://", "memory://", "s3://")
+
+
+def open(
+    url: str,
+    *,
+    runtime: Runtime = REAL,
+    retry: RetryPolicy | None = None,
+    latency: str | None = None,
+    faults: Iterable[Rule] | None = None,
+    meter: RequestMeter | None = None,
+    metrics: Metrics | None = None,
+    **options: Any,
+) -> Store:
+    """Open the store at `url`.
+
+    `options` are the backend's own (see `S3Options`); `latency` names a profile that
+    delays every request; `faults` makes them fail by rule.
+    """
+    store = _backend(url, runtime, options)
+    if latency is not None:
+        store = Latency(store, _profile(latency))
+    if faults is not None:
+        store = Faults(store, faults)
+    store = Meter(store, meter, metrics)
+    return ReadBack(Retry(store, retry), retry)
+
+
+def _backend(url: str, runtime: Runtime, options: dict[str, Any]) -> Store:
+    scheme, rest, query = _split(url)
+    options = _joined(url, query, options)
+    if scheme == "s3":
+        return _open_s3(url, rest, options, runtime)
+    if scheme == "memory":
+        return open_memory(url, rest, runtime=runtime, **_only(scheme, options, "page"))
+    if scheme == "file":
+        _only(scheme, options)
+        return _open_directory(url, rest, runtime)
+    raise InvalidInputError(
+        f"{url!r} has the unknown scheme {scheme!r}",
+        kind=Kind.INVALID_URL,
+        hint=f"Reef opens {', '.join(SCHEMES)}",
+    )
+
+
+def _split(url: str) -> tuple[str, str, str]:
+    """Return scheme, the rest, and the query. A path without a scheme is a directory."""
+    if not isinstance(url, str) or not url:
+        raise InvalidInputError("a store's URL is a non-empty string", kind=Kind.INVALID_URL)
+    if "://" not in url:
+        return "file", url, ""
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        if parts.netloc not in ("", "localhost"):
+            raise InvalidInputError(
+                f"{url!r} names the host {parts.netloc!r}",
+                kind=Kind.INVALID_URL,
+                hint="A directory's URL has three slashes: file:///var/data",
+            )
+        return "file", unquote(parts.path), parts.query
+    return parts.scheme, parts.netloc + parts.path, parts.query
+
+
+def _joined(url: str, query: str, options: dict[str, Any]) -> dict[str, Any]:
+    words = dict(parse_qsl(query, keep_blank_values=True))
+    for name in words.keys() & options.keys():
+        raise InvalidInputError(
+            f"option {name!r} is given twice, in {url!r} and as an argument",
+            kind=Kind.INVALID_OPTION,
+        )
+    return {**words, **options}
+
+
+def _only(scheme: str, options: dict[str, Any], *known: str) -> dict[str, Any]:
+    for name in options:
+        if name not in known:
+            raise InvalidInputError(
+                f"{scheme}:// has no option {name!r}",
+                kind=Kind.INVALID_OPTION,
+                hint=f"It takes: {', '.join(known)}" if known else "It takes none",
+            )
+    return options
+
+
+def _open_directory(url: str, path: str, runtime: Runtime) -> Store:
+    try:
+        return LocalStore(path, runtime=runtime)
+    except NotADirectoryError as error:
+        raise InvalidInputError(
+            f"{url} is a file, not a directory",
+            kind=Kind.INVALID_URL,
+            hint="Name a directory; it is made if it does not exist",
+        ) from error
+
+
+def _open_s3(url: str, rest: str, options: dict[str, Any], runtime: Runtime) -> Store:
+    # Loaded on demand: a process that uses only directories starts no native threads.
+    from reef.stores.remote import S3Store
+    from reef.stores.s3_options import S3Options
+
+    bucket, _, prefix = rest.partition("/")
+    prefix = prefix.strip("/")
+    if not bucket:
+        raise InvalidInputError(
+            f"{url!r} names no bucket", kind=Kind.INVALID_URL, hint="Write s3://bucket/prefix"
+        )
+    if prefix:
+        check_key(prefix)
+    return S3Store(bucket, prefix, S3Options.from_words(options), runtime=runtime)
+
+
+def _profile(name: str) -> Any:
+    if name not in PROFILES:
+        raise InvalidInputError(
+            f"there is no latency profile {name!r}",
+            kind=Kind.INVALID_OPTION,
+            hint=f"There are: {', '.join(PROFILES)}",
+        )
+    return PROFILES[name]

@@ -1,0 +1,200 @@
+"""Proves by racing that a store's conditional writes really exclude (H4).
+
+Some services accept `If-None-Match` and ignore it: two writers would both be told that
+they won. Reef does not believe a store before it has tried:
+
+1. create twice at one name: the second must lose, and the first one's bytes stay;
+2. several writers race for one name, some rounds: exactly one wins each;
+3. the same for If-Match, with a stale tag and with a race. A store that fails here is
+   used without If-Match;
+4. listings come in the order of the keys' bytes, and start after any key: some services
+   sort folders before names, and their start-after would skip objects.
+
+The verdict is kept in the bucket, with the way of compare-and-swap that its writers use.
+A writer that comes with another way is refused: native and two-phase writers would not
+see each other's locks.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from reef import paths
+from reef.errors import CorruptionError, InvalidInputError, Kind, NotFoundError
+from reef.runtime import Runtime
+from reef.stores.base import Outcome, Store, WriteResult
+
+__all__ = ["Verdict", "agree_on_cas", "probe", "remembered"]
+
+RACERS = 4
+ROUNDS = 5
+TWO_PHASE_HINT = (
+    "Open it with two-phase compare-and-swap instead: "
+    "add the option cas=<register URL>, such as ?cas=sqlite:///cas.db"
+)
+
+
+class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the bucket remembers of its conditional writes."""
+
+    format: Literal[1]
+    cas: str
+    """The way of compare-and-swap: "native", or the name of a register."""
+    if_match: bool
+    proved_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Racer:
+    result: WriteResult
+    body: bytes
+
+
+def agree_on_cas(store: Store, cas: str = "native") -> Verdict:
+    """Return the bucket's verdict, proving and remembering it on the first call ever.
+
+    Called on every open for writing: one GET when the bucket knows.
+    """
+    known = remembered(store)
+    if known is None:
+        known = _remember(store, probe(store, cas))
+    if known.cas != cas:
+        raise InvalidInputError(
+            f"{store.url} is written with compare-and-swap by {known.cas!r}, "
+            f"this writer came with {cas!r}",
+            kind=Kind.OTHER_CAS,
+            hint="All writers of a bucket must use the same way",
+        )
+    return known
+
+
+def remembered(store: Store) -> Verdict | None:
+    """Return what the bucket knows, if it knows anything."""
+    try:
+        body = store.get(paths.cas_verdict())
+    except NotFoundError:
+        return None
+    return _decode(body)
+
+
+def probe(store: Store, cas: str = "native") -> Verdict:
+    """Race for exclusion now; leaves nothing behind. Raises if create-only does not hold."""
+    run = _Probe(store)
+    try:
+        run.check_create()
+        run.check_listing()
+        if_match = store.capabilities.if_match and run.if_match_holds()
+        return Verdict(format=1, cas=cas, if_match=if_match, proved_at_s=store.now())
+    finally:
+        store.delete_many(run.used)
+
+
+class _Probe:
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.id = store.runtime.ulid()
+        self.used: list[str] = []
+
+    def check_create(self) -> None:
+        self._check_second_create()
+        for number in range(ROUNDS):
+            key = self._key(f"create-{number}")
+            racers = self._race(lambda body, key=key: self.store.create(key, body))  # type: ignore[misc]
+            self._check_one_winner(key, racers)
+
+    def _check_second_create(self) -> None:
+        key = self._key("twice")
+        first = self.store.create(key, b"first")
+        second = self.store.create(key, b"second")
+        if first.outcome is not Outcome.CREATED:
+            raise self._not_exclusive(f"a first create was answered {first.outcome.value!r}")
+        if second.outcome is not Outcome.EXISTS or self.store.get(key) != b"first":
+            raise self._not_exclusive("a second create of the same name took effect")
+
+    def _check_one_winner(self, key: str, racers: list[_Racer]) -> None:
+        winners = [racer for racer in racers if racer.result.landed]
+        unknown = [racer for racer in racers if racer.result.outcome is Outcome.UNKNOWN]
+        if len(winners) > 1 or (not winners and not unknown):
+            raise self._not_exclusive(f"{len(winners)} of {len(racers)} racing creates won")
+        if winners and self.store.get(key) != winners[0].body:
+            raise self._not_exclusive("the winner's bytes were overwritten")
+
+    def check_listing(self) -> None:
+        """The characters '-', '.', '/' and '0' follow each other: folders must not jump ahead."""
+        keys = [self._key(f"list/a{rest}") for rest in ("-", "./x", ".x", "/x", "0", "b")]
+        for key in keys:
+            self.store.put(key, b"")
+        for first in range(len(keys)):
+            folder = paths.probe_object(self.id, "list/")
+            start_after = keys[first - 1] if first else ""
+            listed = [info.key for info in self.store.list(folder, start_after)]
+            if listed != keys[first:]:
+                raise InvalidInputError(
+                    f"{self.store.url} does not list keys in the order of their bytes",
+                    kind=Kind.UNSUPPORTED_BY_STORE,
+                    hint="Open it with the option listing='unsorted'",
+                )
+
+    def if_match_holds(self) -> bool:
+        key = self._key("if-match")
+        self.store.put(key, self._nonce())
+        stale = self.store.get_tagged(key).tag
+        if stale is None or not self.store.replace(key, self._nonce(), stale).landed:
+            return False
+        if self.store.replace(key, self._nonce(), stale).outcome is not Outcome.CHANGED:
+            return False
+        return all(self._one_replaces(key) for _ in range(ROUNDS))
+
+    def _one_replaces(self, key: str) -> bool:
+        tag = self.store.get_tagged(key).tag or ""
+        racers = self._race(lambda body: self.store.replace(key, body, tag))
+        return sum(racer.result.landed for racer in racers) == 1
+
+    def _race(self, write: Callable[[bytes], WriteResult]) -> list[_Racer]:
+        bodies = [self._nonce() for _ in range(RACERS)]
+        results = self._runtime.gather([lambda body=body: write(body) for body in bodies])  # type: ignore[misc]
+        return [_Racer(result, body) for result, body in zip(results, bodies, strict=True)]
+
+    @property
+    def _runtime(self) -> Runtime:
+        return self.store.runtime
+
+    def _key(self, name: str) -> str:
+        self.used.append(paths.probe_object(self.id, name))
+        return self.used[-1]
+
+    def _nonce(self) -> bytes:
+        return self._runtime.ulid().encode()
+
+    def _not_exclusive(self, seen: str) -> InvalidInputError:
+        return InvalidInputError(
+            f"{self.store.url} does not honour create-only writes: {seen}",
+            kind=Kind.NOT_EXCLUSIVE,
+            hint=TWO_PHASE_HINT,
+        )
+
+
+def _remember(store: Store, verdict: Verdict) -> Verdict:
+    """Keep the verdict; if another process kept one first, its counts."""
+    result = store.create(paths.cas_verdict(), msgspec.json.encode(verdict))
+    if result.landed:
+        return verdict
+    known = remembered(store)
+    if known is None:
+        raise InvalidInputError(
+            f"{store.url} could not keep the verdict on its conditional writes",
+            kind=Kind.NOT_EXCLUSIVE,
+        )
+    return known
+
+
+def _decode(body: bytes) -> Verdict:
+    try:
+        return msgspec.json.decode(body, type=Verdict)
+    except msgspec.DecodeError as error:
+        raise CorruptionError(
+            f"object {paths.cas_verdict()} is not a verdict: {error}",
+            object=paths.cas_verdict(),
+        ) from error

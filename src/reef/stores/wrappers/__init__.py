@@ -1,0 +1,29 @@
+"""Stores around stores: each adds one thing and passes the rest on.
+
+From the bucket outwards: latency, faults, recorder, meter, retry, read-back. The meter
+sits inside the retries, so that it counts what really goes over the wire.
+"""
+
+from reef.stores.wrappers.base import Wrapper
+from reef.stores.wrappers.faults import Fault, Faults, Rule
+from reef.stores.wrappers.latency import PROFILES, Latency, LatencyProfile
+from reef.stores.wrappers.meter import Meter
+from reef.stores.wrappers.readback import ReadBack
+from reef.stores.wrappers.recorder import Call, Recorder
+from reef.stores.wrappers.retry import Retry, RetryPolicy
+
+__all__ = [
+    "PROFILES",
+    "Call",
+    "Fault",
+    "Faults",
+    "Latency",
+    "LatencyProfile",
+    "Meter",
+    "ReadBack",
+    "Recorder",
+    "Retry",
+    "RetryPolicy",
+    "Rule",
+    "Wrapper",
+]

@@ -1,0 +1,129 @@
+"""Settles conditional writes by looking at what is there.
+
+A store may answer "exists" when the object is our own, sent before and its answer lost
+(H1); it may answer "conflict" when nothing landed at all (H2, H6); or not answer. The
+body tells: commit objects carry a write id, so equal bytes mean that it is ours.
+
+    create    created                      done
+              exists    equal bytes        created: an earlier try landed
+                        other bytes        exists, and the winner is handed on
+                        nothing there      send again
+              unknown                      send again, the same bytes
+
+    replace   likewise; but once an answer was lost, other bytes prove nothing: ours may
+              have landed and been replaced since. Then the outcome stays unknown.
+
+Sending again after an unknown answer, rather than looking, is on purpose: the first try
+may still be on its way, and a directory says "exists" only of what is durable.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from reef.errors import NotFoundError, UnavailableError
+from reef.stores.base import Outcome, Store, Tagged, WriteResult
+from reef.stores.wrappers.base import Wrapper
+from reef.stores.wrappers.retry import Backoff, RetryPolicy
+
+__all__ = ["ReadBack"]
+
+
+class ReadBack(Wrapper):
+    """Turns almost every unknown into an answer, within the policy's bounds."""
+
+    def __init__(self, inner: Store, policy: RetryPolicy | None = None) -> None:
+        super().__init__(inner)
+        self.policy = policy or RetryPolicy()
+
+    def create(self, key: str, body: bytes) -> WriteResult:
+        return self._settle(
+            lambda: self.inner.create(key, body), lambda _: self._look_create(key, body)
+        )
+
+    def replace(self, key: str, body: bytes, tag: str) -> WriteResult:
+        return self._settle(
+            lambda: self.inner.replace(key, body, tag),
+            lambda doubt: self._look_replace(key, body, tag, doubt),
+        )
+
+    def _settle(
+        self,
+        send: Callable[[], WriteResult],
+        look: Callable[[bool], WriteResult | None],
+    ) -> WriteResult:
+        """Send until the answer is definite. `doubt`: an earlier try may have landed."""
+        backoff = Backoff(self.runtime, self.policy)
+        doubt = False
+        cause: Exception | None = None
+        while True:
+            try:
+                result = send()
+            except UnavailableError as error:
+                cause = error  # this try wrote nothing, for certain
+            else:
+                if result.landed:
+                    return result
+                if result.outcome is Outcome.UNKNOWN:
+                    cause = result.cause
+                elif (seen := look(doubt)) is not None:
+                    return seen
+                doubt = True
+            if not backoff.wait():
+                break
+        if not doubt and cause is not None:
+            raise cause
+        return WriteResult(Outcome.UNKNOWN, cause=cause)
+
+    def _look_create(self, key: str, body: bytes) -> WriteResult | None:
+        try:
+            found = self.inner.get_tagged(key)
+        except (NotFoundError, UnavailableError):
+            return None
+        if found.body == body:
+            return WriteResult(Outcome.CREATED, found.tag)
+        return WriteResult(Outcome.EXISTS, winner=found.body)
+
+    def _look_replace(self, key: str, body: bytes, tag: str, doubt: bool) -> WriteResult | None:
+        found: Tagged | None = None
+        try:
+            found = self.inner.get_tagged(key)
+        except NotFoundError:
+            pass
+        except UnavailableError:
+            return None
+        if found is not None and found.body == body:
+            return WriteResult(Outcome.REPLACED, found.tag)
+        if found is not None and found.tag == tag:
+            return None  # the store said no, yet nothing has changed
+        outcome = Outcome.UNKNOWN if doubt else Outcome.CHANGED
+        return WriteResult(outcome, winner=found.body if found else None)
+
+    def upload(self, key: str, parts: Iterable[bytes]) -> int:
+        """A lost answer to the last request hides a finished upload (H3): look for it."""
+        counted = _Counted(parts)
+        try:
+            return self.inner.upload(key, counted)
+        except UnavailableError:
+            if not counted.ended or self._size(key) != counted.bytes:
+                raise
+            return counted.bytes
+
+    def _size(self, key: str) -> int | None:
+        try:
+            return self.inner.head(key).size
+        except NotFoundError:
+            return None
+
+
+class _Counted:
+    """Counts what passes, and whether all of it did."""
+
+    def __init__(self, parts: Iterable[bytes]) -> None:
+        self._parts = parts
+        self.bytes = 0
+        self.ended = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        for part in self._parts:
+            self.bytes += len(part)
+            yield part
+        self.ended = True

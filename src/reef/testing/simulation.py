@@ -1,0 +1,230 @@
+"""A whole cluster in one thread, decided by one seed.
+
+    def scenario(sim):
+        node = sim.process("node-1")
+        store = node.store()
+        node.spawn(lambda: store.create("a", b"1"))
+        sim.run()
+
+    simulate(scenario, seeds=range(1000), chaos=Chaos(crash=0.01, lost_answer=0.05))
+
+Processes share one bucket. Every store call, clock read, lock, wait and named point is a
+seam: there the scheduler may let another process go first, and chaos may strike. A
+failure names its seed; the same seed gives the same history, call by call.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from reef.stores import Meter, ReadBack, Retry, RetryPolicy, Store
+from reef.stores.memory import MemoryStore
+from reef.testing.choices import Choices, SeededChoices
+from reef.testing.scheduler import Owner, Scheduler
+from reef.testing.simulated_runtime import SimulatedRuntime
+
+__all__ = ["Chaos", "Process", "Simulation", "SimulationFailed", "Step", "simulate"]
+
+TRACE_SHOWN = 60
+ALL_SEAMS = frozenset({"store", "file", "clock", "lock", "wait", "point"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chaos:
+    """How much goes wrong. Chances are per seam; the bounds keep a history finite."""
+
+    crash: float = 0.0
+    crashes_max: int = 3
+    faults_max: int = 1000
+    """How many of the mishaps below there are at most, all taken together."""
+    lost_answer: float = 0.0
+    """The call takes effect, its caller hears nothing."""
+    fail_before: float = 0.0
+    """The call has no effect, its caller hears nothing."""
+    conflict: float = 0.0
+    """A conditional write is answered "conflict" though nothing stands in its way (H2)."""
+    stall: float = 0.0
+    stall_s: tuple[float, float] = (1.0, 3600.0)
+    freeze: float = 0.0
+    """The whole process stands still for `stall_s`."""
+    latency_s: tuple[float, float] = (0.001, 0.05)
+
+
+CALM = Chaos(latency_s=(0.0, 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One seam that was passed."""
+
+    time_s: float
+    who: str
+    seam: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.time_s - 1.8e9:14.6f}  {self.who:<24} {self.seam:<6} {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class CrashAt:
+    """Kill a process at its n-th seam."""
+
+    process: str
+    number: int
+
+
+@dataclass(eq=False)
+class Process(Owner):
+    """A simulated machine's process: some strands, one runtime, one fate."""
+
+    simulation: "Simulation" = field(kw_only=True)
+    runtime: SimulatedRuntime = field(init=False)
+    seams: int = 0
+    """How many seams it has passed: the crash points, by number."""
+    last_seam: str = ""
+
+    def spawn(self, call: Callable[[], object], name: str = "main") -> None:
+        self.simulation.scheduler.spawn(self, call, f"{self.name}/{name}")
+
+    def store(self, policy: RetryPolicy | None = None) -> Store:
+        """Return the shared bucket as this process sees it, with the usual wrappers."""
+        policy = policy or RetryPolicy()
+        return ReadBack(Retry(Meter(self.raw_store()), policy), policy)
+
+    def raw_store(self) -> Store:
+        """Return the shared bucket without retries or read-back."""
+        from reef.testing.simulated_store import SimulatedStore
+
+        return SimulatedStore(self.simulation.bucket, self)
+
+    def crash(self) -> None:
+        """Die here; does not return when called by the process itself."""
+        self.simulation.note(self.name, "death", "crash")
+        self.simulation.scheduler.kill(self)
+
+    def freeze(self, seconds: float, *, suspended: bool = False) -> None:
+        """Stand still; `suspended` stops the monotonic clock too, like a closed lid."""
+        self.frozen_until_s = self.simulation.scheduler.now_s + seconds
+        if suspended:
+            self.runtime.suspended_s += seconds
+        self.simulation.note(self.name, "freeze", f"{seconds:.3f} s")
+
+
+class Simulation:
+    """The bucket, the processes, the scheduler and the trace of one history."""
+
+    def __init__(
+        self,
+        choices: Choices | int = 0,
+        *,
+        chaos: Chaos = CALM,
+        bucket: MemoryStore | None = None,
+        switch_at: frozenset[str] = ALL_SEAMS,
+        crash_at: CrashAt | None = None,
+        steps_max: int = 1_000_000,
+    ) -> None:
+        self.choices = SeededChoices(choices) if isinstance(choices, int) else choices
+        self.chaos = chaos
+        self.scheduler = Scheduler(self.choices, steps_max)
+        self.trace: list[Step] = []
+        self.processes: list[Process] = []
+        self.crashes = 0
+        self.faults = 0
+        self._switch_at = switch_at
+        self._crash_at = crash_at
+        self._world = SimulatedRuntime(self.scheduler, Owner("bucket"), 0, lambda *_: None)
+        self.bucket = bucket or MemoryStore("memory://simulated", runtime=self._world)
+
+    def process(self, name: str, *, skew_s: float = 0.0) -> Process:
+        """Start a process; a name may come back, as a restarted service does."""
+        process = Process(name, simulation=self)
+        self.processes.append(process)
+        process.runtime = SimulatedRuntime(
+            self.scheduler,
+            process,
+            len(self.processes),
+            lambda kind, what: self.seam(process, kind, what),
+            skew_s,
+        )
+        return process
+
+    def run(self, until_s: float | None = None) -> None:
+        """Run to the end, or for `until_s` of virtual seconds."""
+        end_s = None if until_s is None else self.scheduler.now_s + until_s
+        self.scheduler.run(end_s)
+
+    def close(self) -> None:
+        self.scheduler.close()
+
+    def seam(self, process: Process, kind: str, what: str) -> None:
+        """Pass a seam: note it, let others go first, and see whether it is the last."""
+        process.seams += 1
+        process.last_seam = f"{kind} {what}"
+        self.note(self._who(process), kind, what)
+        if kind in self._switch_at:
+            self.scheduler.pause()
+        if self._dies_here(process):
+            self.crashes += 1
+            process.crash()
+        if self.strikes(self.chaos.freeze):
+            process.freeze(self.choices.uniform(*self.chaos.stall_s))
+            self.scheduler.pause()
+
+    def strikes(self, probability: float) -> bool:
+        """Whether a mishap of this probability happens here and now."""
+        if self.faults >= self.chaos.faults_max or not self.choices.chance(probability):
+            return False
+        self.faults += 1
+        return True
+
+    def note(self, who: str, kind: str, what: str) -> None:
+        self.trace.append(Step(self.scheduler.now_s, who, kind, what))
+
+    def fingerprint(self) -> str:
+        """Return a digest of the whole history: equal for equal seeds."""
+        digest = hashlib.sha256()
+        for step in self.trace:
+            digest.update(str(step).encode())
+        return digest.hexdigest()
+
+    def _dies_here(self, process: Process) -> bool:
+        if self._crash_at is not None:
+            here = CrashAt(process.name, process.seams)
+            return self.crashes == 0 and here == self._crash_at
+        return self.crashes < self.chaos.crashes_max and self.choices.chance(self.chaos.crash)
+
+    def _who(self, process: Process) -> str:
+        strand = self.scheduler.current
+        return strand.name if strand is not None else process.name
+
+
+class SimulationFailed(AssertionError):
+    """A history broke an invariant. Its seed brings it back."""
+
+    def __init__(self, seed: int, trace: list[Step], cause: BaseException) -> None:
+        shown = "\n".join(str(step) for step in trace[-TRACE_SHOWN:])
+        super().__init__(f"seed {seed}: {type(cause).__name__}: {cause}\n{shown}")
+        self.seed = seed
+        self.trace = trace
+
+
+def simulate(
+    scenario: Callable[[Simulation], object],
+    seeds: Iterable[int],
+    *,
+    chaos: Chaos = CALM,
+    steps_max: int = 1_000_000,
+) -> int:
+    """Run a scenario once per seed; SimulationFailed at the first that goes wrong."""
+    count = 0
+    for seed in seeds:
+        sim = Simulation(seed, chaos=chaos, steps_max=steps_max)
+        try:
+            scenario(sim)
+        except Exception as error:
+            raise SimulationFailed(seed, sim.trace, error) from error
+        finally:
+            sim.close()
+        count += 1
+    return count
