@@ -19,7 +19,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
+
+from reef.errors import ClosedError, InvalidInputError, Kind
 
 __all__ = [
     "REAL",
@@ -28,6 +30,7 @@ __all__ = [
     "Future",
     "Lock",
     "Pool",
+    "ProcessBound",
     "Runtime",
     "Task",
     "leaf_lock",
@@ -156,6 +159,34 @@ class Deadline:
 
     def passed(self) -> bool:
         return self.remaining_s() <= 0.0
+
+
+class ProcessBound:
+    """A handle that belongs to the process that opened it: a writer, in whatever form.
+
+    A copy in another process, by pickling or by fork, would be a second writer with the
+    same epoch, and nothing could tell them apart (H43). So neither works.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._home_runtime = runtime
+        self._home_process = runtime.process_id()
+
+    def check_process(self) -> None:
+        """Raise if this is a forked copy. Called first by every method that writes."""
+        if self._home_runtime.process_id() != self._home_process:
+            raise ClosedError(
+                f"this {type(self).__name__} belongs to process {self._home_process}",
+                kind=Kind.FORKED,
+                hint="Open another one in this process: it takes over the writer role",
+            )
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidInputError(
+            f"a {type(self).__name__} cannot be pickled",
+            kind=Kind.NOT_PICKLABLE,
+            hint="Send the URL, or a reader, and open a writer where it is needed",
+        )
 
 
 # --- the real one -------------------------------------------------------------------

@@ -27,6 +27,7 @@ LOG_PATH = REPOSITORY / ".servers" / "install.log"
 ATTEMPTS_MAX = 3
 RETRY_PAUSE_S = 5.0
 COMMAND_TIMEOUT_S = 900.0
+COMPLAINTS = ("E:", "npm error", "npm ERR!")
 
 PACKAGES = {
     "ceph": ("radosgw", "ceph-mon", "ceph-osd", "ceph-mgr", "ceph-common"),
@@ -155,6 +156,8 @@ def npm_install() -> str | None:
     folder.mkdir(parents=True, exist_ok=True)
     npm.stamp_path().unlink(missing_ok=True)
     flags = ["--no-save", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts"]
+    # Its own retries take minutes; ours come on top.
+    flags += ["--fetch-retries=1", "--fetch-retry-maxtimeout=10000"]
     argv = [find_program("npm"), "install", *flags, "--prefix", folder, *npm.STAMP.split()]
     try:
         retry(lambda: command(argv))
@@ -195,8 +198,8 @@ def command(argv: list, **env: str) -> None:
         except (OSError, subprocess.SubprocessError) as error:
             log.seek(start)
             said = log.read().decode(errors="replace").splitlines()
-            worst = [line for line in said if line.startswith(("E:", "npm error"))] or said
-            raise InstallError("; ".join(worst[-2:]) or one_line(error)) from error
+            worst = [line for line in said if line.startswith(COMPLAINTS)] or said
+            raise InstallError("; ".join(worst[:3]) or one_line(error)) from error
 
 
 if __name__ == "__main__":

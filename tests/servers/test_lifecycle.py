@@ -81,12 +81,12 @@ def home():
         yield Path(path)
 
 
-def start_python(*argv, cwd=REPOSITORY):
+def start_python(*argv):
     """A Python process whose output can be read line by line."""
-    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    return subprocess.Popen(
-        [sys.executable, *argv], stdout=subprocess.PIPE, text=True, env=env, cwd=cwd
-    )
+    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "PYTHONPATH": path}
+    command = [sys.executable, *argv]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, cwd=REPOSITORY)
 
 
 @pytest.mark.parametrize("other_user", [False, True])

@@ -307,26 +307,15 @@ class LocalStore(Store):
 
     # --- directories --------------------------------------------------------------
     def _ensure_directory(self, folder: str) -> str:
-        """Make a directory whose whole chain of names is durable."""
-        if folder not in self._durable:
-            parent = os.path.dirname(folder)
-            if len(parent) >= len(self._root):
-                self._ensure_directory(parent)
+        """Make a directory whose whole chain of names is durable, from `/` down."""
+        parent = os.path.dirname(folder)
+        if folder not in self._durable and parent != folder:
+            self._ensure_directory(parent)
             with suppress(FileExistsError):
-                self._make_with_parents(folder)
+                self._files.make_directory(folder)
             self._sync_above(parent)
             self._durable.add(folder)
         return folder
-
-    def _make_with_parents(self, folder: str) -> None:
-        """Make the root's own parents too, as `mkdir -p` would."""
-        try:
-            self._files.make_directory(folder)
-        except FileNotFoundError:
-            parent = os.path.dirname(folder)
-            self._make_with_parents(parent)
-            self._sync_above(os.path.dirname(parent))
-            self._files.make_directory(folder)
 
     def _sync_above(self, parent: str) -> None:
         try:

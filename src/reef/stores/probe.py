@@ -16,13 +16,14 @@ see each other's locks.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 
 from reef import paths
-from reef.errors import CorruptionError, InvalidInputError, Kind, NotFoundError
+from reef.errors import CorruptionError, InvalidInputError, Kind, NotFoundError, UnavailableError
 from reef.runtime import Runtime
 from reef.stores.base import Outcome, Store, WriteResult
 
@@ -88,7 +89,8 @@ def probe(store: Store, cas: str = "native") -> Verdict:
         if_match = store.capabilities.if_match and run.if_match_holds()
         return Verdict(format=1, cas=cas, if_match=if_match, proved_at_s=store.now())
     finally:
-        store.delete_many(run.used)
+        with suppress(UnavailableError):  # what is left over is small, and never read
+            store.delete_many(run.used)
 
 
 class _Probe:

@@ -47,6 +47,17 @@ def translate(error: Exception, url: str, key: str) -> ReefError:
             kind=Kind.REFUSED_BY_STORE,
             object=key,
         )
+    return _passing(error, url, status)
+
+
+def _passing(error: Exception, url: str, status: int | None) -> UnavailableError:
+    """Return the error for what may go better next time."""
+    text = str(error)
+    if never_sent(error):
+        return UnavailableError(
+            f"{url} cannot be reached: {_first_line(text)}",
+            hint="Check the endpoint, the network and the proxy",
+        )
     return UnavailableError(f"{url}: {_first_line(text)}", kind=_transient(status, text))
 
 

@@ -100,6 +100,8 @@ class S3Options:
             "allow_http": self.allow_http or (self.endpoint or "").startswith("http://") or None,
             "allow_invalid_certificates": self.allow_invalid_certificates or None,
             "proxy_url": self.proxy_url,
+            # A cache between here and the bucket must not answer for it (H9).
+            "default_headers": {"Cache-Control": "no-cache"},
         }
         return {name: value for name, value in config.items() if value is not None}
 

@@ -1,0 +1,91 @@
+"""Forks writers on a directory store and kills each at a random moment.
+
+    python -m tests.crash.kill_worker ROOT KILLS SEED
+
+A writer creates objects whose bytes follow from their names, and writes a name to a pipe
+once its create was answered. Beside it a reader lists and reads without pause. Prints
+what was acknowledged, as JSON.
+"""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+
+from reef.errors import NotFoundError
+from reef.stores.local import LocalStore
+
+
+def body_of(key):
+    """Return bytes that anyone can check against the name."""
+    seed = hashlib.sha256(key.encode()).digest()
+    return seed * (1 + seed[0] * 32)
+
+
+def write_until_killed(root, prefix, pipe):
+    """Create objects in a few directories; acknowledge each on the pipe."""
+    store = LocalStore(root)
+    for number in range(10_000):
+        key = f"{prefix}/{number % 3}/{number:05}"
+        if store.create(key, body_of(key)).landed:
+            os.write(pipe, f"{key}\n".encode())
+
+
+def read_until_killed(root, pipe):
+    """Read everything again and again; complain of an object that is not whole."""
+    store = LocalStore(root)
+    while True:
+        for info in store.list():
+            try:
+                if store.get(info.key) != body_of(info.key):
+                    os.write(pipe, f"{info.key}\n".encode())
+            except NotFoundError:
+                os.write(pipe, f"{info.key}\n".encode())
+
+
+def fork(work, *arguments):
+    """Start `work` in a child; return its process id and the pipe it writes to."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        try:
+            work(*arguments, writing)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    return child, reading
+
+
+def end(child):
+    """Kill a child of ours; whether it was alive until then."""
+    os.kill(child, signal.SIGKILL)
+    return os.waitpid(child, 0)[1] == signal.SIGKILL
+
+
+def drain(pipe):
+    """Return the lines that came whole."""
+    with os.fdopen(pipe, "rb") as stream:
+        return [line[:-1].decode() for line in stream if line.endswith(b"\n")]
+
+
+def main(root, kills, seed):
+    """Kill `kills` writers, one after another."""
+    chance = random.Random(seed)
+    reader, complaints = fork(read_until_killed, root)
+    acknowledged, killed = [], 0
+    for number in range(kills):
+        writer, pipe = fork(write_until_killed, root, f"writer-{number}")
+        time.sleep(chance.uniform(0.001, 0.03))
+        killed += end(writer)
+        acknowledged += drain(pipe)
+    end(reader)
+    report = {"acknowledged": acknowledged, "killed": killed, "short_reads": len(drain(complaints))}
+    json.dump(report, sys.stdout)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

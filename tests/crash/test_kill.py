@@ -1,0 +1,51 @@
+"""`kill -9` at random while a directory is written: nothing torn, nothing acknowledged lost."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from reef.stores.local import LocalStore
+from tests.crash.kill_worker import body_of
+
+
+def _rounds(root, kills, seed):
+    """Run the worker, which forks writers and kills them; return what was acknowledged."""
+    command = [sys.executable, "-m", "tests.crash.kill_worker", root, str(kills), str(seed)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
+    return json.loads(done.stdout)
+
+
+def _check_directory(root, report):
+    store = LocalStore(root)
+    listed = {info.key: info.size for info in store.list()}
+    for key in report["acknowledged"]:
+        assert key in listed, f"{key} was acknowledged and is lost"
+    for key, size in listed.items():
+        body = store.get(key)
+        assert len(body) == size
+        assert body == body_of(key), f"{key} is torn"
+    assert not any(key.startswith(".tmp") for key in listed)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_killed_writers_tear_and_lose_nothing(tmp_path, seed):
+    """H7: 100 writers are killed in the middle of over 200 creates; a reader looks on."""
+    report = _rounds(str(tmp_path), kills=100, seed=seed)
+    assert report["killed"] == 100, "some writers ended before they were killed"
+    assert len(report["acknowledged"]) >= 200
+    assert report["short_reads"] == 0, "a reader saw a short object"
+    _check_directory(str(tmp_path), report)
+
+
+def test_leftovers_of_killed_writers_are_swept(tmp_path):
+    """Temporary files of the dead are not listed, and abort_stale removes them."""
+    _rounds(str(tmp_path), kills=40, seed=3)
+    left = [p for p in (tmp_path / ".tmp").iterdir() if p.is_file()]
+    store = LocalStore(str(tmp_path))
+    before = [info.key for info in store.list()]
+    assert store.abort_stale(3600) == 0, "young ones may belong to the living"
+    assert store.abort_stale(0) == len(left)
+    assert [p for p in (tmp_path / ".tmp").iterdir() if p.is_file()] == []
+    assert [info.key for info in store.list()] == before

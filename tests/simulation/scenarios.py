@@ -1,0 +1,105 @@
+"""Scenarios that `make sim` and the tests run: one function each, checked at its end.
+
+A scenario gets a fresh `Simulation`, starts processes, runs them, and asserts what must
+hold whatever the scheduler and chaos did.
+"""
+
+from contextlib import suppress
+
+from reef.errors import NotFoundError, UnavailableError
+from reef.stores import Outcome, Wrapper, WriteResult
+from reef.testing import Chaos
+
+ROUGH = Chaos(
+    crash=0.01,
+    crashes_max=2,
+    lost_answer=0.1,
+    fail_before=0.1,
+    conflict=0.05,
+    stall=0.02,
+    freeze=0.01,
+)
+
+
+def racing_creators(sim, wrap=lambda store: store):
+    """Several processes take numbered slots, as log writers do.
+
+    Nobody who was told "created" lost the slot, and nobody who was told "exists" has it.
+    """
+    acknowledged: dict[str, bytes] = {}
+    refused: list[tuple[str, bytes]] = []
+
+    def take_slots(node):
+        store = wrap(node.store())
+        for slot in range(3):
+            key, body = f"wal/{slot}", node.name.encode()
+            result = store.create(key, body)
+            if result.outcome is Outcome.CREATED:
+                assert acknowledged.setdefault(key, body) == body, f"two winners of {key}"
+            elif result.outcome is Outcome.EXISTS:
+                refused.append((key, body))
+
+    for name in ("a", "b", "c"):
+        node = sim.process(name)
+        node.spawn(lambda node=node: take_slots(node))
+    sim.run()
+    for key, body in acknowledged.items():
+        assert sim.bucket.get(key) == body, f"{key} was acknowledged and is lost"
+    for key, body in refused:
+        assert sim.bucket.get(key) != body, f"{key} was refused and is there"
+
+
+def counting_with_replace(sim):
+    """Processes increment a counter by If-Match; an unknown outcome may count once or not.
+
+    The final value lies between the acknowledged increments and those plus the unknown.
+    """
+    sim.bucket.put("counter", b"0 start")
+    landed, unknown = [0], [0]
+
+    def increment(node):
+        store = node.store()
+        for _ in range(3):
+            found = store.get_tagged("counter")
+            value = int(found.body.split()[0])
+            body = f"{value + 1} {node.runtime.ulid()}".encode()  # a nonce: equal means ours
+            unknown[0] += 1
+            outcome = store.replace("counter", body, found.tag).outcome
+            if outcome is not Outcome.UNKNOWN:
+                unknown[0] -= 1
+            landed[0] += outcome is Outcome.REPLACED
+
+    for name in ("a", "b"):
+        node = sim.process(name)
+        node.spawn(lambda node=node: _until_unavailable(lambda: increment(node)))
+    sim.run()
+    value = int(sim.bucket.get("counter").split()[0])
+    assert landed[0] <= value <= landed[0] + unknown[0]
+
+
+def _until_unavailable(call):
+    with suppress(UnavailableError):  # the caller gives up, within its bounds
+        call()
+
+
+class CheckThenPut(Wrapper):
+    """The bug to find: create-only made of a look and a put."""
+
+    def create(self, key, body):
+        try:
+            self.inner.head(key)
+        except NotFoundError:
+            self.inner.put(key, body)
+            return WriteResult(Outcome.CREATED)
+        return WriteResult(Outcome.EXISTS)
+
+
+def racing_creators_with_a_bug(sim):
+    """The first scenario on a store that only pretends to exclude."""
+    racing_creators(sim, wrap=CheckThenPut)
+
+
+SCENARIOS = {
+    "racing_creators": (racing_creators, ROUGH),
+    "counting_with_replace": (counting_with_replace, ROUGH),
+}

@@ -1,0 +1,150 @@
+"""The simulator earns its keep: it finds a planted bug, and brings it back."""
+
+import pytest
+
+from reef.testing import (
+    Chaos,
+    ExplorationFailed,
+    Simulation,
+    SimulationFailed,
+    crash_points,
+    explore,
+    replay,
+    simulate,
+)
+from tests.simulation.scenarios import (
+    ROUGH,
+    SCENARIOS,
+    racing_creators,
+    racing_creators_with_a_bug,
+)
+
+SEEDS = range(300)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_scenario_holds(name):
+    """A sample of what `make sim` runs."""
+    scenario, chaos = SCENARIOS[name]
+    assert simulate(scenario, SEEDS, chaos=chaos) == len(SEEDS)
+
+
+def test_a_check_then_put_is_found_and_replayed():
+    """Two winners of one name show up within 1,000 seeds, and again from the seed alone."""
+    with pytest.raises(SimulationFailed) as found:
+        simulate(racing_creators_with_a_bug, range(1000), chaos=ROUGH)
+    with pytest.raises(SimulationFailed) as again:
+        simulate(racing_creators_with_a_bug, [found.value.seed], chaos=ROUGH)
+    assert str(again.value) == str(found.value)
+    assert again.value.trace == found.value.trace
+
+
+def test_the_bug_needs_no_chaos_to_be_found():
+    """Interleaving alone is enough."""
+    with pytest.raises(SimulationFailed, match=r"two winners|is lost"):
+        simulate(racing_creators_with_a_bug, range(1000))
+
+
+def _two_creators(wrap=lambda store: store):
+    """Two processes, one slot: small enough for all histories."""
+
+    def scenario(sim: Simulation):
+        winners = []
+
+        def take(node):
+            if wrap(node.store()).create("wal/1", node.name.encode()).landed:
+                winners.append(node.name)
+
+        for name in ("a", "b"):
+            node = sim.process(name)
+            node.spawn(lambda node=node: take(node))
+        sim.run()
+        assert len(winners) <= 1
+        assert all(sim.bucket.get("wal/1") == name.encode() for name in winners)
+
+    return scenario
+
+
+def test_all_histories_of_two_creators_hold():
+    """Every order of the calls, with one lost answer and one crash anywhere."""
+    chaos = Chaos(
+        crash=0.5, crashes_max=1, lost_answer=0.5, fail_before=0.5, faults_max=1, latency_s=(0, 0)
+    )
+    explored = explore(_two_creators(), chaos=chaos)
+    assert explored.complete
+    assert explored.histories > 1000
+
+
+def test_exploring_finds_the_bug_without_luck():
+    """The bad history is found by walking, and its script replays it."""
+    from tests.simulation.scenarios import CheckThenPut
+
+    with pytest.raises(ExplorationFailed) as found:
+        explore(_two_creators(CheckThenPut))
+    with pytest.raises(ExplorationFailed, match="AssertionError"):
+        replay(_two_creators(CheckThenPut), found.value.script)
+
+
+def test_an_exploration_says_when_it_was_cut_short():
+    """Incomplete is not the same as done."""
+    explored = explore(_two_creators(), runs_max=3)
+    assert explored.histories == 3
+    assert not explored.complete
+
+
+def test_every_seam_is_a_crash_point():
+    """Store calls count before and after their effect; clocks and named points count too."""
+
+    def scenario(sim):
+        node = sim.process("victim")
+
+        def work():
+            store = node.raw_store()
+            store.create("a", b"1")
+            node.runtime.reach("half-way")
+            node.runtime.wall_s()
+            store.create("b", b"2")
+
+        node.spawn(work)
+        sim.run()
+
+    reached = []
+    for point in crash_points(scenario, "victim"):
+        keys = [info.key for info in point.simulation.bucket.list()]
+        reached.append((point.what, keys))
+    assert reached == [
+        ("store create a", []),
+        ("store create created a done", ["a"]),
+        ("point half-way", ["a"]),
+        ("clock wall", ["a"]),
+        ("store create b", ["a"]),
+        ("store create created b done", ["a", "b"]),
+    ]
+
+
+def test_after_a_crash_the_world_goes_on():
+    """A new process can be started on what a crash left behind."""
+
+    def scenario(sim):
+        node = sim.process("victim")
+        node.spawn(lambda: [node.store().create(f"{n}", b"x") for n in range(3)])
+        sim.run()
+
+    for point in crash_points(scenario, "victim"):
+        successor = point.simulation.process("successor")
+        found = []
+        successor.spawn(lambda s=successor, f=found: f.extend(s.store().list()))
+        point.simulation.run()
+        keys = [info.key for info in found]
+        assert keys == [str(n) for n in range(len(keys))], "slots are filled in order"
+
+
+def test_racing_creators_is_not_vacuous():
+    """With chaos on, acknowledgements and refusals both happen in most histories."""
+    outcomes = set()
+    for seed in range(20):
+        sim = Simulation(seed, chaos=ROUGH)
+        racing_creators(sim)
+        sim.close()
+        outcomes |= {step.what.split()[1] for step in sim.trace if step.what.startswith("create ")}
+    assert {"created", "exists"} <= outcomes
