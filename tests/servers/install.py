@@ -48,20 +48,16 @@ class InstallError(Exception):
 
 def main() -> int:
     """Install what is missing and report on every part."""
-    report = Report()
-    install_debian_parts(report)
-    install_npm_parts(report)
+    install_debian_parts()
+    install_npm_parts()
     for name in ("seaweedfs", "ministack", "rclone", "moto"):
-        report.say(name, missing(name))  # the Python environment's business
+        report(name, missing(name))  # the Python environment's business
     return 0
 
 
-class Report:
-    """Prints one line for each part."""
-
-    def say(self, name: str, reason: str | None, done: str = "present") -> None:
-        """`done`, or why the part could not be had."""
-        print(f"{name}: could not be had: {one_line(reason)}" if reason else f"{name}: {done}")
+def report(name: str, reason: str | None, done: str = "present") -> None:
+    """Print one line: `done`, or why the part could not be had."""
+    print(f"{name}: could not be had: {one_line(reason)}" if reason else f"{name}: {done}")
 
 
 def missing(name: str) -> str | None:
@@ -71,14 +67,14 @@ def missing(name: str) -> str | None:
     return (SERVERS | TOOLS)[name].available()
 
 
-def install_debian_parts(report: Report) -> None:
+def install_debian_parts() -> None:
     """Everything that Debian packages, in one go where possible."""
     wanted = [name for name in PACKAGES if missing(name)]
     failures = apt_install(wanted) if wanted else {}
     for name in PACKAGES:
         reason = missing(name)
         done = "installed" if name in wanted else "present"
-        report.say(name, reason and failures.get(name, reason), done)
+        report(name, reason and failures.get(name, reason), done)
 
 
 def apt_install(names: list[str]) -> dict[str, str]:
@@ -137,14 +133,14 @@ def no_services_started(path: Path = POLICY_PATH) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def install_npm_parts(report: Report) -> None:
+def install_npm_parts() -> None:
     """Azurite and Dynalite, when Node and npm are there."""
     reason, done = None, "present"
     if not npm.is_installed():
         done = "installed"
         reason = missing("node") or npm_install()
     for name in npm.VERSIONS:
-        report.say(name, reason, done)
+        report(name, reason, done)
 
 
 def npm_install() -> str | None:

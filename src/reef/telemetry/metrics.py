@@ -78,10 +78,10 @@ class Histogram:
         seen = 0
         for bucket, count in enumerate(self._buckets):
             seen += count
-            if seen >= wanted:
+            if seen >= wanted and bucket < BUCKETS - 1:
                 bound = self._unit * (1 << bucket)
                 return min(max(bound, self.smallest), self.largest)
-        return self.largest
+        return self.largest  # the last bucket has no upper bound
 
     def to_dict(self) -> dict[str, float]:
         return {

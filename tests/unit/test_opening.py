@@ -1,0 +1,346 @@
+"""From a URL to a store; every bad input gets one clear error, soon."""
+
+import os
+import tempfile
+import time
+
+import pytest
+
+from reef import stores
+from reef.errors import InvalidInputError, Kind, NotFoundError, UnavailableError
+from reef.stores import RetryPolicy
+from reef.stores.s3_options import S3Options
+from tests.forking import in_child
+
+NOBODY = 65534
+SOON = RetryPolicy(attempts_max=3, deadline_s=3.0)
+
+
+@pytest.mark.parametrize("form", ["{}", "file://{}", "file://localhost{}"])
+def test_forms_of_a_directory(tmp_path, form):
+    """A path and a file:// URL name the same place."""
+    stores.open(form.format(tmp_path)).put("k", b"v")
+    assert (tmp_path / "k").read_bytes() == b"v"
+
+
+def test_a_relative_directory(tmp_path, monkeypatch):
+    """./data is made on the first write, not before."""
+    monkeypatch.chdir(tmp_path)
+    store = stores.open("./data")
+    assert not (tmp_path / "data").exists()
+    assert list(store.list()) == []
+    store.put("a/b", b"v")
+    assert (tmp_path / "data" / "a" / "b").read_bytes() == b"v"
+
+
+def test_a_directory_url_may_hold_escaped_characters(tmp_path):
+    """Spaces and umlauts are written as %20 and so on."""
+    stores.open(f"file://{tmp_path}/my%20data").put("k", b"v")
+    assert (tmp_path / "my data" / "k").exists()
+
+
+def test_memory_stores_are_new_or_shared_by_name():
+    """memory:// is a new one each time, memory://name the same in this process."""
+    stores.open("memory://").put("k", b"v")
+    with pytest.raises(NotFoundError):
+        stores.open("memory://").get("k")
+    stores.open("memory://shared-by-name").put("k", b"v")
+    assert stores.open("memory://shared-by-name").get("k") == b"v"
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "says"),
+    [
+        ("ftp://host/x", Kind.INVALID_URL, "unknown scheme 'ftp'"),
+        ("", Kind.INVALID_URL, "non-empty"),
+        ("s3://", Kind.INVALID_URL, "names no bucket"),
+        ("s3:///prefix", Kind.INVALID_URL, "names no bucket"),
+        ("s3://bucket/a//b", Kind.INVALID_KEY, "empty part"),
+        ("s3://bucket?colour=red", Kind.INVALID_OPTION, "no option 'colour'"),
+        ("s3://bucket?timeout_s=soon", Kind.INVALID_OPTION, "timeout_s='soon'"),
+        ("s3://bucket?timeout_s=-1", Kind.INVALID_OPTION, "timeout_s"),
+        ("s3://bucket?allow_http=maybe", Kind.INVALID_OPTION, "allow_http='maybe'"),
+        ("s3://bucket?if_match=often", Kind.INVALID_OPTION, "quoted, bare or none"),
+        ("s3://bucket?listing=random", Kind.INVALID_OPTION, "sorted or unsorted"),
+        ("s3://bucket?part_bytes=10", Kind.INVALID_OPTION, "at least 5 MiB"),
+        ("file://otherhost/x", Kind.INVALID_URL, "names the host 'otherhost'"),
+        ("file:///x?page=3", Kind.INVALID_OPTION, "takes none"),
+        ("memory://?colour=red", Kind.INVALID_OPTION, "takes: page"),
+    ],
+)
+def test_bad_urls(url, kind, says):
+    """Each is refused at once, names what is wrong and what was expected."""
+    with pytest.raises(InvalidInputError) as caught:
+        stores.open(url)
+    assert caught.value.kind is kind
+    assert says in str(caught.value)
+
+
+def test_an_option_given_twice_is_refused():
+    """The URL and the argument might disagree."""
+    with pytest.raises(InvalidInputError, match="'region' is given twice"):
+        stores.open("s3://bucket?region=a", region="b")
+
+
+def test_an_unknown_latency_profile_is_refused():
+    """The names that exist are listed."""
+    with pytest.raises(InvalidInputError, match="s3-standard, s3-express, minio-lan"):
+        stores.open("memory://", latency="warp")
+
+
+def test_a_path_that_is_a_file(tmp_path):
+    """A file is not a bucket."""
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InvalidInputError, match="is a file, not a directory"):
+        stores.open(str(tmp_path / "file"))
+
+
+def test_a_path_below_a_file(tmp_path):
+    """Nor is something below a file."""
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InvalidInputError, match="is a file, not a directory"):
+        stores.open(str(tmp_path / "file" / "below"))
+
+
+def test_an_object_and_others_below_its_name(tmp_path):
+    """A directory cannot hold both; the error says so and nothing is changed."""
+    store = stores.open(str(tmp_path))
+    store.put("a", b"object")
+    for write in (store.put, store.create):
+        with pytest.raises(InvalidInputError, match="clashes"):
+            write("a/b", b"x")
+    store.put("d/e", b"x")
+    for write in (store.put, store.create):
+        with pytest.raises(InvalidInputError, match="clashes"):
+            write("d", b"object")
+    assert sorted(info.key for info in store.list()) == ["a", "d/e"]
+
+
+def test_the_place_of_unfinished_writes_is_not_for_keys(tmp_path):
+    """Keys below .tmp/ are refused."""
+    with pytest.raises(InvalidInputError, match="unfinished writes"):
+        stores.open(str(tmp_path)).put(".tmp/x", b"")
+
+
+def test_a_name_longer_than_the_file_system_allows(tmp_path):
+    """255 bytes are the usual limit of one part of a path."""
+    with pytest.raises(InvalidInputError, match="longer than the file system allows"):
+        stores.open(str(tmp_path)).put("k" * 300, b"")
+
+
+def test_a_directory_without_permission():
+    """The error names the object and the reason; root steps down to see it."""
+
+    def write(root):
+        if os.geteuid() == 0:
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+        with pytest.raises(InvalidInputError, match="no permission for k") as caught:
+            stores.open(root).put("k", b"")
+        return caught.value.kind.value
+
+    with tempfile.TemporaryDirectory() as root:
+        os.chmod(root, 0o555)
+        assert in_child(lambda: write(root)) == (0, "'access_denied'")
+
+
+def test_a_full_disk_is_unavailable(tmp_path):
+    """ENOSPC: nothing is written, the caller may try again later."""
+    import errno
+
+    from reef.files import OS
+    from reef.stores.local import LocalStore
+
+    class Full(type(OS)):
+        def write(self, fd, data):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = LocalStore(str(tmp_path), files=Full())
+    with pytest.raises(UnavailableError) as caught:
+        store.create("k", b"x")
+    assert caught.value.kind is Kind.DISK_FULL
+    assert list(store.list()) == []
+    assert [p for p in (tmp_path / ".tmp").iterdir() if p.is_file()] == []
+
+
+def test_a_directory_sync_that_fails_leaves_the_outcome_unknown(tmp_path):
+    """The name is there, but nobody can promise that it lasts."""
+    from reef.files import OS
+    from reef.stores import Outcome
+    from reef.stores.local import LocalStore
+
+    class Flaky(type(OS)):
+        fails = False
+
+        def sync_directory(self, path):
+            if self.fails:
+                raise OSError(5, "Input/output error")
+            super().sync_directory(path)
+
+    files = Flaky()
+    store = LocalStore(str(tmp_path), files=files)
+    store.create("wal/0", b"x")
+    files.fails = True
+    assert store.create("wal/1", b"x").outcome is Outcome.UNKNOWN
+    assert store.create("wal/0", b"y").outcome is Outcome.UNKNOWN
+    assert stores.ReadBack(store, SOON).create("wal/2", b"x").outcome is Outcome.UNKNOWN
+
+
+# --- S3 ---------------------------------------------------------------------------
+
+
+def s3(server, bucket="opened", **options):
+    """Open a bucket of a server with a short patience."""
+    return stores.open(f"s3://{bucket}/x", retry=SOON, **{**server.options(), **options})
+
+
+def test_a_missing_bucket(ministack):
+    """Told by name, for reads, writes and listings alike; never mistaken for a missing object."""
+    store = s3(ministack, "no-such-bucket")
+    for call in (
+        lambda: store.get("k"),
+        lambda: store.put("k", b""),
+        lambda: store.create("k", b""),
+        lambda: list(store.list()),
+    ):
+        with pytest.raises(InvalidInputError, match="does not exist") as caught:
+            call()
+        assert caught.value.kind is Kind.BUCKET_MISSING
+
+
+def test_wrong_credentials(seaweedfs):
+    """Refused at once, without retries; the hint names the options."""
+    seaweedfs.make_bucket("opened")
+    store = s3(seaweedfs, secret_access_key="wrong")
+    start_s = time.perf_counter()
+    for call in (
+        lambda: store.get("k"),
+        lambda: store.create("k", b""),
+        lambda: store.replace("k", b"", '"t"'),
+        lambda: list(store.list()),
+    ):
+        with pytest.raises(InvalidInputError, match="secret_access_key") as caught:
+            call()
+        assert caught.value.kind is Kind.ACCESS_DENIED
+    assert time.perf_counter() - start_s < 2
+
+
+def test_no_credentials_at_all(seaweedfs, monkeypatch):
+    """No environment, no options: an error in bounded time, not a hang."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    seaweedfs.make_bucket("opened")
+    store = stores.open(
+        "s3://opened/x", endpoint=seaweedfs.endpoint, skip_signature=True, retry=SOON
+    )
+    with pytest.raises(InvalidInputError) as caught:
+        store.put("k", b"")
+    assert caught.value.kind is Kind.ACCESS_DENIED
+
+
+def test_an_unreachable_endpoint():
+    """Connection refused: UnavailableError within the deadline, for every kind of call."""
+    store = stores.open(
+        "s3://bucket/x",
+        endpoint="http://127.0.0.1:9",
+        access_key_id="a",
+        secret_access_key="b",
+        retry=SOON,
+    )
+    start_s = time.perf_counter()
+    for call in (
+        lambda: store.get("k"),
+        lambda: store.create("k", b""),  # never sent, so not unknown
+        lambda: list(store.list()),
+        lambda: store.upload("k", [b""]),
+    ):
+        with pytest.raises(UnavailableError, match="cannot be reached"):
+            call()
+    assert time.perf_counter() - start_s < 4 * SOON.deadline_s
+
+
+def test_an_endpoint_that_never_answers():
+    """A server that accepts and stays silent is given up after the timeout."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        store = stores.open(
+            "s3://bucket/x",
+            endpoint=f"http://127.0.0.1:{silent.getsockname()[1]}",
+            access_key_id="a",
+            secret_access_key="b",
+            timeout_s=0.3,
+            retry=RetryPolicy(attempts_max=2, deadline_s=2),
+        )
+        start_s = time.perf_counter()
+        with pytest.raises(UnavailableError) as caught:
+            store.get("k")
+        assert caught.value.kind is Kind.TIMEOUT
+        assert store.create("k", b"x").outcome is stores.Outcome.UNKNOWN
+        assert time.perf_counter() - start_s < 5
+
+
+def test_credentials_and_endpoint_from_the_environment(ministack, monkeypatch):
+    """The usual AWS_ variables are enough."""
+    ministack.make_bucket("opened")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ministack.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", ministack.secret_key)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", ministack.endpoint)
+    monkeypatch.setenv("AWS_REGION", ministack.region)
+    store = stores.open("s3://opened/from-environment?allow_http=true")
+    store.put("k", b"v")
+    assert store.get("k") == b"v"
+
+
+def test_options_in_the_query(ministack):
+    """Everything that can be an argument can stand in the URL, as text."""
+    ministack.make_bucket("opened")
+    options = ministack.options()
+    query = "&".join(f"{name}={value}" for name, value in options.items())
+    store = stores.open(f"s3://opened/query?{query}&timeout_s=5&bulk_delete=false")
+    store.put("k", b"v")
+    store.delete_many(["k", "gone"])
+    assert list(store.list()) == []
+
+
+def test_the_prefix_separates(ministack):
+    """Two roots in one bucket do not see each other."""
+    ministack.make_bucket("opened")
+    left, right = (
+        stores.open(f"s3://opened/{side}", **ministack.options()) for side in ("left", "right")
+    )
+    left.put("k", b"left")
+    assert list(right.list()) == []
+    with ministack.client() as client:
+        assert client.get_object(Bucket="opened", Key="left/k")["Body"].read() == b"left"
+
+
+def test_options_reach_the_server(ministack):
+    """Storage class and server-side encryption go with the object."""
+    ministack.make_bucket("opened")
+    store = s3(ministack, storage_class="STANDARD_IA", server_side_encryption="AES256")
+    store.put("k", b"v")
+    store.upload("big", [b"x" * 6_000_000, b"y" * 6_000_000])
+    with ministack.client() as client:
+        for key in ("x/k", "x/big"):
+            head = client.head_object(Bucket="opened", Key=key)
+            assert head["StorageClass"] == "STANDARD_IA"
+            assert head["ServerSideEncryption"] == "AES256"
+
+
+def test_a_proxy_is_used(ministack):
+    """proxy_url: requests go through it."""
+    from tests.http_proxy import Forwarding, proxy
+
+    ministack.make_bucket("opened")
+    with proxy(Forwarding, ministack.address) as between:
+        store = s3(ministack, proxy_url=between.endpoint)
+        store.put("through", b"v")
+        assert store.get("through") == b"v"
+        assert len(between.requests) == 2
+
+
+def test_options_know_their_types():
+    """Text from a query becomes what the option needs."""
+    options = S3Options.from_words({"timeout_s": "2.5", "s3_express": "true", "region": "x"})
+    assert (options.timeout_s, options.s3_express, options.region) == (2.5, True, "x")
+    assert not options.sorts_listings
