@@ -41,6 +41,8 @@ T = TypeVar("T")
 
 GATHER_WORKERS_MAX = 32
 CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+CROCKFORD_PAIRS = [first + second for first in CROCKFORD for second in CROCKFORD]
+ULID_SHIFTS = range(120, -1, -10)
 
 
 class Lock(Protocol):
@@ -110,7 +112,7 @@ class Runtime(ABC):
         """26 characters, unique, and sorted by time to the millisecond."""
         number = int(self.wall_s() * 1000) & (1 << 48) - 1
         number = number << 80 | int.from_bytes(self.random_bytes(10), "big")
-        return "".join(CROCKFORD[number >> shift & 31] for shift in range(125, -1, -5))
+        return "".join([CROCKFORD_PAIRS[number >> shift & 1023] for shift in ULID_SHIFTS])
 
     @abstractmethod
     def process_id(self) -> int: ...

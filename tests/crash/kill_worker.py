@@ -1,10 +1,10 @@
 """Forks writers on a directory store and kills each at a random moment.
 
-    python -m tests.crash.kill_worker ROOT KILLS SEED
+    python -m tests.crash.kill_worker ROOT KILLS SEED     print what was acknowledged, as JSON
+    python -m tests.crash.kill_worker --check KILLS       in a fresh directory, and check it
 
 A writer creates objects whose bytes follow from their names, and writes a name to a pipe
-once its create was answered. Beside it a reader lists and reads without pause. Prints
-what was acknowledged, as JSON.
+once its create was answered. Beside it a reader lists and reads without pause.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import time
 
 from reef.errors import NotFoundError
@@ -72,8 +73,8 @@ def drain(pipe):
         return [line[:-1].decode() for line in stream if line.endswith(b"\n")]
 
 
-def main(root, kills, seed):
-    """Kill `kills` writers, one after another."""
+def kill_writers(root, kills, seed):
+    """Kill `kills` writers, one after another; return what they and the reader said."""
     chance = random.Random(seed)
     reader, complaints = fork(read_until_killed, root)
     acknowledged, killed = [], 0
@@ -83,9 +84,37 @@ def main(root, kills, seed):
         killed += end(writer)
         acknowledged += drain(pipe)
     end(reader)
-    report = {"acknowledged": acknowledged, "killed": killed, "short_reads": len(drain(complaints))}
-    json.dump(report, sys.stdout)
+    return {
+        "acknowledged": acknowledged,
+        "killed": killed,
+        "short_reads": len(drain(complaints)),
+    }
+
+
+def check_directory(root, report):
+    """Raise unless all that was acknowledged is there, and all that is there is whole."""
+    store = LocalStore(root)
+    listed = {info.key: info.size for info in store.list()}
+    for key in report["acknowledged"]:
+        assert key in listed, f"{key} was acknowledged and is lost"
+    for key, size in listed.items():
+        body = store.get(key)
+        assert len(body) == size
+        assert body == body_of(key), f"{key} is torn"
+    assert not any(key.startswith(".tmp") for key in listed)
+    assert report["short_reads"] == 0, "a reader saw a short object"
+
+
+def main(words):
+    """Kill writers, and either report or check."""
+    if words[0] != "--check":
+        json.dump(kill_writers(words[0], int(words[1]), int(words[2])), sys.stdout)
+        return
+    with tempfile.TemporaryDirectory() as root:
+        report = kill_writers(root, int(words[1]), seed=0)
+        check_directory(root, report)
+    print(f"{report['killed']} killed, {len(report['acknowledged'])} acknowledged, none lost")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1:])

@@ -23,6 +23,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from reef.errors import InvalidInputError, Kind, NotFoundError, UnavailableError
@@ -69,6 +70,8 @@ class LocalStore(Store):
         self.runtime = runtime
         self._files = files
         self._durable: set[str] = set()
+        self._token = runtime.ulid()  # with the process id and a serial number, a name of its own
+        self._serial = count()
         self._check_root()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -200,7 +203,7 @@ class LocalStore(Store):
                 kind=Kind.INVALID_KEY,
                 object=key,
             )
-        return os.path.join(self._root, key)
+        return f"{self._root}/{key}"
 
     @contextmanager
     def _opened(self, key: str) -> Iterator[tuple[int, FileStat]]:
@@ -238,7 +241,7 @@ class LocalStore(Store):
     @contextmanager
     def _scratch_file(self) -> Iterator[tuple[str, int]]:
         """Yield a new file that no listing shows; it is gone afterwards, unless renamed."""
-        path = os.path.join(self._scratch, self.runtime.ulid())
+        path = f"{self._scratch}/{self._token}.{self.runtime.process_id()}.{next(self._serial)}"
         try:
             fd = self._files.create(path)
         except FileNotFoundError:  # the first write, or someone removed the directory

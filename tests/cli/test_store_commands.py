@@ -1,0 +1,140 @@
+"""`reef --version` and `reef store probe`, as a person and as a program see them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import reef
+from reef.cli.main import reef as root_command
+from reef.cli.main import run
+
+REEF = Path(sys.executable).parent / "reef"
+
+
+def call(*words):
+    """Run the installed command; return its exit code, stdout and stderr."""
+    done = subprocess.run([REEF, *words], capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_version():
+    """The installed command tells its version."""
+    assert call("--version") == (0, f"reef {reef.__version__}\n", "")
+
+
+def test_probe_for_people(tmp_path):
+    """A table with yes and no; no colour codes where there is no terminal."""
+    code, out, err = call("store", "probe", str(tmp_path / "data"))
+    assert (code, err) == (0, "")
+    assert "create only holds" in out
+    assert "yes" in out
+    assert "\x1b[" not in out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--output", "json", "store", "probe", "memory://"),
+        ("store", "probe", "memory://", "--output", "json"),
+    ],
+)
+def test_probe_for_programs(words):
+    """--output json works before and behind the command."""
+    code, out, _ = call(*words)
+    facts = json.loads(out)
+    assert code == 0
+    assert facts["create_only_holds"] is True
+    assert facts["requests_of_this_probe"]["put"] > 10
+
+
+def test_probe_leaves_nothing_behind(tmp_path):
+    """Without --remember the bucket is as empty as before; with it, it knows."""
+    call("store", "probe", str(tmp_path / "data"))
+    from reef import stores
+
+    store = stores.open(str(tmp_path / "data"))
+    assert list(store.list()) == []
+    assert call("store", "probe", str(tmp_path / "data"), "--remember")[0] == 0
+    assert [info.key for info in store.list()] == ["store/cas.json"]
+
+
+def test_a_refused_store_exits_with_1(rclone):
+    """The error goes to stderr and names the alternative."""
+    rclone.make_bucket("cli")
+    options = [f"-o{name}={value}" for name, value in rclone.options().items()]
+    code, out, err = call("store", "probe", "s3://cli/x", *options)
+    assert (code, out) == (1, "")
+    assert "does not honour create-only" in err
+    assert "cas=" in err
+
+
+def test_errors_for_programs():
+    """With --output json, errors are JSON too."""
+    code, _, err = call("store", "probe", "ftp://x", "--output", "json")
+    assert code == 1
+    assert json.loads(err)["kind"] == "invalid_url"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("nonsense",),
+        ("store", "probe"),
+        ("--nonsense",),
+        ("store", "probe", "memory://", "--output", "xml"),
+    ],
+)
+def test_usage_errors_exit_with_64(words):
+    """A wrong command line is told apart from a failure."""
+    assert call(*words)[0] == 64
+
+
+@pytest.mark.parametrize("option", ["endpoint", "=x", "retry=1", "meter=2"])
+def test_bad_store_options(option):
+    """Each is an error that names the option."""
+    code, _, err = call("store", "probe", "memory://", "-o", option)
+    assert code == 1
+    assert "option" in err
+
+
+def test_an_option_given_twice():
+    """Which one would count?"""
+    code, _, err = call("store", "probe", "memory://", "-o", "page=1", "-o", "page=2")
+    assert code == 1
+    assert "'page'" in err
+
+
+def test_interrupting_exits_with_130(monkeypatch, capsys):
+    """Ctrl-C is not a traceback."""
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("reef.cli.store.probe", interrupt)
+    assert run(["store", "probe", "memory://"]) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def commands(group, path=()):
+    """Yield every command below a group, with its path."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+@pytest.mark.parametrize(
+    ("path", "command"), list(commands(root_command)), ids=lambda x: str(x)[:40]
+)
+def test_every_command_has_help_with_an_example(path, command):
+    """Help says what it does and shows one call."""
+    assert command.help
+    assert f"Example: reef {' '.join(path)}" in command.help
+    code, out, _ = call(*path, "--help")
+    assert code == 0
+    assert "Example:" in out

@@ -1,0 +1,107 @@
+"""Every code block in the documentation runs; every link leads somewhere."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
+
+
+def blocks(page, language):
+    """Return the blocks of one language."""
+    return [code for name, code in BLOCK.findall(page.read_text()) if name == language]
+
+
+def ids(page):
+    """Name a page as readers do."""
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=ids)
+def test_python_blocks_run(page, tmp_path):
+    """The blocks of a page run in order, as one program, in an empty directory."""
+    program = "\n".join(blocks(page, "python"))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "sh")], ids=ids)
+def test_shell_blocks_run(page, tmp_path):
+    """Commands run as written; `make` targets must exist."""
+    makefile = (ROOT / "Makefile").read_text()
+    binaries = Path(sys.executable).parent
+    for block in blocks(page, "sh"):
+        for line in block.splitlines():
+            if line.startswith("make "):
+                assert re.search(rf"^{line.split()[1]}:", makefile, re.MULTILINE), line
+            elif line.strip():
+                done = subprocess.run(
+                    ["bash", "-ec", line],
+                    cwd=tmp_path,
+                    env={**os.environ, "PATH": f"{binaries}:{os.environ['PATH']}"},
+                    capture_output=True,
+                    text=True,
+                    timeout=60,
+                    check=False,
+                )
+                assert done.returncode == 0, f"{line}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_links_lead_somewhere(page):
+    """Relative links name files that exist."""
+    for target in LINK.findall(page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_all_blocks_are_of_a_kind_that_is_tested(page):
+    """A block is python or sh, and runs, or is a drawing without a language."""
+    kinds = {name for name, _ in BLOCK.findall(page.read_text())}
+    assert kinds <= {"python", "sh", ""}
+
+
+def test_the_demo_runs(tmp_path):
+    """`make demo` shows what it says."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "demo.py")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "created: 1, exists: 31" in done.stdout
+    assert "brings it back, every time" in done.stdout
+
+
+def test_every_store_option_is_documented():
+    """The stores page lists each option of s3://, and only those."""
+    from dataclasses import fields
+
+    from reef.stores.s3_options import S3Options
+
+    page = (ROOT / "docs" / "operations" / "stores.md").read_text()
+    section = page.split("## S3 options")[1].split("Sets that work")[0]
+    listed = {
+        name
+        for row in section.splitlines()
+        if row.startswith("| `")
+        for name in re.findall(r"`(\w+)`", row.split("|")[1])
+    }
+    assert listed == {field.name for field in fields(S3Options)}

@@ -1,0 +1,103 @@
+"""The house rules that a program can check; CI runs them because they are tests."""
+
+import ast
+import re
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
+BIN = Path(sys.executable).parent
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["ruff", "format", "--check", "."], ["ruff", "check", "."], ["mypy"], ["lint-imports"]],
+    ids=" ".join,
+)
+def test_make_check_is_clean(command):
+    """Formatting, lint, strict types and import layers: what `make check` runs."""
+    done = subprocess.run(
+        [BIN / command[0], *command[1:]],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+def test_lint_really_bans_time_and_threads(tmp_path):
+    """A module that reaches around the runtime is caught."""
+    bad = tmp_path / "src" / "bad.py"
+    bad.parent.mkdir()
+    bad.write_text('"""Bad."""\n\nimport random\nimport threading\nimport time\n')
+    command = [BIN / "ruff", "check", "--config", ROOT / "pyproject.toml", "--select", "TID", bad]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.count("TID251") == 3, done.stdout
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT / "src")))
+def test_files_and_functions_stay_small(path):
+    """A file of 400 lines or a function of 60 wants a second look."""
+    text = path.read_text()
+    assert text.count("\n") <= 400
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno - node.lineno < 60, node.name
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_test_states_its_behaviour(path):
+    """A test without a docstring says nothing when it fails."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            assert ast.get_docstring(node), f"{path.name}: {node.name}"
+
+
+def test_constraints_name_no_host():
+    """Pinned versions only: no address, no path, no hash."""
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        assert re.fullmatch(r"#.*|[A-Za-z0-9._-]+==[A-Za-z0-9.!+]+", line), line
+
+
+def test_every_dependency_is_pinned():
+    """What pyproject.toml asks for stands in constraints.txt."""
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    names = {re.match(r"[A-Za-z0-9._-]+", word)[0].lower() for word in asked} - {"reef"}
+    pinned = {
+        line.split("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()
+    }
+    assert names <= pinned
+
+
+def test_extras_exist():
+    """The extras that the documentation names."""
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert {"spark", "s3", "sql", "bench", "dev", "testing"} <= extras.keys()
+    assert "pandas<3" in extras["spark"]
+
+
+def test_make_lists_its_targets():
+    """`make` alone is help; every listed target exists."""
+    done = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for target in ("demo", "test", "check", "bench", "sim", "evidence"):
+        assert re.search(rf"make {target}\s+\w", done.stdout), done.stdout
+
+
+def test_ci_runs_the_tests_of_the_readme():
+    """CI calls what a person calls."""
+    assert "make test" in (ROOT / ".ci" / "run").read_text()
+    assert "make test" in (ROOT / "README.md").read_text()
