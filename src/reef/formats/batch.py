@@ -1,0 +1,94 @@
+"""A batch's operations as a column set: what a WAL record holds.
+
+Columns by number:
+
+    0  key            bytes, never null
+    1  kind           0 put, 1 delete, 2 delete_range, 3 patch
+    2  end_key        of range deletes; absent where there are none
+    3  expires_at_ms  null: never; absent where no row expires
+    16 + n            the schema's column n; absent where no row has it
+    32784 + n         whether a patch touches column n; absent where there is no patch
+
+A row's sequence is its place in the batch, counted over the whole WAL object.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from reef.formats.coding import Buffer, corrupt
+from reef.formats.columns import decode_columns, encode_columns
+from reef.formats.schema import Schema
+
+__all__ = ["OpKind", "Ops", "decode_ops", "encode_ops"]
+
+KEY, KIND, END_KEY, EXPIRES = 0, 1, 2, 3
+FIRST_FIELD = 16
+FIRST_TOUCHED = 0x8010
+KEY_BYTES_MAX = 65_535
+
+
+class OpKind(IntEnum):
+    """What an operation does."""
+
+    PUT = 0
+    DELETE = 1
+    DELETE_RANGE = 2
+    PATCH = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """Operations, column by column. Arrays are equally long."""
+
+    keys: pa.Array
+    kinds: pa.Array
+    end_keys: pa.Array | None = None
+    expires_at_ms: pa.Array | None = None
+    fields: Mapping[int, pa.Array] | None = None
+    touched: Mapping[int, pa.Array] | None = None
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+def encode_ops(ops: Ops) -> bytes:
+    """Return the record of a batch."""
+    columns = {KEY: ops.keys, KIND: ops.kinds}
+    if ops.end_keys is not None:
+        columns[END_KEY] = ops.end_keys
+    if ops.expires_at_ms is not None:
+        columns[EXPIRES] = ops.expires_at_ms
+    columns |= {FIRST_FIELD + number: array for number, array in (ops.fields or {}).items()}
+    columns |= {FIRST_TOUCHED + number: array for number, array in (ops.touched or {}).items()}
+    return encode_columns(len(ops), columns)
+
+
+def decode_ops(data: Buffer, schema: Schema, name: str, offset: int = 0) -> Ops:
+    """Return the operations of a record."""
+    types = {KEY: pa.binary(), KIND: pa.uint8(), END_KEY: pa.binary(), EXPIRES: pa.int64()}
+    for number, data_type in schema.types().items():
+        types[FIRST_FIELD + number] = data_type
+        types[FIRST_TOUCHED + number] = pa.bool_()
+    _, columns = decode_columns(data, types, name, offset)
+    if KEY not in columns or KIND not in columns:
+        raise corrupt(name, offset, "a batch without keys or kinds")
+    if columns[KEY].null_count or (
+        len(columns[KIND]) and pc.max(columns[KIND]).as_py() > max(OpKind)
+    ):
+        raise corrupt(name, offset, "a batch with a null key or an unknown kind of operation")
+    return Ops(
+        columns[KEY],
+        columns[KIND],
+        columns.get(END_KEY),
+        columns.get(EXPIRES),
+        _numbered(columns, FIRST_FIELD, FIRST_TOUCHED),
+        _numbered(columns, FIRST_TOUCHED, 0x10000),
+    )
+
+
+def _numbered(columns: Mapping[int, pa.Array], first: int, end: int) -> dict[int, pa.Array]:
+    return {n - first: array for n, array in columns.items() if first <= n < end}

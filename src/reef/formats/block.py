@@ -1,0 +1,91 @@
+"""Blocks: the unit that segments are built from, compressed and checked as a whole.
+
+    0        4        8      9       10     12           16
+    +--------+--------+------+-------+------+------------+----------+-------+
+    | length | crc32c | kind | codec | zero | raw length | payload… | zeros |
+    +--------+--------+------+-------+------+------------+----------+-------+
+
+`length` is that of the stored payload; the checksum covers all that follows it, padding
+included. A reader passes over kinds that it does not know. The raw length is bounded by
+the stored one, so that a damaged or hostile block cannot ask for more memory than its
+object's size allows.
+"""
+
+import struct
+from enum import IntEnum
+
+import pyarrow as pa
+
+from reef.formats.coding import Buffer, Cursor, crc32c, padding
+
+__all__ = ["BLOCK_HEAD_BYTES", "BlockKind", "Codec", "decode_block", "encode_block"]
+
+HEAD = struct.Struct("<IIBBHI")
+BLOCK_HEAD_BYTES = HEAD.size
+CHECKED_FROM = 8
+RATIO_MAX = 1024
+RATIO_SLACK_BYTES = 64 * 1024
+ZSTD_LEVEL = 1
+"""Higher levels cost far more time than they save bytes on keys and small values."""
+
+
+class BlockKind(IntEnum):
+    """What a block holds."""
+
+    KEYS = 1
+    COLUMN = 2
+    RANGE_TOMBSTONES = 3
+    FILTER = 4
+    INDEX = 5
+
+
+class Codec(IntEnum):
+    """How a payload is compressed."""
+
+    NONE = 0
+    LZ4 = 1
+    ZSTD = 2
+
+
+_compressors = {
+    Codec.LZ4: pa.Codec("lz4_raw"),
+    Codec.ZSTD: pa.Codec("zstd", ZSTD_LEVEL),
+}
+
+
+def encode_block(kind: BlockKind, payload: bytes, codec: Codec = Codec.ZSTD) -> bytes:
+    """Return a block; stored as it is where compression does not help."""
+    codec, stored = _compress(payload, codec)
+    checked = struct.pack("<BBHI", kind, codec, 0, len(payload)) + stored + padding(len(stored))
+    return struct.pack("<II", len(stored), crc32c(checked)) + checked
+
+
+def decode_block(data: Buffer, kind: BlockKind, name: str, offset: int) -> Buffer:
+    """Return the payload of the block that `data` is, from its first to its last byte."""
+    cursor = Cursor(data, name, offset)
+    length, expected, found_kind, codec, zero, raw_length = HEAD.unpack(cursor.take(HEAD.size))
+    if length + len(padding(length)) != cursor.left:
+        cursor.fail(f"block of {length} bytes in a place of {cursor.left}")
+    if crc32c(memoryview(data)[CHECKED_FROM:]) != expected:
+        cursor.fail("checksum of the block does not match")
+    if found_kind != kind or zero or codec not in set(Codec):
+        cursor.fail(f"block of kind {found_kind}, codec {codec}; kind {kind.value} was expected")
+    if raw_length > length * RATIO_MAX + RATIO_SLACK_BYTES:
+        cursor.fail(f"block of {length} bytes claims to hold {raw_length}")
+    payload = cursor.take(length)
+    if codec == Codec.NONE:
+        return payload
+    try:
+        raw: bytes = _compressors[Codec(codec)].decompress(payload, raw_length, asbytes=True)
+    except (OSError, ValueError) as error:
+        cursor.fail(f"block does not decompress: {error}")
+    return raw
+
+
+def _compress(payload: bytes, codec: Codec) -> tuple[Codec, bytes]:
+    if codec == Codec.NONE or not payload:
+        return Codec.NONE, payload
+    stored: bytes = _compressors[codec].compress(payload, asbytes=True)
+    if len(payload) > len(stored) * RATIO_MAX + RATIO_SLACK_BYTES:
+        return _compress(payload, Codec.LZ4)  # which never shrinks beyond 1 in 255
+    return (codec, stored) if len(stored) < len(payload) else (Codec.NONE, payload)

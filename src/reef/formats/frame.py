@@ -1,0 +1,34 @@
+"""Frames: the unit that WAL objects are built from.
+
+    0        4        8                  8 + length, padded to 8
+    +--------+--------+----------+-------+
+    | length | crc32c | payload… | zeros |
+    +--------+--------+----------+-------+
+
+The checksum covers the payload. A frame that ends past the object is damage: objects are
+written whole, so a short one was never a crash.
+"""
+
+from reef.formats.coding import U32, Buffer, Cursor, crc32c, padding
+
+__all__ = ["encode_frame", "read_frame"]
+
+
+def encode_frame(payload: Buffer) -> bytes:
+    """Return a frame around `payload`."""
+    head = U32.pack(len(payload)) + U32.pack(crc32c(payload))
+    return b"".join((head, payload, padding(len(payload))))
+
+
+def read_frame(cursor: Cursor, what: str) -> memoryview:
+    """Return the next frame's payload, checked."""
+    length, expected = cursor.u32(), cursor.u32()
+    if length > cursor.left:
+        cursor.fail(f"{what} has {length} bytes, only {cursor.left} are left")
+    start = cursor.offset
+    payload = cursor.take(length)
+    if crc32c(payload) != expected:
+        cursor.position -= length
+        cursor.fail(f"checksum of {what} does not match (at {start})")
+    cursor.align()
+    return payload

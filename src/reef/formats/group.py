@@ -1,0 +1,115 @@
+"""Groups: some 64 KiB of a segment's rows, a key block and one block per column.
+
+The key block is a column set:
+
+    1  each key without the common prefix
+    2  LSN       3  sequence      4  kind          5  expiry, absent where no row expires
+    16 + n       whether a patch touches column n; absent where there is no patch
+
+In front of the set stands the keys' common prefix: u32 length, bytes, padding.
+"""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from reef.formats.batch import OpKind
+from reef.formats.block import BlockKind, Codec, decode_block, encode_block
+from reef.formats.coding import U32, Buffer, Cursor, corrupt, padding, shared_bytes
+from reef.formats.columns import decode_columns, encode_columns
+from reef.formats.prefix import add_prefix, strip_prefix
+from reef.formats.schema import Field, Schema
+from reef.formats.versions import Versions
+
+__all__ = ["decode_column_block", "decode_key_block", "encode_group"]
+
+KEY_REST, LSN, SEQ, KIND, EXPIRES = 1, 2, 3, 4, 5
+TOUCHED = 16
+
+
+def encode_group(rows: Versions, codec: Codec) -> tuple[bytes, dict[int, bytes]]:
+    """Return the key block, and the column blocks of the columns that have values."""
+    first, last = rows.keys[0].as_py(), rows.keys[len(rows) - 1].as_py()
+    prefix = first[: shared_bytes(first, last)]  # sorted: what the ends share, all share
+    columns = {
+        KEY_REST: strip_prefix(rows.keys, len(prefix)) if prefix else rows.keys,
+        LSN: pa.array(rows.lsns),
+        SEQ: pa.array(rows.seqs),
+        KIND: pa.array(rows.kinds),
+    }
+    if rows.expires_at_ms is not None and rows.expires_at_ms.null_count < len(rows):
+        columns[EXPIRES] = rows.expires_at_ms
+    columns |= {TOUCHED + number: array for number, array in rows.touched.items()}
+    head = U32.pack(len(prefix)) + prefix
+    payload = head + padding(len(head)) + encode_columns(len(rows), columns)
+    blocks = {
+        number: encode_block(BlockKind.COLUMN, encode_columns(len(rows), {number: array}), codec)
+        for number, array in rows.fields.items()
+        if array.null_count < len(array)
+    }
+    return encode_block(BlockKind.KEYS, payload, codec), blocks
+
+
+def decode_key_block(data: Buffer, schema: Schema, name: str, offset: int) -> Versions:
+    """Return a group's rows without their columns."""
+    payload = decode_block(data, BlockKind.KEYS, name, offset)
+    cursor = Cursor(payload, name, offset)
+    prefix = bytes(cursor.take(cursor.u32()))
+    cursor.take(-cursor.position % 8)
+    touched = {TOUCHED + number: pa.bool_() for number in schema.types()}
+    types = {KEY_REST: pa.binary(), LSN: pa.int64(), SEQ: pa.uint32(), KIND: pa.uint8()}
+    _, columns = decode_columns(
+        cursor.take(cursor.left), {**types, EXPIRES: pa.int64(), **touched}, name, offset
+    )
+    if not types.keys() <= columns.keys():
+        raise corrupt(name, offset, "a key block without its system columns")
+    kinds = columns[KIND].to_numpy(zero_copy_only=False)
+    if len(kinds) and kinds.max() > OpKind.PATCH:
+        raise corrupt(name, offset, f"unknown kind of row {kinds.max()}")
+    return Versions(
+        add_prefix(columns[KEY_REST], prefix) if prefix else columns[KEY_REST],
+        columns[LSN].to_numpy(zero_copy_only=False),
+        columns[SEQ].to_numpy(zero_copy_only=False),
+        kinds,
+        {},
+        columns.get(EXPIRES),
+        {n - TOUCHED: array for n, array in columns.items() if n >= TOUCHED},
+    )
+
+
+def decode_column_block(data: Buffer, field: Field, rows: int, name: str, offset: int) -> pa.Array:
+    """Return one column of a group."""
+    payload = decode_block(data, BlockKind.COLUMN, name, offset)
+    found, columns = decode_columns(payload, {field.number: field.arrow}, name, offset)
+    if found != rows or field.number not in columns:
+        raise corrupt(name, offset, f"column {field.name} has {found} rows, its keys {rows}")
+    return columns[field.number]
+
+
+def group_ends(rows: Versions, group_bytes: int) -> list[int]:
+    """Return where to cut rows into groups of about `group_bytes`, between keys only."""
+    sizes = np.cumsum(_row_bytes(rows))
+    same_as_next = pc.equal(rows.keys[:-1], rows.keys[1:]).to_numpy(zero_copy_only=False)
+    ends: list[int] = []
+    start_bytes = 0
+    while not ends or ends[-1] < len(rows):
+        end = int(np.searchsorted(sizes, start_bytes + group_bytes, side="right"))
+        end = max(end, (ends[-1] if ends else 0) + 1)
+        while end < len(rows) and same_as_next[end - 1]:
+            end += 1
+        ends.append(end)
+        start_bytes = int(sizes[end - 1])
+    return ends
+
+
+def _row_bytes(rows: Versions) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    """Return about how many bytes each row takes."""
+    sizes = np.full(len(rows), 13, dtype=np.int64)  # LSN, sequence and kind
+    sizes += pc.binary_length(rows.keys).to_numpy(zero_copy_only=False)
+    for array in rows.fields.values():
+        if pa.types.is_binary(array.type) or pa.types.is_string(array.type):
+            lengths = pc.binary_length(array).fill_null(0)
+            sizes += lengths.to_numpy(zero_copy_only=False)
+        elif len(array):
+            sizes += -(-array.nbytes // len(array))
+    return sizes

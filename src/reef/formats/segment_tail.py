@@ -1,0 +1,130 @@
+"""Reads segments: the tail plans everything, groups are decoded from their ranges."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from reef.formats.block import BlockKind, decode_block
+from reef.formats.coding import Buffer, Cursor, corrupt, crc32c, decode_msgpack, unsupported
+from reef.formats.filter import KeyFilter
+from reef.formats.group import decode_column_block, decode_key_block
+from reef.formats.segment import (
+    END,
+    HEAD,
+    MAGIC,
+    VERSION,
+    Footer,
+    Place,
+    decode_range_tombstones,
+)
+from reef.formats.segment_index import SegmentIndex, decode_index
+from reef.formats.versions import RangeTombstone, Versions
+
+__all__ = ["SegmentTail", "check_segment", "decode_tail"]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentTail:
+    """All that is needed to plan reads of a segment."""
+
+    name: str
+    footer: Footer
+    index: SegmentIndex
+    filter: KeyFilter
+    range_tombstones: Sequence[RangeTombstone]
+
+    def ranges(self, group: int, numbers: Iterable[int]) -> list[tuple[int, int]]:
+        """Return the byte ranges of a group's key block and of these columns."""
+        columns = (self.index.column_range(group, number) for number in numbers)
+        return [self.index.key_range(group), *(place for place in columns if place)]
+
+    def decode_group(
+        self, group: int, numbers: Iterable[int], blocks: Sequence[Buffer]
+    ) -> Versions:
+        """Return a group's rows from the bytes of `ranges(group, numbers)`."""
+        schema, name = self.footer.schema, self.name
+        start, _ = self.index.key_range(group)
+        rows = decode_key_block(blocks[0], schema, name, start)
+        if len(rows) != int(self.index.rows[group]):
+            raise corrupt(name, start, f"{len(rows)} rows, {self.index.rows[group]} in the index")
+        fields, place = {}, 1
+        for number in numbers:
+            span = self.index.column_range(group, number)
+            if span is not None:
+                field = schema.field(number)
+                fields[number] = decode_column_block(blocks[place], field, len(rows), name, span[0])
+                place += 1
+        return Versions(
+            rows.keys, rows.lsns, rows.seqs, rows.kinds, fields, rows.expires_at_ms, rows.touched
+        )
+
+
+def decode_tail(tail: bytes, size: int, name: str) -> SegmentTail:
+    """Decode the last bytes of a segment of `size` bytes; they must hold the whole tail."""
+    base = size - len(tail)
+    footer, footer_start = _decode_footer(tail, base, name)
+
+    def block(kind: BlockKind, place: Place) -> Buffer:
+        if not base <= place.offset <= place.offset + place.length <= footer_start:
+            raise corrupt(
+                name, footer_start, f"{kind.name} at {place.offset} is outside of the tail"
+            )
+        data = tail[place.offset - base : place.offset - base + place.length]
+        return decode_block(data, kind, name, place.offset)
+
+    index = decode_index(
+        block(BlockKind.INDEX, footer.index), footer.schema, HEAD.size, name, footer.index.offset
+    )
+    tombstones: Sequence[RangeTombstone] = ()
+    if footer.range_tombstones is not None:
+        payload = block(BlockKind.RANGE_TOMBSTONES, footer.range_tombstones)
+        tombstones = decode_range_tombstones(payload, name, footer.range_tombstones.offset)
+    try:
+        key_filter = KeyFilter(bytes(block(BlockKind.FILTER, footer.filter)))
+    except ValueError as error:
+        raise corrupt(name, footer.filter.offset, str(error)) from error
+    return SegmentTail(name, footer, index, key_filter, tombstones)
+
+
+def _decode_footer(tail: bytes, base: int, name: str) -> tuple[Footer, int]:
+    if len(tail) < END.size:
+        raise corrupt(name, base, f"{len(tail)} bytes are too few for a segment's tail")
+    length, expected, magic = END.unpack(tail[-END.size :])
+    if magic != MAGIC:
+        raise corrupt(name, base + len(tail) - 8, f"magic is {magic!r}, expected {MAGIC!r}")
+    start = len(tail) - END.size - length
+    if start < 0:
+        raise corrupt(name, base, f"a footer of {length} bytes does not fit")
+    encoded = tail[start : -END.size]
+    if crc32c(encoded) != expected:
+        raise corrupt(name, base + start, "checksum of the footer does not match")
+    version = msgspec.msgpack.decode(encoded, type=dict).get("version", 0)
+    if version > VERSION:
+        raise unsupported(name, "segment", version, VERSION)
+    footer = decode_msgpack(encoded, Footer, name, base + start)
+    assert isinstance(footer, Footer)
+    return footer, base + start
+
+
+def check_segment(data: bytes, name: str) -> SegmentTail:
+    """Decode everything: every bit of the object is covered by one check or another."""
+    cursor = Cursor(data, name)
+    cursor.expect(MAGIC, "magic")
+    if cursor.u32() != VERSION or cursor.u32():
+        cursor.fail("version in front differs from the footer's")
+    tail = decode_tail(data, len(data), name)
+    numbers = sorted(tail.footer.schema.types())
+    for group in range(len(tail.index)):
+        blocks = [data[slice(*span)] for span in tail.ranges(group, numbers)]
+        tail.decode_group(group, numbers, blocks)
+    footer = tail.footer
+    places = [p for p in (footer.range_tombstones, footer.filter, footer.index) if p]
+    end = max(tail.index.end(), HEAD.size)
+    for place in places:
+        if place.offset != end:
+            raise corrupt(name, end, "bytes that belong to no block")
+        end = place.offset + place.length
+    if end + len(msgspec.msgpack.encode(footer)) + END.size != len(data):
+        raise corrupt(name, end, "bytes that belong to no block")
+    return tail
