@@ -37,6 +37,7 @@ class BlockKind(IntEnum):
     RANGE_TOMBSTONES = 3
     FILTER = 4
     INDEX = 5
+    MANIFEST = 6
 
 
 class Codec(IntEnum):

@@ -1,0 +1,237 @@
+r"""Manifests: what is visible in a namespace, as of one generation.
+
+Small ones are plain JSON, so that a person can read them:
+
+    {"crc32c":"1a2b3c4d","format":1,"manifest":{…},"segments":{"id":[…],"level":[…],…}}
+
+Segments stand column by column, which compresses a fifth better than row by row. The
+checksum is over everything after its own comma, and is checked before the format's number.
+From 64 KiB on the same text is compressed:
+
+    "RFMAN1\0\0" | block of kind MANIFEST
+
+Fields that later parts of Reef need (branches, cursors, encryption) are here from the
+first version on; unknown ones are kept out, not guessed.
+"""
+
+import re
+from enum import StrEnum
+
+import msgspec
+
+from reef.formats.block import BlockKind, Codec, decode_block, encode_block
+from reef.formats.coding import corrupt, crc32c, unsupported
+from reef.formats.schema import DEFAULT_SCHEMA, Schema
+
+__all__ = [
+    "Condemned",
+    "DedupEntry",
+    "Manifest",
+    "NamespaceState",
+    "OpenJob",
+    "Recent",
+    "SegmentEntry",
+    "Snapshot",
+    "decode_manifest",
+    "encode_manifest",
+]
+
+MAGIC = b"RFMAN1\0\0"
+FORMAT = 1
+PLAIN_BYTES_MAX = 64 * 1024
+HEAD = re.compile(rb'\{"crc32c":"([0-9a-f]{8})",')
+HEAD_BYTES = 21
+
+
+class NamespaceState(StrEnum):
+    """Whether a namespace is there. A dropped one keeps its last manifest for ever."""
+
+    LIVE = "live"
+    DROPPED = "dropped"
+
+
+class SegmentEntry(msgspec.Struct, frozen=True):
+    """A segment that is visible, with what reads need to pass it by."""
+
+    id: str
+    level: int
+    size: int
+    checksum: int
+    rows: int
+    tombstones: int
+    min_key: bytes
+    max_key: bytes
+    lsn_min: int
+    lsn_max: int
+    tail_bytes: int
+    schema_id: int
+    set_hash: str
+    patches: int = 0
+    visible_lsn: int = 0
+    """Of an ingest: the LSN that its rows have, which store 0; otherwise 0."""
+    home: str | None = None
+    """Where the object lies, if not in this namespace: a branch reads its parent's."""
+
+
+class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A pinned generation."""
+
+    id: str
+    generation: int
+    name: str | None = None
+    expires_at_ms: int | None = None
+    owner: str = ""
+
+
+class DedupEntry(msgspec.Struct, frozen=True, array_like=True):
+    """A keyed batch that was committed: what a repeated one is answered with."""
+
+    key: str
+    digest: str
+    lsn: int
+    index: int
+    ops: int
+    epoch: int
+    write_id: str
+    committed_at_ms: int
+
+
+class OpenJob(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A bulk job whose begin was folded and whose end was not."""
+
+    id: str
+    begin_lsn: int
+    key: str | None = None
+    live_wins: bool = False
+
+
+class Condemned(msgspec.Struct, frozen=True, array_like=True):
+    """An object that will be deleted: since which generation nobody new can need it."""
+
+    key: str
+    generation: int
+    since_ms: int
+
+
+class Recent(msgspec.Struct, frozen=True, array_like=True):
+    """A published generation: the only proof that a slow publish has landed."""
+
+    generation: int
+    write_id: str
+    published_at_ms: int
+
+
+class Manifest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One generation. Never changed; the next one is made from it by a pure edit."""
+
+    generation: int
+    write_id: str
+    published_at_ms: int
+    state: NamespaceState = NamespaceState.LIVE
+    schemas: tuple[Schema, ...] = (DEFAULT_SCHEMA,)
+    writer_epoch: int = 0
+    compactor_epoch: int = 0
+    max_parallel_writes: int = 1
+    wal_floor: int = 1
+    """The first LSN that is not folded into segments."""
+    wal_base: int = 1
+    """The first LSN that this namespace ever had: a branch begins after its parent's."""
+    wal_id_last_seen: int = 0
+    segments: tuple[SegmentEntry, ...] = ()
+    snapshots: tuple[Snapshot, ...] = ()
+    dedup: tuple[DedupEntry, ...] = ()
+    stream_marks: dict[str, int] = {}
+    open_jobs: tuple[OpenJob, ...] = ()
+    condemned: tuple[Condemned, ...] = ()
+    oldest_retained: int = 1
+    recent: tuple[Recent, ...] = ()
+    below_floor: tuple[str, ...] = ()
+    """Write ids of the slots just below the floor, the last one last: for the void rule."""
+    grace_ms: int = 15 * 60 * 1000
+    grace_before_ms: int = 0
+    """The longer grace that still holds until `grace_lowered_at_ms` plus itself."""
+    grace_lowered_at_ms: int = 0
+    skipped_lsns: tuple[int, ...] = ()
+    skipped_generations: tuple[int, ...] = ()
+    branch_pins: dict[str, int] = {}
+    cursors: dict[str, int] = {}
+    parent: str | None = None
+    key_ids: tuple[str, ...] = ()
+
+    @property
+    def last_applied_lsn(self) -> int:
+        return self.wal_floor - 1
+
+    @property
+    def schema(self) -> Schema:
+        """The newest schema."""
+        return self.schemas[-1]
+
+
+_Columns = msgspec.defstruct(
+    "_Columns",
+    [(field.name, list[field.type], []) for field in msgspec.structs.fields(SegmentEntry)],  # type: ignore[name-defined]
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+)
+
+
+class _Envelope(msgspec.Struct, frozen=True):
+    crc32c: str
+    format: int
+    manifest: msgspec.Raw = msgspec.Raw(b"null")
+    segments: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the object's bytes."""
+    body = msgspec.json.encode(msgspec.structs.replace(manifest, segments=()))
+    columns = msgspec.json.encode(_to_columns(manifest.segments))
+    rest = b'"format":%d,"manifest":%s,"segments":%s}' % (FORMAT, body, columns)
+    text = b'{"crc32c":"%08x",' % crc32c(rest) + rest
+    if len(text) < PLAIN_BYTES_MAX:
+        return text
+    return MAGIC + encode_block(BlockKind.MANIFEST, text, Codec.ZSTD)
+
+
+def decode_manifest(data: bytes, name: str) -> Manifest:
+    """Return the manifest; CorruptionError for damage, UnsupportedFormatError for news."""
+    if data.startswith(MAGIC):
+        data = bytes(decode_block(data[len(MAGIC) :], BlockKind.MANIFEST, name, len(MAGIC)))
+    head = HEAD.match(data)
+    if head is None:
+        raise corrupt(name, 0, f"begins with {data[:HEAD_BYTES]!r}, which no manifest does")
+    if f"{crc32c(data[HEAD_BYTES:]):08x}".encode() != head[1]:
+        raise corrupt(name, HEAD_BYTES, "checksum of the manifest does not match")
+    try:
+        envelope = msgspec.json.decode(data, type=_Envelope)
+        if envelope.format > FORMAT:
+            raise unsupported(name, "manifest", envelope.format, FORMAT)
+        manifest = msgspec.json.decode(envelope.manifest, type=Manifest)
+        segments = _from_columns(msgspec.json.decode(envelope.segments, type=_Columns))
+    except (msgspec.DecodeError, ValueError) as error:
+        raise corrupt(name, HEAD_BYTES, f"not a manifest: {error}") from error
+    return msgspec.structs.replace(manifest, segments=segments)
+
+
+def _to_columns(segments: tuple[SegmentEntry, ...]) -> msgspec.Struct:
+    """Columns that hold nothing but their default are left out."""
+    columns = {}
+    for field in msgspec.structs.fields(SegmentEntry):
+        values = [getattr(segment, field.name) for segment in segments]
+        if any(value != field.default for value in values):
+            columns[field.name] = values
+    return _Columns(**columns)
+
+
+def _from_columns(columns: msgspec.Struct) -> tuple[SegmentEntry, ...]:
+    count = len(columns.id)  # type: ignore[attr-defined]  # made by defstruct
+    values = []
+    for field in msgspec.structs.fields(SegmentEntry):
+        column = getattr(columns, field.name)
+        if not column and field.default is not msgspec.NODEFAULT:
+            column = [field.default] * count
+        if len(column) != count:
+            raise ValueError(f"{len(column)} values of {field.name} for {count} segments")
+        values.append(column)
+    return tuple(map(SegmentEntry, *values))
