@@ -32,6 +32,7 @@ __all__ = [
     "Pool",
     "ProcessBound",
     "Runtime",
+    "Stopwatch",
     "Task",
     "leaf_lock",
 ]
@@ -146,6 +147,9 @@ class Runtime(ABC):
     def deadline(self, seconds: float) -> "Deadline":
         return Deadline(self, seconds)
 
+    def stopwatch(self) -> "Stopwatch":
+        return Stopwatch(self)
+
 
 class Deadline:
     """A bound on waiting, counted from its making."""
@@ -161,6 +165,23 @@ class Deadline:
 
     def passed(self) -> bool:
         return self.remaining_s() <= 0.0
+
+
+class Stopwatch:
+    """How long ago something was, at the most, by clocks of which any may stand still.
+
+    A suspended machine's monotonic clock does not move, a wall clock may be set back. What
+    must not be younger than it seems is judged by whichever says longest (H62).
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._boottime_s = runtime.boottime_s()
+        self._wall_s = runtime.wall_s()
+
+    def elapsed_s(self) -> float:
+        boottime_s = self._runtime.boottime_s() - self._boottime_s
+        return max(boottime_s, self._runtime.wall_s() - self._wall_s)
 
 
 class ProcessBound:

@@ -1,0 +1,1 @@
+"""Commit, fence, recover, read: what happens between a client and the bucket."""

@@ -1,0 +1,143 @@
+"""What counts in the log: the rules by which everyone reads it.
+
+Replay, readers, fold, dedup and change streams all pass objects through one `LogReader`, in
+LSN order, and so agree:
+
+- A `batches` object is void if one of the slots before it holds another write id than its
+  `after` says. Other kinds are never void.
+- An `ingest` counts only if its job is open at its LSN (a begin below it, no abort and no
+  other ingest of that job in between) and its key was not committed below it.
+- LSNs that a repair has skipped do not count.
+
+A slot's write id is that of whatever object holds it, void or not.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from reef.formats.manifest import Manifest, OpenJob
+from reef.formats.wal_object import WalHeader, WalKind
+
+__all__ = ["IDS_KEPT", "Judgement", "LogReader", "Verdict"]
+
+IDS_KEPT = 64
+"""Write ids remembered below the floor; `max_parallel_writes` may not exceed it."""
+
+
+class Verdict(StrEnum):
+    """What an object in the log amounts to."""
+
+    APPLIES = "applies"
+    VOID = "void"
+    EMPTY = "empty"
+    """A fence, begin, abort or skip: it changes no row."""
+    IGNORED = "ignored"
+    """An ingest whose job was not open, or an LSN that a repair has skipped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """An object, and what it amounts to."""
+
+    header: WalHeader
+    verdict: Verdict
+
+
+class LogReader:
+    """Judges the objects of a log, from a manifest's floor on."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.next_lsn = manifest.wal_floor
+        self._ids: OrderedDict[int, str] = OrderedDict()
+        first = manifest.wal_floor - len(manifest.below_floor)
+        for place, write_id in enumerate(manifest.below_floor):
+            self._ids[first + place] = write_id
+        self._jobs = {job.id: job for job in manifest.open_jobs}
+        self._keys = {entry.key for entry in manifest.dedup}
+        self._skipped = frozenset(manifest.skipped_lsns)
+
+    def judge(self, header: WalHeader) -> Judgement:
+        """Return what the object at the next LSN amounts to. Objects come without gaps."""
+        if header.lsn != self.next_lsn:
+            raise ValueError(f"LSN {header.lsn} where {self.next_lsn} was due")
+        verdict = self._verdict(header)
+        self._remember(header)
+        if verdict is Verdict.APPLIES:
+            self._keys.update(batch.key for batch in header.batches if batch.key)
+        return Judgement(header, verdict)
+
+    def skip(self) -> None:
+        """Pass over the next LSN, whose object a repair has given up."""
+        if self.next_lsn not in self._skipped:
+            raise ValueError(f"LSN {self.next_lsn} was not skipped by a repair")
+        self._ids[self.next_lsn] = ""
+        self.next_lsn += 1
+
+    @property
+    def open_jobs(self) -> tuple[OpenJob, ...]:
+        return tuple(self._jobs.values())
+
+    def last_ids(self) -> tuple[str, ...]:
+        """Return the write ids of the slots just below `next_lsn`, the last one last."""
+        return tuple(self._ids.values())
+
+    def _verdict(self, header: WalHeader) -> Verdict:
+        if header.lsn in self._skipped:
+            return Verdict.IGNORED
+        match header.kind:
+            case WalKind.BATCHES:
+                return Verdict.VOID if self._is_void(header) else Verdict.APPLIES
+            case WalKind.BEGIN:
+                self._begin(header)
+                return Verdict.EMPTY
+            case WalKind.INGEST:
+                return Verdict.APPLIES if self._end_job(header, commits=True) else Verdict.IGNORED
+            case WalKind.ABORT:
+                self._end_job(header, commits=False)
+                return Verdict.EMPTY
+        return Verdict.EMPTY
+
+    def _is_void(self, header: WalHeader) -> bool:
+        if header.after is None:
+            return False
+        first = header.lsn - len(header.after)
+        expected = enumerate(header.after, start=first)
+        return any(self._ids.get(lsn) != write_id for lsn, write_id in expected)
+
+    def _begin(self, header: WalHeader) -> None:
+        if header.job is not None and header.job.id not in self._jobs:
+            job = header.job
+            self._jobs[job.id] = OpenJob(job.id, header.lsn, job.key, job.live_wins)
+
+    def _end_job(self, header: WalHeader, *, commits: bool) -> bool:
+        """Close a job; whether it was open, and for a commit, whether its key is new."""
+        job = self._jobs.pop(header.job.id, None) if header.job else None
+        if job is None or not commits:
+            return False
+        if job.key is not None and job.key in self._keys:
+            return False
+        if job.key is not None:
+            self._keys.add(job.key)
+        return True
+
+    def _remember(self, header: WalHeader) -> None:
+        self._ids[header.lsn] = header.write_id
+        while len(self._ids) > IDS_KEPT:
+            self._ids.popitem(last=False)
+        self.next_lsn = header.lsn + 1
+
+
+def contiguous(lsns: Iterable[int], first: int) -> list[int]:
+    """Return the LSNs from `first` on without a gap: what lies behind a gap does not count.
+
+    >>> contiguous([3, 4, 6, 7], 3)
+    [3, 4]
+    """
+    present = set(lsns)
+    found = []
+    while first in present:
+        found.append(first)
+        first += 1
+    return found

@@ -1,0 +1,93 @@
+"""What must hold of every manifest, by name; checked before a publish and after a load.
+
+A broken one on the way in is a bug of the edit, and nothing is published. A broken one on
+the way out means that the object was written by something else, or damaged in a way that
+its checksum does not show: nothing may be served from it.
+"""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+from reef.errors import CorruptionError, InternalError
+from reef.formats.manifest import Manifest
+
+__all__ = ["check_loaded", "check_next"]
+
+Rule = Callable[[Manifest], bool]
+StepRule = Callable[[Manifest, Manifest], bool]
+
+RULES: dict[str, Rule] = {
+    "generations and LSNs start at 1": lambda m: m.generation >= 1 and m.wal_base >= 1,
+    "the floor is at or above the base": lambda m: m.wal_floor >= m.wal_base,
+    "at least one PUT may be in flight": lambda m: m.max_parallel_writes >= 1,
+    "there is a schema, and their ids rise": lambda m: _rising([s.id for s in m.schemas]),
+    "segments have distinct ids": lambda m: _distinct([s.id for s in m.segments]),
+    "segments name a known schema": lambda m: (
+        {s.schema_id for s in m.segments} <= {s.id for s in m.schemas}
+    ),
+    "segments lie below the floor": lambda m: all(s.lsn_max < m.wal_floor for s in m.segments),
+    "key and LSN bounds are in order": lambda m: all(
+        s.min_key <= s.max_key and s.lsn_min <= s.lsn_max for s in m.segments
+    ),
+    "no live segment is condemned": lambda m: not _condemned_segments(m),
+    "snapshots have distinct ids": lambda m: _distinct([s.id for s in m.snapshots]),
+    "the grace period is not negative": lambda m: m.grace_ms >= 0,
+    "the last of the recent is this one": lambda m: (
+        bool(m.recent)
+        and (m.recent[-1].generation, m.recent[-1].write_id) == (m.generation, m.write_id)
+    ),
+}
+
+STEP_RULES: dict[str, StepRule] = {
+    "generations follow each other": lambda a, b: b.generation == a.generation + 1,
+    "epochs never fall": lambda a, b: (
+        b.writer_epoch >= a.writer_epoch and b.compactor_epoch >= a.compactor_epoch
+    ),
+    "the floor never falls": lambda a, b: b.wal_floor >= a.wal_floor,
+    "the base never moves": lambda a, b: b.wal_base == a.wal_base,
+    "what was last seen never falls": lambda a, b: b.wal_id_last_seen >= a.wal_id_last_seen,
+    "the oldest retained never falls": lambda a, b: b.oldest_retained >= a.oldest_retained,
+    "schemas are only added": lambda a, b: b.schemas[: len(a.schemas)] == a.schemas,
+    "condemned keys are never revived": lambda a, b: (
+        not (
+            {f"segments/{s.id}.seg" for s in b.segments if s not in a.segments}
+            & {c.key for c in a.condemned}
+        )
+    ),
+    "a write id is used once": lambda a, b: b.write_id not in {r.write_id for r in a.recent},
+}
+
+
+def check_loaded(manifest: Manifest, name: str) -> Manifest:
+    """Return the manifest, or raise if it contradicts itself."""
+    for rule, holds in RULES.items():
+        if not holds(manifest):
+            raise CorruptionError(f"object {name}: {rule}, but not here", object=name, offset=0)
+    return manifest
+
+
+def check_next(before: Manifest | None, after: Manifest) -> Manifest:
+    """Return the next manifest, or raise if the edit that made it is wrong."""
+    broken = [rule for rule, holds in RULES.items() if not holds(after)]
+    if before is not None:
+        broken += [rule for rule, holds in STEP_RULES.items() if not holds(before, after)]
+    if broken:
+        raise InternalError(f"generation {after.generation} breaks: {'; '.join(broken)}")
+    return after
+
+
+def _ids(manifest: Manifest) -> set[str]:
+    return {segment.id for segment in manifest.segments}
+
+
+def _distinct(ids: list[str]) -> bool:
+    return len(set(ids)) == len(ids)
+
+
+def _rising(ids: list[int]) -> bool:
+    return bool(ids) and all(a < b for a, b in pairwise(ids))
+
+
+def _condemned_segments(manifest: Manifest) -> set[str]:
+    condemned = {condemned.key for condemned in manifest.condemned}
+    return {s.id for s in manifest.segments if f"segments/{s.id}.seg" in condemned}

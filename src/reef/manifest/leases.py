@@ -1,0 +1,100 @@
+"""Leases: short-lived pins, each its own object, beaten alive by their holder.
+
+A lease holds a generation w and its floor, both read before it is written, and protects
+everything that any generation from w on names. The order is what makes it safe: read w,
+write the lease, read the head again, use that. The sweep lists leases only after the CAS
+that condemns, so that either it sees the lease or the holder sees the condemned list.
+
+Leases are among the few objects that are ever overwritten. A heartbeat never brings back a
+lease that was reaped: it is conditional, or, where the store has no If-Match, it writes a
+lease of a new name and removes the old one. A lease lapses `ttl_ms` after the store's date of
+its object: both ends of the comparison are the store's clock (H30).
+"""
+
+import msgspec
+
+from reef.errors import ConflictError, NotFoundError
+from reef.formats.manifest import Manifest
+from reef.paths import Namespace
+from reef.stores import Store
+
+__all__ = ["Lease", "LeaseRecord"]
+
+
+class LeaseRecord(msgspec.Struct, frozen=True):
+    """What a lease says."""
+
+    id: str
+    generation: int
+    wal_floor: int
+    owner: str
+    ttl_ms: int
+    nonce: str = ""
+    """So that a renewal differs from what it renews."""
+
+
+class Lease:
+    """A pin that is held until it is released or not renewed in time."""
+
+    def __init__(self, store: Store, namespace: Namespace, record: LeaseRecord) -> None:
+        self._store = store
+        self._namespace = namespace
+        self.record = record
+        self._tag = self._write()
+
+    @classmethod
+    def take(
+        cls, store: Store, namespace: Namespace, manifest: Manifest, *, owner: str, ttl_s: float
+    ) -> "Lease":
+        """Write a lease on a manifest that was read just before."""
+        record = LeaseRecord(
+            id=store.runtime.ulid(),
+            generation=manifest.generation,
+            wal_floor=manifest.wal_floor,
+            owner=owner,
+            ttl_ms=int(ttl_s * 1000),
+        )
+        return cls(store, namespace, record)
+
+    def renew(self) -> None:
+        """Push the expiry out; ConflictError if the lease was reaped meanwhile."""
+        if not self._store.capabilities.if_match or self._tag is None:
+            self._move()
+            return
+        result = self._store.replace(self._key, self._encoded(), self._tag)
+        if not result.landed:
+            raise self._reaped()
+        self._tag = result.tag
+
+    def release(self) -> None:
+        self._store.delete(self._key)
+
+    @property
+    def _key(self) -> str:
+        return self._namespace.lease(self.record.id)
+
+    def _move(self) -> None:
+        """Renew under a new name: the old one may be gone, and must not come back."""
+        old = self._key
+        self.record = msgspec.structs.replace(self.record, id=self._store.runtime.ulid())
+        self._tag = self._write()
+        try:
+            self._store.head(old)
+        except NotFoundError:
+            self.release()
+            raise self._reaped() from None
+        self._store.delete(old)
+
+    def _write(self) -> str | None:
+        return self._store.put(self._key, self._encoded())
+
+    def _encoded(self) -> bytes:
+        self.record = msgspec.structs.replace(self.record, nonce=self._store.runtime.ulid())
+        return msgspec.json.encode(self.record)
+
+    def _reaped(self) -> ConflictError:
+        return ConflictError(
+            f"lease {self.record.id} on {self._namespace.name} was reaped or cannot be renewed",
+            hint="Open another one, and read again from the current head",
+            namespace=self._namespace.name,
+        )

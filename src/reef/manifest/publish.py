@@ -1,0 +1,171 @@
+"""Publishing a manifest: protocol section 5, step by step.
+
+1. Load the head.
+2. Apply the pure edit. Refuse if it names a condemned key; check that every new object
+   exists with its size; check the invariants.
+3. PUT create-only at head + 1.
+4. Lost: load and apply again, with jitter, bounded. Slow or unanswered: proved only by our
+   write id in the current head's `recent`; otherwise unknown. A listing proves nothing: a
+   stalled PUT can land in a slot that was collected (H14).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from reef.errors import (
+    ConflictError,
+    InternalError,
+    NotFoundError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
+from reef.formats.manifest import Manifest, Recent, SegmentEntry, encode_manifest
+from reef.manifest.head import Head, HeadFinder
+from reef.manifest.invariants import check_next
+from reef.paths import Namespace
+from reef.runtime import Runtime, Stopwatch
+from reef.stores import Outcome, Store
+from reef.telemetry import Metrics
+
+__all__ = ["Edit", "Publisher"]
+
+Edit = Callable[[Manifest], Manifest | None]
+"""Returns the next manifest's content, or None if there is nothing to do.
+
+The publisher sets generation, write id, time and `recent`; the edit sets the rest. It may be
+applied several times, to different heads, so it must be pure.
+"""
+
+RECENT_MIN = 64
+RECENT_MS = 24 * 3600 * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class PublishPolicy:
+    """How long a publisher goes on losing (H25)."""
+
+    losses_max: int = 50
+    first_delay_s: float = 0.01
+    delay_max_s: float = 1.0
+
+
+class Publisher:
+    """Publishes for one namespace, one edit at a time."""
+
+    def __init__(
+        self,
+        store: Store,
+        namespace: Namespace,
+        *,
+        policy: PublishPolicy | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self.heads = HeadFinder(store, namespace)
+        self._store = store
+        self._namespace = namespace
+        self._runtime: Runtime = store.runtime
+        self._policy = policy or PublishPolicy()
+        self._metrics = metrics or Metrics()
+        self._turn = self._runtime.lock()
+
+    def publish(self, edit: Edit) -> Manifest:
+        """Apply `edit` to the head and make the result the head; return what is there then."""
+        with self._turn:
+            start_s = self._runtime.monotonic_s()
+            for loss in range(self._policy.losses_max):
+                published = self._attempt(self.heads.find(), edit)
+                if published is not None:
+                    took_s = self._runtime.monotonic_s() - start_s
+                    self._metrics.histogram("manifest.publish").record(took_s)
+                    return published
+                self._metrics.counter("manifest.losses").add()
+                self._back_off(loss)
+        raise ConflictError(
+            f"{self._policy.losses_max} publishes of {self._namespace.name} were overtaken",
+            hint="Too many processes change this namespace at once; try again later",
+        )
+
+    def create(self, first: Manifest) -> Manifest | None:
+        """Publish generation 1; None if another process was first."""
+        with self._turn:
+            return self._put(None, self._stamp(None, first), self._runtime.stopwatch())
+
+    def _attempt(self, head: Head, edit: Edit) -> Manifest | None:
+        edited = edit(head.manifest)
+        if edited is None:
+            return head.manifest
+        self._check_objects(head.manifest, edited)
+        following = check_next(head.manifest, self._stamp(head.manifest, edited))
+        return self._put(head.manifest, following, head.seen)
+
+    def _put(
+        self, before: Manifest | None, following: Manifest, since: Stopwatch
+    ) -> Manifest | None:
+        """Return the manifest if it is published, None if another one was first."""
+        check_next(before, following)
+        key = self._namespace.manifest(following.generation)
+        result = self._store.create(key, encode_manifest(following))
+        if result.outcome is Outcome.EXISTS:
+            return None
+        head = Head(following, since)
+        if result.outcome is Outcome.CREATED and head.fresh():
+            self.heads.published(head)
+            return following
+        return self._prove(following)
+
+    def _prove(self, following: Manifest) -> Manifest:
+        """Only the current head's memory tells whether a slow publish counts."""
+        self.heads.forget()
+        try:
+            current = self.heads.find().manifest
+        except (NotFoundError, UnavailableError):
+            current = None
+        if current is not None and _has(current, following.write_id):
+            return current
+        raise OutcomeUnknownError(
+            f"generation {following.generation} of {self._namespace.name} may have been published",
+            hint="Load the head and see whether the change is there before trying again",
+            write_id=following.write_id,
+            generation=following.generation,
+        )
+
+    def _stamp(self, before: Manifest | None, edited: Manifest) -> Manifest:
+        generation = 1 if before is None else before.generation + 1
+        now_ms = int(self._runtime.wall_s() * 1000)
+        write_id = self._runtime.ulid()
+        recent = (*edited.recent, Recent(generation, write_id, now_ms))
+        return msgspec.structs.replace(
+            edited,
+            generation=generation,
+            write_id=write_id,
+            published_at_ms=now_ms,
+            recent=_trim(recent, now_ms),
+        )
+
+    def _check_objects(self, before: Manifest, after: Manifest) -> None:
+        """What becomes visible must be there, whole (H29)."""
+        known = {segment.id for segment in before.segments}
+        new = [segment for segment in after.segments if segment.id not in known]
+        self._runtime.gather([lambda s=segment: self._check_object(s) for segment in new])  # type: ignore[misc]
+
+    def _check_object(self, segment: SegmentEntry) -> None:
+        key = self._namespace.segment(segment.id)
+        found = self._store.head(key).size
+        if found != segment.size:
+            raise InternalError(f"object {key} has {found} bytes, expected {segment.size}")
+
+    def _back_off(self, loss: int) -> None:
+        ceiling_s = min(self._policy.first_delay_s * 2**loss, self._policy.delay_max_s)
+        self._runtime.sleep(self._runtime.uniform(0.0, ceiling_s))
+
+
+def _has(manifest: Manifest, write_id: str) -> bool:
+    return any(recent.write_id == write_id for recent in manifest.recent)
+
+
+def _trim(recent: tuple[Recent, ...], now_ms: int) -> tuple[Recent, ...]:
+    """Keep the last day, and at least the last 64."""
+    young = [r for r in recent if r.published_at_ms >= now_ms - RECENT_MS]
+    return tuple(recent[-max(RECENT_MIN, len(young)) :])
