@@ -116,6 +116,11 @@ class OutcomeUnknownError(ReefError):
 
     default_kind = Kind.OUTCOME_UNKNOWN
 
+    @property
+    def receipt(self) -> Any:
+        """What to resolve; None where the write was not a batch."""
+        return self.context.get("receipt")
+
 
 class UnavailableError(ReefError):
     """Store or network: retry later."""

@@ -1,0 +1,350 @@
+"""The commit path: protocol section 2, step by step.
+
+Batches queue; groups of them go out as WAL objects, at most M in flight, each with the write
+ids that it expects before it; what has landed is applied and answered in LSN order. There is
+no thread of its own: whoever waits for a batch also sends, and a helper is started only for
+those who do not wait. In the steady state a commit is one PUT and nothing else.
+
+    queue ──take──▶ flights ──PUT──▶ answered ──settle──▶ applied, receipts
+                       ▲                │ lost a slot
+                       └── put back ◀── resync: list the log, apply what is there, go on
+
+A lost slot stops sending until all in flight are answered. In prefix order everything behind
+the lost slot is then lost or void, so all of it is put back, in order.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from reef.config import WriterSettings
+from reef.engine.flights import Answers, Flight, Pending, give, receipt_of, unknown_outcome
+from reef.engine.group_queue import GroupQueue
+from reef.engine.log import Log
+from reef.engine.log_rules import Verdict
+from reef.engine.opening import Opened
+from reef.engine.resync import Resync
+from reef.engine.tail import Tail
+from reef.errors import FencedError, InternalError, ReefError, UnavailableError
+from reef.formats.wal_object import WalHeader, WalKind, WalObject
+from reef.manifest.head import HeadFinder
+from reef.paths import Namespace
+from reef.runtime import Future, Runtime
+from reef.stores import Outcome, WriteResult
+from reef.telemetry import Metrics
+from reef.types import Receipt
+
+__all__ = ["Committer"]
+
+
+class State(StrEnum):
+    """Where a writer's life stands. Only OPEN sends."""
+
+    OPEN = "open"
+    LOST = "lost"
+    """A slot was lost; a resync follows when all in flight are answered."""
+    ENDED = "ended"
+
+
+@dataclass(eq=False)
+class Committer:
+    """Commits batches for one writer."""
+
+    namespace: Namespace
+    log: Log
+    heads: HeadFinder
+    opened: Opened
+    settings: WriterSettings
+    runtime: Runtime
+    metrics: Metrics
+    resync: Resync
+    tail: Tail = field(init=False)
+    _state: State = State.OPEN
+    _end: ReefError | None = None
+    _flights: "deque[Flight]" = field(default_factory=deque)
+    _answers: Answers = field(default_factory=Answers)
+    _helpers: int = 0
+    _flushing: int = 0
+    _next_lsn: int = 0
+    _ids_before: "deque[str]" = field(default_factory=deque)
+    """Write ids from the last slot that was seen durable up to the last one sent."""
+
+    def __post_init__(self) -> None:
+        self.tail = self.opened.tail
+        self._queue = GroupQueue(self.settings)
+        self._changed = self.runtime.condition()
+        self._start_after_tail()
+
+    # --- called by clients --------------------------------------------------------
+    def submit(self, pending: Pending) -> None:
+        """Queue a batch, waiting for room as long as the deadline allows."""
+        deadline = self.runtime.deadline(self.settings.write_deadline_s)
+        with self._changed:
+            while self._is_full() and self._end is None:
+                if deadline.passed():
+                    raise self._no_room()
+                self._changed.wait(max(0.001, deadline.remaining_s()))
+            if self._end is not None:
+                raise self._end
+            self._queue.add(pending)
+
+    def drive(self, until: "Future[Receipt]") -> None:
+        """Send and settle until a batch is answered: the caller's thread does the work."""
+        while not until.done():
+            flight = self._next_flight(until)
+            self._give_answers()
+            if flight is not None:
+                self._send(flight)
+                self._give_answers()
+
+    def drive_in_background(self) -> None:
+        """Make sure that somebody sends although nobody waits."""
+        with self._changed:
+            if self._helpers >= self.settings.max_parallel_writes:
+                self._changed.notify_all()
+                return
+            self._helpers += 1
+        self.runtime.spawn(self._help, name="sender")
+
+    def flush(self) -> None:
+        """Return when everything that was queued before is answered."""
+        with self._changed:
+            self._flushing += 1
+            waiting = self._unanswered()
+        try:
+            for pending in waiting:
+                self.drive(pending.future)
+        finally:
+            with self._changed:
+                self._flushing -= 1
+
+    def end(self, error: ReefError) -> None:
+        """Stop for good; what is not answered yet gets its answer now."""
+        with self._changed:
+            self._finish(error)
+        self._give_answers()
+
+    def pending_with(self, key: str) -> Pending | None:
+        """Return a batch on its way that has this idempotency key."""
+        with self._changed:
+            return next((p for p in self._unanswered() if p.header.key == key), None)
+
+    def rebase(self) -> None:
+        """Go on from the newest manifest: a fold has moved what was in memory to segments."""
+        manifest = self.heads.find().manifest
+        with self._changed:
+            if self.tail.manifest.generation < manifest.generation:
+                if manifest.wal_floor <= self.tail.next_lsn:
+                    self.tail.rebase(manifest)
+                self._changed.notify_all()
+
+    # --- taking -------------------------------------------------------------------
+    def _unanswered(self) -> list[Pending]:
+        return [*(p for f in self._flights for p in f.batches), *self._queue]
+
+    def _help(self) -> None:
+        while True:
+            with self._changed:
+                waiting = self._unanswered()
+                if not waiting:
+                    self._helpers -= 1
+                    return
+            self.drive(waiting[0].future)
+
+    def _next_flight(self, until: "Future[Receipt]") -> Flight | None:
+        """Wait for something to send. Ends a resync on the way, if one is due."""
+        with self._changed:
+            while not until.done() and not self._answers:
+                if self._state is State.LOST and self._all_answered():
+                    self._run_resync()
+                    continue
+                flight = self._take() if self._state is State.OPEN else None
+                if flight is not None:
+                    return flight
+                if not self._answers:
+                    self._changed.wait(self._queue.patience_s(len(self._flights)))
+        return None
+
+    def _take(self) -> Flight | None:
+        group = self._queue.next_group(len(self._flights), flushing=self._flushing > 0)
+        if group and group[0].decide is not None:
+            try:
+                group[0].decide()
+            except ReefError as error:
+                self._answers.add(group[0], error)
+                return None
+        if group:
+            self._changed.notify_all()  # there is room again
+        return self._launch(group) if group else None
+
+    def _launch(self, batches: list[Pending]) -> Flight:
+        lsn = self._next_lsn
+        in_order = self.settings.ack == "prefix"
+        header = WalHeader(
+            lsn=lsn,
+            kind=WalKind.BATCHES,
+            epoch=self.opened.epoch,
+            writer_id=self.opened.writer_id,
+            write_id=self.runtime.ulid(),
+            created_at_ms=int(self.runtime.wall_s() * 1000),
+            after=tuple(self._ids_before) if in_order else None,
+            schema_id=self.tail.manifest.schema.id,
+            batches=tuple(pending.header for pending in batches),
+        )
+        body = WalObject.encode(header, tuple(pending.record for pending in batches))
+        flight = Flight(header, body, batches, self.runtime.stopwatch())
+        self._flights.append(flight)
+        self._ids_before.append(header.write_id)
+        self._next_lsn = lsn + 1
+        self.metrics.histogram("commit.group_batches", unit=1.0).record(len(batches))
+        self.metrics.histogram("commit.object_bytes", unit=1.0).record(len(body))
+        self.metrics.gauge("commit.in_flight").set(len(self._flights))
+        return flight
+
+    # --- sending ------------------------------------------------------------------
+    def _send(self, flight: Flight) -> None:
+        """PUT until the answer is definite, then settle what can be settled."""
+        answer = self._put(flight)
+        if answer.landed and flight.sent.elapsed_s() > self.tail.manifest.grace_ms / 2000:
+            answer = self._prove(flight)
+        with self._changed:
+            flight.answer = answer
+            if answer.outcome is Outcome.UNKNOWN:
+                self._finish(unknown_outcome(self.namespace, flight.header, 0, answer.cause))
+            self._settle()
+            self._changed.notify_all()
+
+    def _put(self, flight: Flight) -> WriteResult:
+        deadline = self.runtime.deadline(self.settings.commit_deadline_s)
+        while True:
+            try:
+                answer = self.log.fill(flight.lsn, flight.body)
+            except UnavailableError as error:
+                answer = WriteResult(Outcome.UNKNOWN, cause=error)
+            if answer.outcome is not Outcome.UNKNOWN or deadline.passed():
+                return answer
+            self.runtime.sleep(self.runtime.uniform(0.01, 0.2))
+
+    def _prove(self, flight: Flight) -> WriteResult:
+        """A slow PUT may have landed in a collected slot: only the floor tells (H13)."""
+        try:
+            self.heads.forget()
+            manifest = self.heads.find().manifest
+        except ReefError as error:
+            return WriteResult(Outcome.UNKNOWN, cause=error)
+        counted = {entry.write_id for entry in manifest.dedup}
+        if flight.lsn >= manifest.wal_floor or flight.header.write_id in counted:
+            return WriteResult(Outcome.CREATED)
+        return WriteResult(Outcome.UNKNOWN)
+
+    # --- settling -----------------------------------------------------------------
+    def _settle(self) -> None:
+        """Apply and answer what has landed, in LSN order; a lost slot ends the order."""
+        if self.settings.ack == "independent":
+            self._settle_independently()
+        while self._state is State.OPEN and self._flights:
+            flight = self._flights[0]
+            if flight.answer is None:
+                break
+            if not flight.answer.landed:
+                self.metrics.counter("commit.lost_slots").add()
+                self._state = State.LOST
+                break
+            self._apply(flight)
+            self._flights.popleft()
+        self.metrics.gauge("commit.in_flight").set(len(self._flights))
+        self.metrics.gauge("commit.unfolded_bytes").set(self.tail.bytes)
+
+    def _settle_independently(self) -> None:
+        for flight in self._flights:
+            if flight.answer is not None and flight.answer.landed and not flight.acknowledged:
+                self.tail.apply_early(flight.header, [p.ops for p in flight.batches])
+                self._acknowledge(flight)
+
+    def _apply(self, flight: Flight) -> None:
+        ops = [pending.ops for pending in flight.batches]
+        judgement = self.tail.take_own(flight.header, ops, len(flight.body))
+        if judgement.verdict is not Verdict.APPLIES:
+            self._finish(
+                InternalError(f"LSN {flight.lsn} landed in its place and is {judgement.verdict}")
+            )
+            return
+        # `after` reaches back to the last slot that was seen durable, not further.
+        while self._ids_before[0] != flight.header.write_id:
+            self._ids_before.popleft()
+        self._acknowledge(flight)
+
+    def _acknowledge(self, flight: Flight) -> None:
+        if not flight.acknowledged:
+            flight.acknowledged = True
+            self.metrics.histogram("commit.seconds").record(flight.sent.elapsed_s())
+            for index, pending in enumerate(flight.batches):
+                self._answers.add(pending, receipt_of(self.namespace, flight.header, index))
+
+    def _give_answers(self) -> None:
+        with self._changed:
+            ready = self._answers.take()
+        if ready:
+            give(ready)
+            with self._changed:
+                self._changed.notify_all()
+
+    def _all_answered(self) -> bool:
+        return all(flight.answer is not None for flight in self._flights)
+
+    # --- after a lost slot --------------------------------------------------------
+    def _run_resync(self) -> None:
+        """Read what stands in the log, and queue again what does not count in it.
+
+        Under the lock on purpose: nothing may be sent or answered meanwhile.
+        """
+        lost = [p for f in self._flights if not f.acknowledged for p in f.batches]
+        try:
+            self.tail = self.resync.run(self.tail)
+        except FencedError as error:
+            # All of it is known not to count: lost its slot, or void behind one that did.
+            self._queue.put_back(lost)
+            self._flights.clear()
+            self._finish(error)
+            return
+        except ReefError as error:
+            self._finish(error)
+            return
+        self._flights.clear()
+        self._queue.put_back(lost)
+        self._start_after_tail()
+        self._state = State.OPEN
+        self._changed.notify_all()
+
+    def _start_after_tail(self) -> None:
+        self._next_lsn = self.tail.next_lsn
+        self._ids_before = deque(self.tail.rules.last_ids()[-1:])
+
+    # --- the end ------------------------------------------------------------------
+    def _finish(self, error: ReefError) -> None:
+        """Answer every waiter: what never counted is rejected, what may have is unknown."""
+        if self._state is State.ENDED:
+            return
+        self._state, self._end = State.ENDED, error
+        for flight in self._flights:
+            if not flight.acknowledged:
+                for index, pending in enumerate(flight.batches):
+                    told = unknown_outcome(self.namespace, flight.header, index, error)
+                    self._answers.add(pending, told)
+        self._flights.clear()
+        for pending in self._queue.clear():
+            self._answers.add(pending, error)
+        self._changed.notify_all()
+
+    def _is_full(self) -> bool:
+        return (
+            self._queue.bytes > self.settings.queue_bytes_max
+            or self.tail.bytes > self.settings.unfolded_bytes_max
+        )
+
+    def _no_room(self) -> UnavailableError:
+        return UnavailableError(
+            f"{self.namespace.name} has no room: {self._queue.bytes} bytes wait to be sent, "
+            f"{self.tail.bytes} to be folded",
+            hint="Fold the log, write more slowly, or raise the bounds",
+        )

@@ -1,0 +1,217 @@
+"""Opening for writing: protocol section 3, step by step.
+
+1. Read the head, write a lease on it, raise the writer epoch by CAS.
+2. From the first open slot, PUT fences until M in a row are ours, stepping over whatever
+   others have put there. A higher epoch there means fenced.
+3. After the last fence's answer read the head again: the epoch must still be ours, and the
+   lowest of the M fences at or above the floor. Otherwise back to 2 with that head.
+4. Take segments, window, open jobs and floor from that one head, lease it, replay to the last
+   fence, release the first lease.
+
+Both checks of step 3 are needed: without either there is a split brain (H11, H12).
+"""
+
+from dataclasses import dataclass
+
+from reef.engine.log import Log
+from reef.engine.log_rules import Verdict, contiguous
+from reef.engine.segments import SegmentStore
+from reef.engine.tail import Tail
+from reef.errors import (
+    CorruptionError,
+    FencedError,
+    InternalError,
+    OutcomeUnknownError,
+)
+from reef.formats.manifest import Manifest
+from reef.formats.wal_object import WalHeader, WalKind, WalObject
+from reef.manifest.edits import raise_writer_epoch
+from reef.manifest.leases import Lease
+from reef.manifest.publish import Publisher
+from reef.paths import Namespace
+from reef.runtime import Runtime
+from reef.stores import Outcome, Store, WriteResult
+
+__all__ = ["Opened", "ReplayReport", "WriterOpening"]
+
+ROUNDS_MAX = 100
+RESENDS_MAX = 10
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """What an opening read back."""
+
+    first_lsn: int
+    last_lsn: int
+    applied: int
+    voided: int
+    ignored: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The writer role, and everything that is known with it."""
+
+    epoch: int
+    writer_id: str
+    fence_ids: tuple[str, ...]
+    tail: Tail
+    report: ReplayReport
+
+
+class WriterOpening:
+    """Takes the writer role of one namespace."""
+
+    def __init__(
+        self,
+        store: Store,
+        namespace: Namespace,
+        publisher: Publisher,
+        segments: SegmentStore,
+        *,
+        writer_id: str,
+        max_parallel_writes: int,
+        lease_ttl_s: float,
+    ) -> None:
+        self._store = store
+        self._namespace = namespace
+        self._publisher = publisher
+        self._segments = segments
+        self._log = Log(store, namespace)
+        self._runtime: Runtime = store.runtime
+        self._writer_id = writer_id
+        self._wanted = max_parallel_writes
+        self._ttl_s = lease_ttl_s
+        self._epoch = 0
+
+    def open(self) -> Opened:
+        """Run the protocol; FencedError if a newer writer came in between."""
+        first_lease = self._lease(self._publisher.heads.find().manifest)
+        manifest = self._raise_epoch()
+        for _ in range(ROUNDS_MAX):
+            fences = self._fence(manifest)
+            manifest = self._publisher.heads.find().manifest
+            self._check_epoch(manifest)
+            if min(fences) >= manifest.wal_floor:
+                second_lease = self._lease(manifest)
+                tail, report = self._replay(manifest, max(fences))
+                first_lease.release()
+                second_lease.release()
+                ids = tail.rules.last_ids()[-len(fences) :]
+                return Opened(self._epoch, self._writer_id, ids, tail, report)
+        raise InternalError(f"the floor of {self._namespace.name} outran {ROUNDS_MAX} fences")
+
+    def _lease(self, manifest: Manifest) -> Lease:
+        return Lease.take(
+            self._store, self._namespace, manifest, owner=self._writer_id, ttl_s=self._ttl_s
+        )
+
+    def _raise_epoch(self) -> Manifest:
+        def edit(head: Manifest) -> Manifest:
+            self._epoch = head.writer_epoch + 1
+            return raise_writer_epoch(head, self._wanted)
+
+        return self._publisher.publish(edit)
+
+    # --- step 2 -------------------------------------------------------------------
+    def _fence(self, manifest: Manifest) -> list[int]:
+        """Return the LSNs of M fences in a row, all ours."""
+        start = max(manifest.wal_floor, manifest.wal_base)
+        filled = [slot.lsn for slot in self._log.filled(start)]
+        lsn = start + len(contiguous(filled, start))
+        run: list[int] = []
+        while len(run) < manifest.max_parallel_writes:
+            self._runtime.reach("fence")
+            result = self._fill(lsn, self._fence_body(lsn, manifest))
+            if result.outcome is Outcome.CREATED:
+                run.append(lsn)
+            else:
+                self._step_over(lsn, result)
+                run = []
+            lsn += 1
+        return run
+
+    def _fence_body(self, lsn: int, manifest: Manifest) -> bytes:
+        return WalObject.encode(
+            WalHeader(
+                lsn=lsn,
+                kind=WalKind.FENCE,
+                epoch=self._epoch,
+                writer_id=self._writer_id,
+                write_id=self._runtime.ulid(),
+                created_at_ms=int(self._runtime.wall_s() * 1000),
+                schema_id=manifest.schema.id,
+                schema=manifest.schema,
+                max_parallel_writes=manifest.max_parallel_writes,
+            )
+        )
+
+    def _fill(self, lsn: int, body: bytes) -> WriteResult:
+        """Send until the answer is definite: the same bytes each time."""
+        for _ in range(RESENDS_MAX):
+            result = self._log.fill(lsn, body)
+            if result.outcome is not Outcome.UNKNOWN:
+                return result
+        raise OutcomeUnknownError(
+            f"a fence at LSN {lsn} of {self._namespace.name} has no answer",
+            hint="Open again: a new epoch fences this one too",
+            namespace=self._namespace.name,
+        )
+
+    def _step_over(self, lsn: int, result: WriteResult) -> None:
+        """The seed's outcomes 2 to 4: a lower epoch, our own, a higher one."""
+        winner = self._log.decode(lsn, result.winner or b"").header
+        if not winner.kind.of_writer or winner.epoch < self._epoch:
+            return
+        if winner.epoch == self._epoch:
+            raise InternalError(f"LSN {lsn} holds another write of our own epoch {self._epoch}")
+        raise self._fenced(winner.epoch)
+
+    # --- steps 3 and 4 ------------------------------------------------------------
+    def _check_epoch(self, manifest: Manifest) -> None:
+        if manifest.writer_epoch != self._epoch:
+            raise self._fenced(manifest.writer_epoch)
+
+    def _replay(self, manifest: Manifest, last: int) -> tuple[Tail, ReplayReport]:
+        start_s = self._runtime.monotonic_s()
+        tail = Tail(manifest, self._segments)
+        verdicts = []
+        lsns = [n for n in range(manifest.wal_floor, last + 1) if n not in manifest.skipped_lsns]
+        found = dict(zip(lsns, self._log.read_many(lsns), strict=True))
+        for lsn in range(manifest.wal_floor, last + 1):
+            if lsn in found:
+                verdicts.append(tail.take(self._present(lsn, found[lsn])).verdict)
+            else:
+                tail.skip()
+        report = ReplayReport(
+            manifest.wal_floor,
+            last,
+            verdicts.count(Verdict.APPLIES),
+            verdicts.count(Verdict.VOID),
+            verdicts.count(Verdict.IGNORED),
+            self._runtime.monotonic_s() - start_s,
+        )
+        return tail, report
+
+    def _present(self, lsn: int, found: WalObject | None) -> WalObject:
+        """A missing object may mean that a newer writer has folded and swept (H16)."""
+        if found is not None:
+            return found
+        self._publisher.heads.forget()
+        self._check_epoch(self._publisher.heads.find().manifest)
+        raise CorruptionError(
+            f"LSN {lsn} of {self._namespace.name} is missing from the log",
+            hint="Run verify, then repair",
+            object=self._namespace.wal_object(lsn),
+            offset=0,
+        )
+
+    def _fenced(self, epoch: int) -> FencedError:
+        return FencedError(
+            f"a writer of epoch {epoch} took over {self._namespace.name} from epoch {self._epoch}",
+            hint="Open again to take the role back",
+            namespace=self._namespace.name,
+            epoch=epoch,
+        )

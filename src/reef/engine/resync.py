@@ -1,0 +1,85 @@
+"""After losing a slot: what a writer does before it sends again (protocol section 2, step 4).
+
+Read the head and list the log from what this writer knows, never by probing from the lost
+slot: its own void object may have been collected, and its slot would look free (H64). A fence
+of a higher epoch in what is listed means fenced. The rest is taken in, in LSN order.
+"""
+
+from dataclasses import dataclass
+
+from reef.engine.log import Log
+from reef.engine.log_rules import contiguous
+from reef.engine.segments import SegmentStore
+from reef.engine.tail import Tail
+from reef.errors import CorruptionError, FencedError, InternalError, UnavailableError
+from reef.formats.wal_object import WalHeader, WalKind, WalObject
+from reef.manifest.head import HeadFinder
+from reef.paths import Namespace
+from reef.telemetry import Events, Metrics
+
+__all__ = ["Resync"]
+
+
+@dataclass(frozen=True, slots=True)
+class Resync:
+    """Brings one writer's tail up to what stands in the log."""
+
+    namespace: Namespace
+    log: Log
+    heads: HeadFinder
+    segments: SegmentStore
+    epoch: int
+    writer_id: str
+    metrics: Metrics
+    events: Events
+
+    def run(self, tail: Tail) -> Tail:
+        """Return the tail from which to go on; FencedError if a newer writer has fenced."""
+        self.heads.forget()
+        manifest = self.heads.find().manifest
+        # From whichever is lower: below the floor only batches are collected, so a fence
+        # that was folded already is still found.
+        known = min(tail.next_lsn, manifest.wal_floor)
+        listed = [slot.lsn for slot in self.log.filled(known)]
+        found = dict(zip(listed, self.log.read_many(listed), strict=True))
+        for lsn in listed:
+            if lsn >= tail.next_lsn:
+                self._judge_writer(self._present(lsn, found[lsn]).header)
+        if manifest.wal_floor > tail.next_lsn:
+            tail = Tail(manifest, self.segments)
+        for lsn in contiguous(listed, tail.next_lsn):
+            judgement = tail.take(self._present(lsn, found[lsn]))
+            self.metrics.counter(f"log.{judgement.verdict}").add()
+        return tail
+
+    def _present(self, lsn: int, found: WalObject | None) -> WalObject:
+        if found is None:
+            raise UnavailableError(
+                f"LSN {lsn} of {self.namespace.name} was listed and is gone",
+                hint="Open the writer again",
+            )
+        return found
+
+    def _judge_writer(self, header: WalHeader) -> None:
+        """Another writer's object: a higher epoch ends us, a lower one is stepped over."""
+        if not header.kind.of_writer or header.writer_id == self.writer_id:
+            return
+        if header.epoch > self.epoch:
+            self.metrics.counter("commit.fenced").add()
+            self.events.emit("fenced", namespace=self.namespace.name, epoch=header.epoch)
+            raise FencedError(
+                f"a writer of epoch {header.epoch} took over {self.namespace.name} "
+                f"from epoch {self.epoch}",
+                hint="Open again to take the role back",
+                namespace=self.namespace.name,
+                epoch=header.epoch,
+            )
+        if header.epoch == self.epoch:
+            raise InternalError(f"LSN {header.lsn} holds another writer's object of our epoch")
+        if header.kind is WalKind.BATCHES and header.after is None:
+            raise CorruptionError(
+                f"LSN {header.lsn} of {self.namespace.name} is a batch of epoch {header.epoch} "
+                f"behind the fence of epoch {self.epoch}",
+                object=self.namespace.wal_object(header.lsn),
+                offset=0,
+            )

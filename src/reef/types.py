@@ -1,0 +1,46 @@
+"""Small values that many layers share."""
+
+from dataclasses import dataclass
+
+__all__ = ["KeyRange", "Receipt"]
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a commit returns: where in the log a batch stands."""
+
+    namespace: str
+    lsn: int | None
+    """None while the outcome is unknown."""
+    index: int
+    """The batch's place in its group."""
+    epoch: int
+    write_id: str
+    ops: int
+    replayed: bool = False
+    """Whether this answers a repeated idempotency key, and nothing was written now."""
+    idempotency_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """[start, end); no end means to the last key."""
+
+    start: bytes = b""
+    end: bytes | None = None
+
+    @classmethod
+    def of_prefix(cls, prefix: bytes) -> "KeyRange":
+        """Return the range of all keys that begin with `prefix`."""
+        bare = prefix.rstrip(b"\xff")
+        end = bare[:-1] + bytes([bare[-1] + 1]) if bare else None
+        return cls(prefix, end)
+
+    def both(self, other: "KeyRange") -> "KeyRange":
+        """Return the keys that lie in both ranges."""
+        ends = [end for end in (self.end, other.end) if end is not None]
+        return KeyRange(max(self.start, other.start), min(ends, default=None))
+
+    def touches(self, low: bytes, high: bytes) -> bool:
+        """Whether some key from `low` to `high`, both included, may lie in the range."""
+        return high >= self.start and (self.end is None or low < self.end)
