@@ -10,7 +10,7 @@ import os
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 
 __all__ = ["OS", "FileStat", "Files"]
@@ -30,6 +30,8 @@ class FileStat:
     ctime_ns: int
     """Not settable: the file system's own clock, at the last link, rename or write."""
     is_directory: bool
+    is_file: bool = True
+    """A regular one: neither a directory nor a pipe, a device or a dangling link."""
 
 
 class Files(ABC):
@@ -91,7 +93,7 @@ class Files(ABC):
 
     @abstractmethod
     def scan(self, path: str) -> list[tuple[str, bool]]:
-        """Names in a directory, unsorted, each with whether it is a directory."""
+        """Names in a directory, unsorted, each with whether it is a directory (not a link)."""
 
     @abstractmethod
     def locked(self, path: str) -> AbstractContextManager[None]:
@@ -163,16 +165,44 @@ class _OsFiles(Files):
 
     def scan(self, path: str) -> list[tuple[str, bool]]:
         with os.scandir(path) as entries:
-            return [(entry.name, entry.is_dir()) for entry in entries]
+            return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
 
     @contextmanager
     def locked(self, path: str) -> Iterator[None]:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = self._lock(path)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
             yield
         finally:
-            os.close(fd)  # releases the lock
+            # Unlocked by word, not only by closing: a child that was forked meanwhile has
+            # the same open file, and would keep the lock for as long as it lives.
+            fcntl.flock(fd, fcntl.LOCK_UN)
+            _held_locks.discard(fd)
+            os.close(fd)
+
+    def _lock(self, path: str) -> int:
+        """Return a locked file that still has its name: on a removed one, nobody is excluded."""
+        while True:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            _held_locks.add(fd)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            with suppress(FileNotFoundError):
+                if os.fstat(fd).st_ino == os.stat(path).st_ino:
+                    return fd
+            _held_locks.discard(fd)
+            os.close(fd)
+
+
+_held_locks: set[int] = set()
+
+
+def _close_locks_in_child() -> None:
+    """The child holds no lock: the thread that took it is not there."""
+    for fd in list(_held_locks):
+        os.close(fd)
+    _held_locks.clear()
+
+
+os.register_at_fork(after_in_child=_close_locks_in_child)
 
 
 def _to_stat(result: os.stat_result) -> FileStat:
@@ -182,6 +212,7 @@ def _to_stat(result: os.stat_result) -> FileStat:
         result.st_mtime_ns,
         result.st_ctime_ns,
         stat.S_ISDIR(result.st_mode),
+        stat.S_ISREG(result.st_mode),
     )
 
 

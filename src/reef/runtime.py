@@ -297,7 +297,7 @@ class _RealRuntime(Runtime):
         return threading.Lock()
 
     def condition(self) -> Condition:
-        return threading.Condition()
+        return threading.Condition(threading.Lock())
 
     def spawn(self, call: Callable[[], object], *, name: str) -> Task:
         return _Thread(call, name)

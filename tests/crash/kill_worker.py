@@ -67,10 +67,11 @@ def end(child):
     return os.waitpid(child, 0)[1] == signal.SIGKILL
 
 
-def drain(pipe):
+def drain(pipe, first=b""):
     """Return the lines that came whole."""
     with os.fdopen(pipe, "rb") as stream:
-        return [line[:-1].decode() for line in stream if line.endswith(b"\n")]
+        lines = (first + stream.read()).splitlines(keepends=True)
+    return [line[:-1].decode() for line in lines if line.endswith(b"\n")]
 
 
 def kill_writers(root, kills, seed):
@@ -80,9 +81,10 @@ def kill_writers(root, kills, seed):
     acknowledged, killed = [], 0
     for number in range(kills):
         writer, pipe = fork(write_until_killed, root, f"writer-{number}")
-        time.sleep(chance.uniform(0.001, 0.03))
+        first = os.read(pipe, 4096)  # it is at work: whatever the machine's load, it has begun
+        time.sleep(chance.uniform(0.0, 0.02))
         killed += end(writer)
-        acknowledged += drain(pipe)
+        acknowledged += drain(pipe, first)
     end(reader)
     return {
         "acknowledged": acknowledged,

@@ -1,6 +1,7 @@
 """H1 to H10, H25, H43, H51: what object stores do to those who trust them."""
 
 import pickle
+import time
 
 import pytest
 
@@ -11,6 +12,7 @@ from reef.stores import Fault, Faults, Outcome, ReadBack, Recorder, Retry, Retry
 from reef.stores.fetch import fetch
 from reef.stores.local import LocalStore
 from reef.stores.memory import MemoryStore
+from reef.stores.probe import agree_on_cas, probe, remembered
 from reef.testing import Simulation
 from tests.forking import in_child
 from tests.http_proxy import Caching, proxy
@@ -404,6 +406,7 @@ def test_H51_a_warm_directory_store_works_after_fork(tmp_path):
     store.put("k", body)
     ranges = [(0, 10), (300_000, 300_010), (600_000, 600_010)]
     assert len(store.get_ranges("k", ranges)) == 3
+    time.sleep(0.1)  # until the pool's threads are idle, which is when a child would trust them
     assert in_child(lambda: len(store.get_ranges("k", ranges))) == (0, "3")
 
 
@@ -416,3 +419,99 @@ def test_H51_a_memory_store_does_not_travel():
     code, output = in_child(lambda: pickle.loads(pickled))
     assert code == 1
     assert "exists only in the process that opened it" in output
+
+
+class Refusing(stores.Wrapper):
+    """A bucket whose credentials lapse after the first request."""
+
+    def __init__(self, inner, refuse_from):
+        super().__init__(inner)
+        self.requests, self.refuse_from = 0, refuse_from
+
+    def _ask(self, call):
+        self.requests += 1
+        if self.requests >= self.refuse_from:
+            raise InvalidInputError("token expired", kind=Kind.ACCESS_DENIED)
+        return call()
+
+    def create(self, key, body):
+        return self._ask(lambda: self.inner.create(key, body))
+
+    def replace(self, key, body, tag):
+        return self._ask(lambda: self.inner.replace(key, body, tag))
+
+    def get_tagged(self, key):
+        return self._ask(lambda: self.inner.get_tagged(key))
+
+
+@pytest.mark.parametrize("refuse_from", [2, 3])
+@pytest.mark.parametrize("method", ["create", "replace"])
+def test_H1_nothing_is_raised_once_a_try_may_have_landed(method, refuse_from):
+    """H1: the answer was lost, then the credentials lapse: unknown, never an error."""
+    bucket = MemoryStore()
+    tag = bucket.put("k", b"old") if method == "replace" else None
+    lost = Faults(bucket, [Rule(Fault.FAIL_AFTER, method, times=1)])
+    store = ReadBack(Retry(Refusing(lost, refuse_from), QUICK), QUICK)
+    arguments = ("k", BODY, tag) if tag else ("k", BODY)
+    assert getattr(store, method)(*arguments).outcome is Outcome.UNKNOWN
+    assert bucket.get("k") == BODY
+
+
+def test_H1_a_refusal_without_doubt_is_raised():
+    """H1: nothing was sent that could have landed, so the refusal is the answer."""
+    store = ReadBack(Refusing(MemoryStore(), 1), QUICK)
+    with pytest.raises(InvalidInputError, match="token expired"):
+        store.create("k", BODY)
+
+
+def test_H1_a_look_that_is_refused_leaves_it_unknown():
+    """H1: "exists", but who? A bucket that may not be read cannot tell."""
+    bucket = MemoryStore()
+    bucket.put("k", BODY)
+    assert ReadBack(Refusing(bucket, 2), QUICK).create("k", BODY).outcome is Outcome.UNKNOWN
+
+
+def test_H4_silence_is_neither_guilt_nor_innocence():
+    """H4: a store that does not answer is unavailable, and no verdict is kept."""
+    for method in ("create", "replace"):
+        bucket = MemoryStore()
+        store, _, _ = faulty(Rule(Fault.FAIL_AFTER, method), bucket=bucket)
+        with pytest.raises(UnavailableError, match="nothing was concluded"):
+            agree_on_cas(Faults(bucket, [Rule(Fault.FAIL_AFTER, method, "store/probe/*")]))
+        assert remembered(store) is None
+
+
+def test_H4_a_flaky_store_that_excludes_is_accepted():
+    """H4: some lost answers do not make a good store bad."""
+    bucket = MemoryStore()
+    store, _, _ = faulty(Rule(Fault.FAIL_AFTER, "*", "store/probe/*", chance=0.1), bucket=bucket)
+    assert probe(store).cas == "native"
+
+
+class Overwrites(stores.Wrapper):
+    """Excludes at first sight, but a racing create overwrites the winner's bytes."""
+
+    def create(self, key, body):
+        result = self.inner.create(key, body)
+        if "create-" in key and not result.landed:
+            self.inner.put(key, body)
+        return result
+
+
+class IgnoresTags(stores.Wrapper):
+    """If-Match lets everybody through."""
+
+    def replace(self, key, body, tag):
+        return stores.WriteResult(Outcome.REPLACED, self.inner.put(key, body))
+
+
+def test_H4_a_winner_whose_bytes_are_gone_is_noticed():
+    """H4: one winner is not enough, its bytes must be there."""
+    with pytest.raises(InvalidInputError, match="does not honour create-only"):
+        probe(Overwrites(MemoryStore()))
+
+
+def test_H4_a_store_that_ignores_tags_is_used_without_if_match():
+    """H4: If-Match is proved too, with a stale tag and by racing."""
+    assert not probe(IgnoresTags(MemoryStore())).if_match
+    assert probe(MemoryStore()).if_match

@@ -66,6 +66,10 @@ def test_memory_stores_are_new_or_shared_by_name():
         ("file://otherhost/x", Kind.INVALID_URL, "names the host 'otherhost'"),
         ("file:///x?page=3", Kind.INVALID_OPTION, "takes none"),
         ("memory://?colour=red", Kind.INVALID_OPTION, "takes: page"),
+        ("memory://?page=0", Kind.INVALID_OPTION, "page='0'"),
+        ("memory://?page=many", Kind.INVALID_OPTION, "page='many'"),
+        ("./data\0", Kind.INVALID_URL, "NUL"),
+        ("/" + "x" * 5000, Kind.INVALID_URL, "cannot be opened"),
     ],
 )
 def test_bad_urls(url, kind, says):
@@ -74,6 +78,39 @@ def test_bad_urls(url, kind, says):
         stores.open(url)
     assert caught.value.kind is kind
     assert says in str(caught.value)
+
+
+def test_a_hash_is_part_of_a_path(tmp_path):
+    """Object stores know no fragments."""
+    stores.open(f"file://{tmp_path}/a#b").put("k", b"v")
+    assert (tmp_path / "a#b" / "k").exists()
+    options = {"access_key_id": "a", "secret_access_key": "b", "region": "x"}
+    assert stores.open("s3://bucket/pre#fix", **options).url == "s3://bucket/pre#fix"
+
+
+def test_a_tilde_is_the_home_directory(tmp_path, monkeypatch):
+    """As in a shell."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    stores.open("~/data").put("k", b"v")
+    assert (tmp_path / "data" / "k").exists()
+
+
+def test_a_page_in_the_query_is_a_number():
+    """Options in a URL are text."""
+    store = stores.open("memory://?page=2")
+    for number in range(5):
+        store.put(f"k{number}", b"")
+    assert len(list(store.list())) == 5
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://b?secret_access_key=hidden", "s3://b?secret_access_key=hidden"]
+)
+def test_secrets_stay_out_of_messages(url):
+    """Queries are cut off before a URL is shown."""
+    with pytest.raises(InvalidInputError) as caught:
+        stores.open(url, secret_access_key="hidden")
+    assert "hidden" not in str(caught.value)
 
 
 def test_an_option_given_twice_is_refused():

@@ -63,6 +63,8 @@ class WriteResult:
     """What holds the key instead, where it was read back."""
     cause: Exception | None = None
     """Why the outcome is unknown."""
+    doubt: bool = False
+    """Whether an earlier try of the same call had no answer, or one that did not hold."""
 
     @property
     def landed(self) -> bool:
@@ -106,6 +108,10 @@ class Capabilities:
     part_bytes: int | None = None
     """Size of one part of an upload; None where an upload is one request."""
     abort_stale: bool = True
+    now_requests: tuple[str, ...] = ()
+    """Kinds of the requests that `now` sends; none where asking the time costs nothing."""
+    abort_stale_requests: tuple[str, ...] = ()
+    """Kinds of the requests that `abort_stale` sends, and a delete for each it removes."""
 
 
 class Store(ABC):
@@ -130,6 +136,8 @@ class Store(ABC):
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Return several ranges, in the order asked; near neighbours share a request."""
+        for start, end in ranges:
+            check_range(key, start, end)
         spans = coalesce(ranges, COALESCE_GAP_BYTES)
         bodies = self.runtime.gather(
             [lambda span=span: self.get_range(key, *span) for span in spans]  # type: ignore[misc]

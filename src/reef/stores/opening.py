@@ -5,6 +5,7 @@ memory://, memory://name               this process's memory
 s3://bucket/prefix?region=eu-west-1    a bucket; the query holds options too
 """
 
+import os
 from collections.abc import Iterable
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -62,12 +63,12 @@ def _backend(url: str, runtime: Runtime, options: dict[str, Any]) -> Store:
     if scheme == "s3":
         return _open_s3(url, rest, options, runtime)
     if scheme == "memory":
-        return open_memory(url, rest, runtime=runtime, **_only(scheme, options, "page"))
+        return open_memory(url, rest, runtime=runtime, page=_page(_only(scheme, options, "page")))
     if scheme == "file":
         _only(scheme, options)
         return _open_directory(url, rest, runtime)
     raise InvalidInputError(
-        f"{url!r} has the unknown scheme {scheme!r}",
+        f"{_bare(url)!r} has the unknown scheme {scheme!r}",
         kind=Kind.INVALID_URL,
         hint=f"Reef opens {', '.join(SCHEMES)}",
     )
@@ -77,13 +78,15 @@ def _split(url: str) -> tuple[str, str, str]:
     """Return scheme, the rest, and the query. A path without a scheme is a directory."""
     if not isinstance(url, str) or not url:
         raise InvalidInputError("a store's URL is a non-empty string", kind=Kind.INVALID_URL)
+    if "\0" in url:
+        raise InvalidInputError(f"{_bare(url)!r} has a NUL character", kind=Kind.INVALID_URL)
     if "://" not in url:
-        return "file", url, ""
-    parts = urlsplit(url)
+        return "file", os.path.expanduser(url), ""
+    parts = urlsplit(url, allow_fragments=False)
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost"):
             raise InvalidInputError(
-                f"{url!r} names the host {parts.netloc!r}",
+                f"{_bare(url)!r} names the host {parts.netloc!r}",
                 kind=Kind.INVALID_URL,
                 hint="A directory's URL has three slashes: file:///var/data",
             )
@@ -95,7 +98,7 @@ def _joined(url: str, query: str, options: dict[str, Any]) -> dict[str, Any]:
     words = dict(parse_qsl(query, keep_blank_values=True))
     for name in words.keys() & options.keys():
         raise InvalidInputError(
-            f"option {name!r} is given twice, in {url!r} and as an argument",
+            f"option {name!r} is given twice, in {_bare(url)!r} and as an argument",
             kind=Kind.INVALID_OPTION,
         )
     return {**words, **options}
@@ -112,14 +115,32 @@ def _only(scheme: str, options: dict[str, Any], *known: str) -> dict[str, Any]:
     return options
 
 
+def _bare(url: str) -> str:
+    """Return a URL without its query, which may hold secrets, for messages."""
+    return url.split("?", 1)[0]
+
+
+def _page(options: dict[str, Any]) -> int:
+    page = str(options.get("page", 1000))
+    if not page.isdigit() or int(page) < 1:
+        raise InvalidInputError(
+            f"option page={page!r} is not a positive number", kind=Kind.INVALID_OPTION
+        )
+    return int(page)
+
+
 def _open_directory(url: str, path: str, runtime: Runtime) -> Store:
     try:
         return LocalStore(path, runtime=runtime)
     except NotADirectoryError as error:
         raise InvalidInputError(
-            f"{url} is a file, not a directory",
+            f"{_bare(url)} is a file, not a directory",
             kind=Kind.INVALID_URL,
             hint="Name a directory; it is made if it does not exist",
+        ) from error
+    except OSError as error:
+        raise InvalidInputError(
+            f"{_bare(url)[:200]} cannot be opened: {error.strerror}", kind=Kind.INVALID_URL
         ) from error
 
 
@@ -132,7 +153,9 @@ def _open_s3(url: str, rest: str, options: dict[str, Any], runtime: Runtime) -> 
     prefix = prefix.strip("/")
     if not bucket:
         raise InvalidInputError(
-            f"{url!r} names no bucket", kind=Kind.INVALID_URL, hint="Write s3://bucket/prefix"
+            f"{_bare(url)!r} names no bucket",
+            kind=Kind.INVALID_URL,
+            hint="Write s3://bucket/prefix",
         )
     if prefix:
         check_key(prefix)

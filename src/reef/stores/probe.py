@@ -10,37 +10,47 @@ they won. Reef does not believe a store before it has tried:
 4. listings come in the order of the keys' bytes, and start after any key: some services
    sort folders before names, and their start-after would skip objects.
 
-The verdict is kept in the bucket, with the way of compare-and-swap that its writers use.
-A writer that comes with another way is refused: native and two-phase writers would not
-see each other's locks.
+Silence proves nothing, in either direction: a store that does not answer is unavailable, not
+guilty, and no verdict is kept of it. The verdict is kept in the bucket, with the way of
+compare-and-swap that its writers use. A writer that comes with another way is refused: native
+and two-phase writers would not see each other's locks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
 
 from reef import paths
-from reef.errors import CorruptionError, InvalidInputError, Kind, NotFoundError, UnavailableError
+from reef.errors import (
+    CorruptionError,
+    InvalidInputError,
+    Kind,
+    NotFoundError,
+    ReefError,
+    UnavailableError,
+    UnsupportedFormatError,
+)
 from reef.runtime import Runtime
 from reef.stores.base import Outcome, Store, WriteResult
 
 __all__ = ["Verdict", "agree_on_cas", "probe", "remembered"]
 
+FORMAT = 1
 RACERS = 4
 ROUNDS = 5
+ROUNDS_MAX = 15
 TWO_PHASE_HINT = (
-    "Open it with two-phase compare-and-swap instead: "
-    "add the option cas=<register URL>, such as ?cas=sqlite:///cas.db"
+    "Such a store needs two-phase compare-and-swap, the option cas=<register URL>, "
+    "which comes with a later release; use another store until then"
 )
 
 
-class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Verdict(msgspec.Struct, frozen=True):
     """What the bucket remembers of its conditional writes."""
 
-    format: Literal[1]
+    format: int
     cas: str
     """The way of compare-and-swap: "native", or the name of a register."""
     if_match: bool
@@ -87,9 +97,9 @@ def probe(store: Store, cas: str = "native") -> Verdict:
         run.check_create()
         run.check_listing()
         if_match = store.capabilities.if_match and run.if_match_holds()
-        return Verdict(format=1, cas=cas, if_match=if_match, proved_at_s=store.now())
+        return Verdict(format=FORMAT, cas=cas, if_match=if_match, proved_at_s=store.now())
     finally:
-        with suppress(UnavailableError):  # what is left over is small, and never read
+        with suppress(ReefError):  # what is left over is small, and never read
             store.delete_many(run.used)
 
 
@@ -101,27 +111,57 @@ class _Probe:
 
     def check_create(self) -> None:
         self._check_second_create()
-        for number in range(ROUNDS):
-            key = self._key(f"create-{number}")
-            racers = self._race(lambda body, key=key: self.store.create(key, body))  # type: ignore[misc]
-            self._check_one_winner(key, racers)
+        rounds = (self._create_round(number) for number in range(ROUNDS_MAX))
+        if not self._decided_well(rounds):
+            raise self._not_exclusive("racing creates had no winner, or more than one")
+
+    def _create_round(self, number: int) -> bool | None:
+        key = self._key(f"create-{number}")
+        racers = self._race(lambda body: self.store.create(key, body))
+        return self._one_winner(key, racers)
+
+    def _decided_well(self, rounds: Iterator[bool | None]) -> bool:
+        """Whether one racer won each round; rounds without a clear answer are run again."""
+        decided = 0
+        for one_won in rounds:
+            if one_won is False:
+                return False
+            decided += one_won is True
+            if decided == ROUNDS:
+                return True
+        raise self._silent()
 
     def _check_second_create(self) -> None:
         key = self._key("twice")
-        first = self.store.create(key, b"first")
-        second = self.store.create(key, b"second")
+        first = self._answered(self.store.create(key, b"first"))
+        second = self._answered(self.store.create(key, b"second"))
         if first.outcome is not Outcome.CREATED:
             raise self._not_exclusive(f"a first create was answered {first.outcome.value!r}")
         if second.outcome is not Outcome.EXISTS or self.store.get(key) != b"first":
             raise self._not_exclusive("a second create of the same name took effect")
 
-    def _check_one_winner(self, key: str, racers: list[_Racer]) -> None:
+    def _one_winner(self, key: str, racers: list[_Racer]) -> bool | None:
+        """True: one won, and its bytes are there. None: too few answers to tell."""
         winners = [racer for racer in racers if racer.result.landed]
-        unknown = [racer for racer in racers if racer.result.outcome is Outcome.UNKNOWN]
-        if len(winners) > 1 or (not winners and not unknown):
-            raise self._not_exclusive(f"{len(winners)} of {len(racers)} racing creates won")
-        if winners and self.store.get(key) != winners[0].body:
-            raise self._not_exclusive("the winner's bytes were overwritten")
+        unknown = any(racer.result.outcome is Outcome.UNKNOWN for racer in racers)
+        if len(winners) > 1:
+            return False
+        if not winners:
+            return None if unknown else False
+        return self.store.get(key) == winners[0].body
+
+    def _answered(self, result: WriteResult) -> WriteResult:
+        """A store that refuses for ever though nothing is in the way has answered, too."""
+        silent = result.doubt or result.cause is not None
+        if result.outcome is Outcome.UNKNOWN and silent:
+            raise self._silent()
+        return result
+
+    def _silent(self) -> UnavailableError:
+        return UnavailableError(
+            f"{self.store.url} did not answer while its conditional writes were probed",
+            hint="Try again; nothing was concluded",
+        )
 
     def check_listing(self) -> None:
         """The characters '-', '.', '/' and '0' follow each other: folders must not jump ahead."""
@@ -143,16 +183,18 @@ class _Probe:
         key = self._key("if-match")
         self.store.put(key, self._nonce())
         stale = self.store.get_tagged(key).tag
-        if stale is None or not self.store.replace(key, self._nonce(), stale).landed:
+        if stale is None or not self._replaces(key, stale):
             return False
-        if self.store.replace(key, self._nonce(), stale).outcome is not Outcome.CHANGED:
+        if self._replaces(key, stale):
             return False
-        return all(self._one_replaces(key) for _ in range(ROUNDS))
+        return self._decided_well(self._replace_round(key) for _ in range(ROUNDS_MAX))
 
-    def _one_replaces(self, key: str) -> bool:
+    def _replaces(self, key: str, tag: str) -> bool:
+        return self._answered(self.store.replace(key, self._nonce(), tag)).landed
+
+    def _replace_round(self, key: str) -> bool | None:
         tag = self.store.get_tagged(key).tag or ""
-        racers = self._race(lambda body: self.store.replace(key, body, tag))
-        return sum(racer.result.landed for racer in racers) == 1
+        return self._one_winner(key, self._race(lambda body: self.store.replace(key, body, tag)))
 
     def _race(self, write: Callable[[bytes], WriteResult]) -> list[_Racer]:
         bodies = [self._nonce() for _ in range(RACERS)]
@@ -185,18 +227,24 @@ def _remember(store: Store, verdict: Verdict) -> Verdict:
         return verdict
     known = remembered(store)
     if known is None:
-        raise InvalidInputError(
+        raise UnavailableError(
             f"{store.url} could not keep the verdict on its conditional writes",
-            kind=Kind.NOT_EXCLUSIVE,
+            hint="Try again",
         )
     return known
 
 
 def _decode(body: bytes) -> Verdict:
+    key = paths.cas_verdict()
     try:
-        return msgspec.json.decode(body, type=Verdict)
+        verdict = msgspec.json.decode(body, type=Verdict)
     except msgspec.DecodeError as error:
-        raise CorruptionError(
-            f"object {paths.cas_verdict()} is not a verdict: {error}",
-            object=paths.cas_verdict(),
-        ) from error
+        raise CorruptionError(f"object {key} is not a verdict: {error}", object=key) from error
+    if verdict.format > FORMAT:
+        raise UnsupportedFormatError(
+            f"object {key} is a verdict of format {verdict.format}, "
+            f"this release reads up to {FORMAT}",
+            hint="Upgrade Reef",
+            object=key,
+        )
+    return verdict

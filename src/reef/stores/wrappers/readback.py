@@ -15,11 +15,16 @@ body tells: commit objects carry a write id, so equal bytes mean that it is ours
 
 Sending again after an unknown answer, rather than looking, is on purpose: the first try
 may still be on its way, and a directory says "exists" only of what is durable.
+
+All of this assumes that nobody deletes the name meanwhile. Reef collects slots only long
+after their time; a result with `doubt` set is one whose writer must prove that (H13).
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 
-from reef.errors import NotFoundError, UnavailableError
+from reef.errors import NotFoundError, ReefError, UnavailableError
 from reef.stores.base import Outcome, Store, Tagged, WriteResult
 from reef.stores.wrappers.base import Wrapper
 from reef.stores.wrappers.retry import Backoff, RetryPolicy
@@ -50,33 +55,41 @@ class ReadBack(Wrapper):
         send: Callable[[], WriteResult],
         look: Callable[[bool], WriteResult | None],
     ) -> WriteResult:
-        """Send until the answer is definite. `doubt`: an earlier try may have landed."""
+        """Send until the answer is definite. `doubt`: an earlier try may have landed.
+
+        Nothing is raised once there is doubt, not even a refusal: the credentials may have
+        lapsed between a try that landed and the one that asks.
+        """
         backoff = Backoff(self.runtime, self.policy)
         doubt = False
-        cause: Exception | None = None
         while True:
             try:
                 result = send()
-            except UnavailableError as error:
-                cause = error  # this try wrote nothing, for certain
+            except ReefError as error:
+                cause: Exception | None = error  # this try wrote nothing, for certain
+                if not isinstance(error, UnavailableError):
+                    break
             else:
                 if result.landed:
                     return result
-                if result.outcome is Outcome.UNKNOWN:
+                try:
+                    seen = None if result.outcome is Outcome.UNKNOWN else look(doubt)
                     cause = result.cause
-                elif (seen := look(doubt)) is not None:
-                    return seen
-                doubt = True
+                    doubt = doubt or result.outcome is Outcome.UNKNOWN
+                except ReefError as error:  # it may be our own that stands in the way
+                    seen, cause, doubt = None, error, True
+                if seen is not None:
+                    return replace(seen, doubt=doubt)
             if not backoff.wait():
                 break
-        if not doubt and cause is not None:
+        if not doubt and isinstance(cause, ReefError):
             raise cause
-        return WriteResult(Outcome.UNKNOWN, cause=cause)
+        return WriteResult(Outcome.UNKNOWN, cause=cause, doubt=doubt)
 
     def _look_create(self, key: str, body: bytes) -> WriteResult | None:
         try:
             found = self.inner.get_tagged(key)
-        except (NotFoundError, UnavailableError):
+        except NotFoundError:
             return None
         if found.body == body:
             return WriteResult(Outcome.CREATED, found.tag)
@@ -84,12 +97,8 @@ class ReadBack(Wrapper):
 
     def _look_replace(self, key: str, body: bytes, tag: str, doubt: bool) -> WriteResult | None:
         found: Tagged | None = None
-        try:
+        with suppress(NotFoundError):
             found = self.inner.get_tagged(key)
-        except NotFoundError:
-            pass
-        except UnavailableError:
-            return None
         if found is not None and found.body == body:
             return WriteResult(Outcome.REPLACED, found.tag)
         if found is not None and found.tag == tag:

@@ -1,0 +1,226 @@
+"""Durable names in a directory: what the directory store is built on.
+
+A file gets its bytes in `.tmp/`, is synced, and only then a name. Four things that are easy
+to miss:
+
+- A directory that another process has just made may not be durable yet. Before the first
+  write into one, the whole chain of names above it is synced.
+- A directory sync that fails leaves a name that may or may not last. A later sync that
+  succeeds proves nothing (the kernel may have dropped the dirty page), so such a directory
+  is never vouched for again by this process.
+- `link()` and `rename()` that fail in an unusual way may have taken effect, on a network
+  file system for one. Only some errors prove that nothing happened.
+- Locks lie in `.locks/` and are never removed: a lock on a removed file excludes nobody.
+"""
+
+import errno
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+
+from reef.files import Files, FileStat
+from reef.runtime import Runtime
+
+__all__ = ["LOCKS", "TEMPORARY", "Directory", "SourceFailed", "Temporary"]
+
+TEMPORARY = ".tmp"
+LOCKS = ".locks"
+LOCK_FILES = 256
+COPY_BYTES_MAX = 1 << 30
+PROOF_OF_NOTHING = {
+    *(errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM),
+    *(errno.ENOSPC, errno.EDQUOT, errno.EMLINK, errno.ENAMETOOLONG, errno.EROFS, errno.EXDEV),
+    errno.ELOOP,
+}
+"""Errors of link() and rename() after which the name is certainly as it was."""
+
+
+class SourceFailed(Exception):
+    """The caller's own iterator raised; its error is passed on as it is."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@dataclass(frozen=True, slots=True)
+class Temporary:
+    """A synced file that has no name in the bucket yet."""
+
+    path: str
+    stat: FileStat
+
+
+class Directory:
+    """The files below one root."""
+
+    def __init__(self, root: str, runtime: Runtime, files: Files) -> None:
+        self.root = root
+        self.files = files
+        self.scratch = os.path.join(root, TEMPORARY)
+        self._runtime = runtime
+        self._durable: set[str] = set()
+        self._suspect: set[str] = set()
+        self._token = runtime.ulid()  # with the process id and a serial number, a name of its own
+        self._serial = count()
+
+    # --- bytes --------------------------------------------------------------------
+    @contextmanager
+    def temporary(self, parts: Iterable[bytes]) -> Iterator[Temporary]:
+        """Write and sync a file; it is gone afterwards, unless it was renamed."""
+        with self.scratch_file() as (path, fd):
+            for part in _guarded(parts):
+                self._write(fd, part)
+            yield Temporary(path, self._finish(fd))
+
+    @contextmanager
+    def copied(self, source_fd: int, size: int) -> Iterator[Temporary]:
+        """The same, with the bytes of an open file, without passing them through Python."""
+        with self.scratch_file() as (path, fd):
+            while size:
+                copied = self.files.copy_range(source_fd, fd, min(size, COPY_BYTES_MAX))
+                if not copied:
+                    raise OSError(f"the source ended {size} bytes early while it was copied")
+                size -= copied
+            yield Temporary(path, self._finish(fd))
+
+    @contextmanager
+    def scratch_file(self) -> Iterator[tuple[str, int]]:
+        """Yield a new file that no listing shows."""
+        path = f"{self.scratch}/{self._token}.{self._runtime.process_id()}.{next(self._serial)}"
+        try:
+            fd = self.files.create(path)
+        except FileNotFoundError:  # the first write, or someone removed the directory
+            self._durable.clear()
+            self.ensure(self.scratch)
+            fd = self.files.create(path)
+        try:
+            yield path, fd
+        finally:
+            # A leftover is harmless, and must not turn a write that landed into an error.
+            with suppress(OSError):
+                self.files.close(fd)
+            with suppress(OSError):
+                self.files.unlink(path)
+
+    def _write(self, fd: int, data: bytes) -> None:
+        rest = memoryview(data).cast("B")
+        while rest:
+            rest = rest[self.files.write(fd, rest) :]
+
+    def _finish(self, fd: int) -> FileStat:
+        self.files.set_mtime(fd, int(self._runtime.wall_s() * 1e9))
+        self.files.sync(fd)
+        return self.files.stat_open(fd)
+
+    # --- names --------------------------------------------------------------------
+    def link(self, temporary: Temporary, path: str) -> bool:
+        """Name a file where there is none; False if the name is taken.
+
+        Raises Doubt where nobody can say whether the name is there, or whether it will last.
+        """
+        try:
+            self._name(self.files.link, temporary, path)
+            won = True
+        except FileExistsError:
+            won = False
+        self.sync_names(os.path.dirname(path))  # the loser too: its caller acts on it
+        return won
+
+    def rename(self, temporary: Temporary, path: str) -> None:
+        """Name a file in place of whatever had the name. Raises Doubt as `link` does."""
+        self._name(self.files.rename, temporary, path)
+        self.sync_names(os.path.dirname(path))
+
+    def _name(self, call: Callable[[str, str], None], temporary: Temporary, path: str) -> None:
+        self.ensure(os.path.dirname(path))
+        try:
+            _certain(lambda: call(temporary.path, path))
+        except FileNotFoundError:  # the directory was removed since it was made: once more
+            self._durable.clear()
+            self.ensure(os.path.dirname(path))
+            _certain(lambda: call(temporary.path, path))
+
+    def sync_names(self, folder: str) -> None:
+        """Make the names in a directory durable, or raise Doubt."""
+        if folder in self._suspect:
+            raise Doubt(OSError(errno.EIO, f"an earlier sync of {folder} failed"))
+        try:
+            self.files.sync_directory(folder)
+        except OSError as error:
+            self._suspect.add(folder)
+            raise Doubt(error) from error
+
+    @contextmanager
+    def locked(self, key: str) -> Iterator[None]:
+        """Exclude every other overwrite and delete of this key, in any process."""
+        locks = self.ensure(os.path.join(self.root, LOCKS))
+        shard = zlib.crc32(key.encode()) % LOCK_FILES
+        path = os.path.join(locks, f"{shard:02x}")
+        with ExitStack() as held:
+            try:
+                held.enter_context(self.files.locked(path))
+            except FileNotFoundError:  # someone removed the directory: make it again
+                self._durable.clear()
+                self.ensure(locks)
+                held.enter_context(self.files.locked(path))
+            yield
+
+    # --- directories --------------------------------------------------------------
+    def ensure(self, folder: str) -> str:
+        """Make a directory whose whole chain of names is durable, from `/` down."""
+        parent = os.path.dirname(folder)
+        if folder not in self._durable and parent != folder:
+            self.ensure(parent)
+            try:
+                self.files.make_directory(folder)
+            except FileExistsError:
+                if not self.files.stat(folder).is_directory:
+                    raise NotADirectoryError(
+                        errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder
+                    ) from None
+            self._sync_above(parent)
+            self._durable.add(folder)
+        return folder
+
+    def _sync_above(self, parent: str) -> None:
+        try:
+            self.files.sync_directory(parent)
+        except PermissionError:
+            if len(parent) >= len(self.root):
+                raise
+            # Above the root the directories are the administrator's, made long ago.
+
+
+class Doubt(OSError):
+    """Whether a name is there for good, nobody can say."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(cause.errno or errno.EIO, str(cause))
+        self.cause = cause
+
+
+def _certain(call: Callable[[], None]) -> None:
+    """Let an error pass only if it proves that nothing happened."""
+    try:
+        call()
+    except OSError as error:
+        if error.errno not in PROOF_OF_NOTHING:
+            raise Doubt(error) from error
+        raise
+
+
+def _guarded(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Keep the caller's errors apart from those of the disk."""
+    iterator = iter(parts)
+    while True:
+        try:
+            part = next(iterator)
+        except StopIteration:
+            return
+        except Exception as error:
+            raise SourceFailed(error) from error
+        yield part

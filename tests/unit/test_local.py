@@ -1,0 +1,216 @@
+"""The directory store where it is easy to be wrong: forks, foreign files, failing disks."""
+
+import errno
+import os
+import threading
+import time
+
+import pytest
+
+from reef import stores
+from reef.errors import InvalidInputError, UnavailableError
+from reef.files import OS
+from reef.stores import Outcome
+from reef.stores.local import LocalStore
+from tests.forking import in_child
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Give a store in an empty directory."""
+    return LocalStore(str(tmp_path))
+
+
+class Scripted(type(OS)):
+    """Real system calls, some of which fail as told: {method: [error, …]}."""
+
+    def __init__(self, **failures):
+        self.failures = failures
+
+    def _maybe(self, method):
+        if self.failures.get(method):
+            error = self.failures[method].pop(0)
+            if error is not None:
+                raise error
+
+    def link(self, source, target):
+        self._maybe("link")
+        super().link(source, target)
+        self._maybe("link_after")
+
+    def rename(self, source, target):
+        super().rename(source, target)
+        self._maybe("rename_after")
+
+    def sync_directory(self, path):
+        self._maybe("sync_directory")
+        super().sync_directory(path)
+
+
+def eio():
+    """Return the error of a failing disk."""
+    return OSError(errno.EIO, "Input/output error")
+
+
+def test_H51_a_fork_while_a_lock_is_held_blocks_nobody(tmp_path):
+    """H51: the child does not inherit the lock, and does not keep it from the parent."""
+    held, let_go = threading.Event(), threading.Event()
+
+    class Slow(type(OS)):
+        def rename(self, source, target):
+            held.set()
+            let_go.wait(20)
+            super().rename(source, target)
+
+    slow = LocalStore(str(tmp_path), files=Slow())
+    writer = threading.Thread(target=lambda: slow.put("k", b"slow"))
+    writer.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        time.sleep(3)
+        os._exit(0)
+    let_go.set()
+    writer.join()
+    start_s = time.perf_counter()
+    LocalStore(str(tmp_path)).put("k", b"parent")
+    assert time.perf_counter() - start_s < 2
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_H51_a_forked_child_can_lock_what_its_parent_held(tmp_path):
+    """H51: in the child the lock has no owner."""
+    store = LocalStore(str(tmp_path))
+    store.put("k", b"old")
+    held, let_go = threading.Event(), threading.Event()
+
+    def hold():
+        with store._directory.locked("k"):
+            held.set()
+            let_go.wait(20)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    threading.Timer(0.5, let_go.set).start()
+    code, _ = in_child(lambda: store.put("k", b"child"))
+    thread.join()
+    assert code == 0
+    assert store.get("k") == b"child"
+
+
+def test_a_clash_is_forgotten_when_it_is_gone(store):
+    """`a/b` is refused while `a` is an object, and accepted once it is not."""
+    store.create("a", b"object")
+    with pytest.raises(InvalidInputError):
+        store.create("a/b", b"x")
+    store.delete("a")
+    assert store.create("a/b", b"x").landed
+
+
+def test_a_directory_that_vanished_is_made_again(store, tmp_path):
+    """Between two creates someone removed the folder, and `.tmp`, and the locks."""
+    store.create("wal/1", b"x")
+    (tmp_path / "wal" / "1").unlink()
+    (tmp_path / "wal").rmdir()
+    assert store.create("wal/2", b"x").landed
+    (tmp_path / ".tmp").rmdir()
+    assert store.create("wal/3", b"x").landed
+    store.put("k", b"x")
+    for lock in (tmp_path / ".locks").iterdir():
+        lock.unlink()
+    (tmp_path / ".locks").rmdir()
+    store.put("k", b"y")
+    store.delete("k")
+    assert [info.key for info in store.list()] == ["wal/2", "wal/3"]
+
+
+def test_deleting_a_name_that_only_holds_others(store):
+    """A directory is no object: deleting its name is like deleting nothing."""
+    store.put("a/b", b"x")
+    store.put("z", b"x")
+    store.delete_many(["a", "a/b/c", "z"])
+    assert [info.key for info in store.list()] == ["a/b"]
+
+
+def test_foreign_files_do_not_break_a_listing(store, tmp_path):
+    """Names that cannot be keys, pipes and links are passed over."""
+    store.put("a/b", b"x")
+    (tmp_path / "new\nline").write_text("x")
+    (tmp_path / "back\\slash").write_text("x")
+    (tmp_path / os.fsdecode(b"not-utf8-\xff")).write_text("x")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "elsewhere").symlink_to("/etc")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    assert [info.key for info in store.list()] == ["a/b"]
+    with pytest.raises(KeyError):
+        store.get("pipe")
+    assert list(store.list(".tmp/")) == []
+
+
+def test_the_callers_own_error_comes_out_of_an_upload(store):
+    """An OSError of the source is the caller's, not the store's."""
+
+    def parts():
+        yield b"x"
+        raise FileNotFoundError("the source")
+
+    with pytest.raises(FileNotFoundError, match="the source"):
+        store.upload("k", parts())
+    assert list(store.list()) == []
+
+
+@pytest.mark.parametrize("when", ["link", "link_after"])
+def test_a_link_that_fails_oddly_is_an_unknown_outcome(tmp_path, when):
+    """On a network file system it may have taken effect; the full stack then settles it."""
+    store = LocalStore(str(tmp_path), files=Scripted(**{when: [eio()]}))
+    assert store.create("k", b"x").outcome is Outcome.UNKNOWN
+    retried = stores.ReadBack(store).create("k", b"x")
+    assert retried.outcome is Outcome.CREATED
+    assert store.get("k") == b"x"
+
+
+def test_a_rename_that_fails_oddly_is_an_unknown_outcome(tmp_path):
+    """The same for If-Match."""
+    tag = LocalStore(str(tmp_path)).put("k", b"old")
+    store = LocalStore(str(tmp_path), files=Scripted(rename_after=[eio()]))
+    assert store.replace("k", b"new", tag).outcome is Outcome.UNKNOWN
+    assert store.get("k") == b"new"
+
+
+def test_a_directory_whose_sync_failed_is_never_vouched_for_again(tmp_path):
+    """After a failed fsync a later success proves nothing: the outcome stays unknown."""
+    LocalStore(str(tmp_path)).create("wal/0", b"x")
+    files = Scripted(sync_directory=[])
+    store = LocalStore(str(tmp_path), files=files)
+    store.create("wal/1", b"x")
+    files.failures["sync_directory"] = [eio()]
+    assert store.create("wal/2", b"x").outcome is Outcome.UNKNOWN
+    assert store.create("wal/2", b"x").outcome is Outcome.UNKNOWN
+    assert store.create("wal/3", b"x").outcome is Outcome.UNKNOWN
+    assert store.create("other/1", b"x").outcome is Outcome.CREATED
+
+
+def test_a_short_file_is_told(tmp_path):
+    """H8: a file that ends while it is read is an error, not a short object."""
+
+    class Shrinking(type(OS)):
+        def read_at(self, fd, start, length):
+            return super().read_at(fd, start, min(length, 4)) if start < 8 else b""
+
+    LocalStore(str(tmp_path)).put("k", bytes(100))
+    with pytest.raises(UnavailableError, match="92 bytes early"):
+        LocalStore(str(tmp_path), files=Shrinking()).get("k")
+
+
+def test_deletes_and_replaces_exclude_each_other(tmp_path):
+    """Whichever comes first, a deleted object is not brought back by a replace that lost."""
+    store = LocalStore(str(tmp_path))
+    for _ in range(100):
+        tag = store.put("k", b"old")
+        results = store.runtime.gather(
+            [lambda tag=tag: store.replace("k", b"new", tag), lambda: store.delete("k")]
+        )
+        there = [info.key for info in store.list()]
+        assert there == [], f"replace said {results[0].outcome}, then the delete was undone"
