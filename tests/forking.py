@@ -9,7 +9,7 @@ def in_child(work):
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        signal.alarm(20)
+        signal.alarm(10)
         code = 1
         try:
             os.write(writing, repr(work()).encode())

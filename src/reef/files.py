@@ -173,11 +173,8 @@ class _OsFiles(Files):
         try:
             yield
         finally:
-            # Unlocked by word, not only by closing: a child that was forked meanwhile has
-            # the same open file, and would keep the lock for as long as it lives.
-            fcntl.flock(fd, fcntl.LOCK_UN)
             _held_locks.discard(fd)
-            os.close(fd)
+            os.close(fd)  # releases the lock
 
     def _lock(self, path: str) -> int:
         """Return a locked file that still has its name: on a removed one, nobody is excluded."""
@@ -196,7 +193,8 @@ _held_locks: set[int] = set()
 
 
 def _close_locks_in_child() -> None:
-    """The child holds no lock: the thread that took it is not there."""
+    """A child shares the open files of its parent's locks, and would keep them for as long
+    as it lives, although the threads that took them are not there."""
     for fd in list(_held_locks):
         os.close(fd)
     _held_locks.clear()

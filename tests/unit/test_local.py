@@ -205,12 +205,21 @@ def test_a_short_file_is_told(tmp_path):
 
 
 def test_deletes_and_replaces_exclude_each_other(tmp_path):
-    """Whichever comes first, a deleted object is not brought back by a replace that lost."""
+    """A delete that comes while a replace is at work waits, and then deletes what it wrote."""
+    renaming = threading.Event()
+
+    class Slow(type(OS)):
+        def rename(self, source, target):
+            renaming.set()
+            time.sleep(0.3)
+            super().rename(source, target)
+
     store = LocalStore(str(tmp_path))
-    for _ in range(100):
-        tag = store.put("k", b"old")
-        results = store.runtime.gather(
-            [lambda tag=tag: store.replace("k", b"new", tag), lambda: store.delete("k")]
-        )
-        there = [info.key for info in store.list()]
-        assert there == [], f"replace said {results[0].outcome}, then the delete was undone"
+    tag = store.put("k", b"old")
+    slow = LocalStore(str(tmp_path), files=Slow())
+    replacing = threading.Thread(target=lambda: slow.replace("k", b"new", tag))
+    replacing.start()
+    renaming.wait()
+    store.delete("k")
+    replacing.join()
+    assert list(store.list()) == [], "the replace brought a deleted object back"

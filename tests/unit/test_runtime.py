@@ -8,6 +8,7 @@ import time
 import pytest
 
 from reef.runtime import REAL, leaf_lock
+from tests.forking import in_child
 
 
 def test_clocks_move():
@@ -106,3 +107,10 @@ def test_a_leaf_lock_held_at_a_fork_is_free_in_the_child():
     let_go.set()
     thread.join()
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_H51_a_forked_child_has_a_pool_of_its_own():
+    """H51: idle threads of the parent's pool are counted in the child, but are not there."""
+    REAL.gather([lambda: time.sleep(0.05)] * 4)
+    time.sleep(0.1)  # until all of them are idle
+    assert in_child(lambda: REAL.gather([lambda: 7] * 3)) == (0, "[7, 7, 7]")
