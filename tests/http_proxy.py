@@ -1,13 +1,26 @@
-"""Small HTTP proxies in front of a real S3 server: one counts, one caches.
+"""Small HTTP proxies in front of a real S3 server: one counts, one caches, one fails by script.
 
 They sit where a proxy sits in life, between the client and the endpoint, so that what
 they see is what goes over the wire.
+
+    with proxy(Failing, server.address, [Trouble(503, "SlowDown", method="PUT")]) as wire:
+        ...  # the first PUT is answered 503, whatever comes next goes through
+
+A `Trouble` strikes the first `times` requests that match it. `applied` decides whether the
+server sees the request before its answer is lost: the two halves of every unknown outcome.
 """
 
 import http.client
+import socket
 import threading
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from reef import stores
+from reef.stores.remote import S3Store
+from reef.stores.s3_options import S3Options
 
 HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "keep-alive"}
 
@@ -50,6 +63,13 @@ class Forwarding(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
+    def handle_one_request(self):
+        """A client that has hung up is not news."""
+        try:
+            super().handle_one_request()
+        except ConnectionError:
+            self.close_connection = True
+
     def log_message(self, *_):
         """Keep quiet."""
 
@@ -70,14 +90,94 @@ class Caching(Forwarding):
         self.send(*answer)
 
 
+@dataclass
+class Trouble:
+    """What goes wrong on the wire, for which requests and how often."""
+
+    status: int = 200
+    code: str = ""
+    """The service's own word, such as SlowDown, in the body of the answer."""
+    how: str = "answer"
+    """answer: with `status` and `code` · close: without a word · short: half of the true
+    answer's body under its full Content-Length · garbage: bytes that are not HTTP."""
+    method: str = "*"
+    path: str = "*"
+    """A pattern for the path and its query."""
+    times: int | None = 1
+    skip: int = 0
+    applied: bool = False
+    """Whether the server sees the request; a short answer always is."""
+    headers: tuple = ()
+    body: bytes | None = None
+    struck: int = field(default=0, init=False)
+
+    def strikes(self, method, path):
+        """Whether this request is one of those; counts it."""
+        if not (fnmatchcase(method, self.method) and fnmatchcase(path, self.path)):
+            return False
+        if self.skip > 0:
+            self.skip -= 1
+            return False
+        if self.struck == self.times:
+            return False
+        self.struck += 1
+        return True
+
+
+class Failing(Forwarding):
+    """Passes everything on but what its script has other plans for."""
+
+    def respond(self, method, path, body):
+        self.server.requests.append((method, path, dict(self.headers)))
+        with self.server.lock:
+            trouble = next((t for t in self.server.troubles if t.strikes(method, path)), None)
+        if trouble is None:
+            self.send(*self.forward(method, path, body))
+            return
+        answer = None
+        if trouble.applied or trouble.how == "short":
+            answer = self.forward(method, path, body)
+        getattr(self, f"fail_by_{trouble.how}")(trouble, answer)
+
+    def fail_by_answer(self, trouble, _):
+        body = trouble.body
+        if body is None:
+            body = f"<Error><Code>{trouble.code}</Code></Error>".encode() if trouble.code else b""
+        self.send(trouble.status, trouble.headers, body)
+
+    def fail_by_close(self, *_):
+        self.hang_up()
+
+    def fail_by_short(self, _, answer):
+        status, headers, body = answer
+        self.send_response_only(status)
+        for name, value in headers:
+            if name.lower() not in HOP_BY_HOP:
+                self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[: len(body) // 2])
+        self.hang_up()
+
+    def fail_by_garbage(self, *_):
+        self.wfile.write(b"\x00\xff this is not HTTP at all\r\n\r\n")
+        self.hang_up()
+
+    def hang_up(self):
+        self.wfile.flush()
+        self.close_connection = True
+        self.connection.shutdown(socket.SHUT_RDWR)
+
+
 @contextmanager
-def proxy(handler, target):
+def proxy(handler, target, troubles=()):
     """Run a proxy in front of `target` (host:port); yield the server, with its `endpoint`."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     server.target, server.requests, server.cache, server.hits = target, [], {}, 0
+    server.troubles, server.lock = list(troubles), threading.Lock()
     server.endpoint = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield server
@@ -85,3 +185,23 @@ def proxy(handler, target):
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+class Wired:
+    """A bucket seen through a failing wire: bare, as users get it, and past the wire."""
+
+    def __init__(self, server, wire, bucket, policy):
+        self.wire = wire
+        self.options = {**server.options(), "endpoint": wire.endpoint, "part_bytes": 5 << 20}
+        self.raw = S3Store(bucket, "x", S3Options.from_words(self.options))
+        self.store = stores.open(f"s3://{bucket}/x", retry=policy, **self.options)
+        self.direct = stores.open(f"s3://{bucket}/x", **server.options())
+
+    def meets(self, *troubles):
+        """Script what goes wrong from here on; what was seen so far is forgotten."""
+        self.wire.troubles[:] = troubles
+        self.wire.requests.clear()
+
+    def sent(self, method):
+        """Return the requests of that method that came by."""
+        return [request for request in self.wire.requests if request[0] == method]

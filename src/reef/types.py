@@ -30,6 +30,20 @@ class KeyRange:
     end: bytes | None = None
 
     @classmethod
+    def of(
+        cls,
+        start: bytes | str | None,
+        end: bytes | str | None,
+        prefix: bytes | str | None = None,
+    ) -> "KeyRange":
+        """Return the range of a scan's arguments; text is UTF-8."""
+        first, last, begins = (
+            b.encode() if isinstance(b, str) else b for b in (start, end, prefix)
+        )
+        wanted = cls(first or b"", last)
+        return wanted.both(cls.of_prefix(begins)) if begins else wanted
+
+    @classmethod
     def of_prefix(cls, prefix: bytes) -> "KeyRange":
         """Return the range of all keys that begin with `prefix`."""
         bare = prefix.rstrip(b"\xff")

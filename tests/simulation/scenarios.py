@@ -16,6 +16,7 @@ ROUGH = Chaos(
     lost_answer=0.1,
     fail_before=0.1,
     conflict=0.05,
+    late=0.03,
     stall=0.02,
     freeze=0.01,
 )

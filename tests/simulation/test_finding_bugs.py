@@ -148,3 +148,36 @@ def test_racing_creators_is_not_vacuous():
         sim.close()
         outcomes |= {step.what.split()[1] for step in sim.trace if step.what.startswith("create ")}
     assert {"created", "exists"} <= outcomes
+
+
+def test_a_name_that_comes_back_dies_in_each_of_its_lives():
+    """A service that is restarted inside the scenario has crash points before and after."""
+
+    def scenario(sim):
+        for life in ("first", "second"):
+            node = sim.process("writer")
+            node.spawn(lambda node=node, life=life: node.raw_store().create(life, b""))
+            sim.run()
+
+    reached = []
+    for point in crash_points(scenario, "writer"):
+        keys = [info.key for info in point.simulation.bucket.list()]
+        reached.append((point.number, point.what, keys))
+    assert reached == [
+        (1, "store create first", ["second"]),
+        (2, "store create created first done", ["first", "second"]),
+        (3, "store create second", ["first"]),
+        (4, "store create created second done", ["first", "second"]),
+    ]
+
+
+def test_clearing_away_leftovers_is_a_seam():
+    """A process can die before and after `abort_stale`, as at every store call."""
+
+    def scenario(sim):
+        node = sim.process("sweeper")
+        node.spawn(lambda: node.raw_store().abort_stale(0.0))
+        sim.run()
+
+    reached = [point.what.split() for point in crash_points(scenario, "sweeper")]
+    assert reached == [["store", "abort_stale"], ["store", "abort_stale", "done"]]

@@ -5,13 +5,15 @@ import random
 import pytest
 
 from reef import stores
+from reef.errors import InvalidInputError, UnavailableError
 from reef.stores import PROFILES, Fault, Faults, Latency, Meter, RetryPolicy, Rule
 from reef.stores.memory import MemoryStore
 from reef.telemetry import Metrics, RequestMeter
 from reef.testing import Simulation
-from tests.http_proxy import Forwarding, proxy
+from tests.http_proxy import Failing, Forwarding, Trouble, proxy
 
 MIB = 1 << 20
+ONCE = RetryPolicy(attempts_max=1)
 
 
 @pytest.fixture
@@ -89,13 +91,28 @@ def test_retries_are_counted_too():
     assert meter.requests() == {"put": 3}
 
 
+def test_a_fault_strikes_whichever_key_it_names():
+    """`Faults.delete_many` looks at all keys, not at the first alone."""
+    store = Faults(MemoryStore(), [Rule(Fault.FAIL_BEFORE, "delete", "wal/2", times=1)])
+    store.put("wal/1", b"")
+    with pytest.raises(UnavailableError):
+        store.delete_many(["wal/1", "wal/2"])
+    assert store.get("wal/1") == b""
+    store.delete_many([])
+    store.delete_many(["wal/1", "wal/2"])
+
+
 def test_latencies_are_recorded():
     """Each kind of request has its histogram of seconds."""
     metrics = Metrics()
     store = stores.open("memory://", metrics=metrics)
     store.put("k", b"v")
     store.get("k")
-    assert metrics.to_dict()["requests.put"]["count"] == 1
+    store.copy("k", "copied")
+    store.upload("uploaded", [b"a", b"b"])
+    store.delete_many(["k", "copied"])
+    counts = {name: metric["count"] for name, metric in metrics.to_dict().items()}
+    assert counts == {f"requests.{name}": 1 for name in ("put", "get", "copy", "upload", "delete")}
     assert metrics.to_dict()["requests.get"]["max"] > 0
 
 
@@ -104,7 +121,7 @@ def _wire(requests):
     counts = {}
     for method, path, headers in requests:
         kind = {"POST": "put", "PUT": "put"}.get(method, method.lower())
-        if method == "GET" and "list-type" in path:
+        if method == "GET" and ("list-type" in path or "?uploads" in path):
             kind = "list"
         elif method == "POST" and path.endswith("?delete"):
             kind = "delete"
@@ -155,6 +172,153 @@ def test_a_long_listing_agrees_with_the_wire(ministack):
         )
         assert len(list(store.list("k/"))) == 2500
         assert _wire(wire.requests) == meter.requests() == {"list": 3}
+
+
+@pytest.fixture
+def wired(ministack):
+    """Give a way to open a bucket through a counting proxy, the meter, and the proxy."""
+    ministack.make_bucket("wire")
+    with proxy(Failing, ministack.address) as wire:
+        meter = RequestMeter()
+
+        def open_wired(prefix, **options):
+            options = {**ministack.options(), "endpoint": wire.endpoint, **options}
+            return stores.open(f"s3://wire/{prefix}", meter=meter, retry=ONCE, **options)
+
+        yield open_wired, meter, wire
+
+
+@pytest.fixture(scope="module")
+def long_folder():
+    """Give a function that fills the folder L of a server with 3,500 objects, once."""
+    filled = set()
+
+    def fill(server):
+        server.make_bucket("wire")
+        store = stores.open("s3://wire/folder", **server.options())
+        if server.endpoint not in filled:
+            store.runtime.gather([lambda n=n: store.put(f"L/{n:04}", b"") for n in range(3500)])
+            filled.add(server.endpoint)
+
+    return fill
+
+
+SHORT_LISTINGS = [
+    ("L/0349", "", 1, 1),
+    ("L/034", "", 10, 1),
+    ("L/34", "", 100, 1),
+    ("L/34", "L/3490", 9, 1),
+    ("L/34", "L/2", 100, 1),
+    ("L/0", "", 1000, 2),  # whether there is an eleventh hundred is told by the next page
+    ("L/", "L/3399", 100, 1),
+    ("L/", "L/z", 0, 1),
+    ("L/9", "", 0, 1),
+    ("L", "", 3500, 4),
+    ("nothing/here", "", 0, 1),
+]
+
+
+@pytest.mark.parametrize(("prefix", "start_after", "found", "requests"), SHORT_LISTINGS)
+def test_a_listing_begins_at_its_prefix(
+    ministack, wired, long_folder, prefix, start_after, found, requests
+):
+    """A part of a large folder costs its own pages, on the wire and on the meter."""
+    long_folder(ministack)
+    open_wired, meter, wire = wired
+    listed = list(open_wired("folder").list(prefix, start_after))
+    assert len(listed) == found
+    assert all(i.key.startswith(prefix) and i.key > start_after for i in listed)
+    assert _wire(wire.requests) == meter.requests() == {"list": requests}
+
+
+def test_an_unsorted_listing_costs_the_folder(ministack, wired, long_folder):
+    """Where the order cannot be trusted all pages are read, and counted."""
+    long_folder(ministack)
+    open_wired, meter, wire = wired
+    listed = list(open_wired("folder", listing="unsorted").list("L/", "L/3398"))
+    assert len(listed) == 101
+    assert _wire(wire.requests) == meter.requests() == {"list": 4}
+
+
+def test_a_listing_costs_what_was_read_of_it(ministack, wired, long_folder):
+    """Nothing before the first object; one page for the first thousand; a failure counts."""
+    long_folder(ministack)
+    open_wired, meter, wire = wired
+    listing = open_wired("folder").list("L/")
+    assert meter.requests() == {}
+    for _ in range(1000):
+        next(listing)
+    assert _wire(wire.requests) == meter.requests() == {"list": 1}
+    wire.troubles.append(Trouble(503, "SlowDown"))
+    with pytest.raises(UnavailableError):
+        next(listing)
+    assert _wire(wire.requests) == meter.requests() == {"list": 2}
+
+
+ODD_KEYS = sorted(["0", "a", "a b", "a!", "a/0", "a/b", "a/]x", "a/ä", "a/ö/1", "a0", "é", "😀1"])
+ODD_PREFIXES = sorted({key[:end] for key in ODD_KEYS for end in range(1, len(key) + 1)})
+
+
+@pytest.mark.parametrize("name", ["ministack", "ceph"])
+def test_a_listing_that_begins_at_its_prefix_misses_nothing(servers, name):
+    """Whatever character a prefix ends with: the offset below it hides no key."""
+    server = servers.use(name)
+    server.make_bucket("odd-keys")
+    store = stores.open("s3://odd-keys/x", **server.options())
+    for key in ODD_KEYS:
+        store.put(key, b"")
+    for prefix in ODD_PREFIXES:
+        for start_after in ("", "/", "/z", "a/", "a//z", prefix, prefix + " "):
+            expected = [k for k in ODD_KEYS if k.startswith(prefix) and k > start_after]
+            found = [info.key for info in store.list(prefix, start_after)]
+            assert found == expected, (prefix, start_after)
+
+
+def test_the_clock_and_the_sweep_are_counted(ministack, wired):
+    """now() writes and looks; abort_stale() asks the time, lists, and ends what is old."""
+    open_wired, meter, wire = wired
+    store = open_wired("swept")
+    store.now()
+    assert _wire(wire.requests) == meter.requests() == {"put": 1, "head": 1}
+    with ministack.client() as client:
+        for key in ("swept/1", "swept/2"):
+            client.create_multipart_upload(Bucket="wire", Key=key)
+    assert store.abort_stale(-5) == 2
+    expected = {"put": 2, "head": 2, "list": 1, "delete": 2}
+    assert _wire(wire.requests) == meter.requests() == expected
+
+
+def test_clocks_and_sweeps_that_cost_nothing_count_nothing(metered):
+    """A store in memory asks nobody."""
+    store, meter = metered
+    store.now()
+    store.abort_stale(0)
+    assert meter.requests() == {}
+
+
+def _breaking(pieces):
+    for _ in range(pieces):
+        yield bytes(5 * MIB)
+    raise RuntimeError("the source broke")
+
+
+@pytest.mark.parametrize("pieces", [0, 1, 2, 3, 4])
+def test_an_upload_whose_source_breaks_is_counted(wired, pieces):
+    """Begin, the parts that were sent, and the abort; nothing if it broke before."""
+    open_wired, meter, wire = wired
+    store = open_wired("broken", part_bytes=5 * MIB, upload_concurrency=1)
+    with pytest.raises(RuntimeError, match="the source broke"):
+        store.upload("n", _breaking(pieces))
+    assert sum(_wire(wire.requests).values()) == sum(meter.requests().values())
+
+
+def test_an_upload_that_the_store_refuses_is_counted(wired):
+    """A PUT that was answered 403 was sent, and is billed."""
+    open_wired, meter, wire = wired
+    wire.troubles.append(Trouble(403, "AccessDenied", method="PUT"))
+    with pytest.raises(InvalidInputError):
+        open_wired("refused").upload("n", [b"small"])
+    assert _wire(wire.requests) == meter.requests() == {"put": 1}
 
 
 @pytest.mark.parametrize("name", PROFILES)

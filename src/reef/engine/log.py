@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from reef.errors import CorruptionError, NotFoundError
+from reef.errors import CorruptionError, NotFoundError, UnavailableError
 from reef.formats.wal_object import WalObject
 from reef.paths import Namespace, number_of
 from reef.stores import Store, WriteResult, fetch
@@ -48,10 +48,15 @@ class Log:
         """Put an object into a slot, if it is open."""
         return self._store.create(self._namespace.wal_object(lsn), body)
 
-    def decode(self, lsn: int, body: bytes) -> WalObject:
-        """Decode the object that a lost `fill` found in the slot."""
+    def winner(self, lsn: int, lost: WriteResult) -> WalObject:
+        """Return the object that a lost `fill` found in its slot."""
         key = self._namespace.wal_object(lsn)
-        return self._checked(WalObject.decode(body, key), lsn, key)
+        if lost.winner is not None:
+            return self._checked(WalObject.decode(lost.winner, key), lsn, key)
+        found = self.read(lsn)
+        if found is None:
+            raise UnavailableError(f"LSN {lsn} was taken and is open again", object=key)
+        return found
 
     def _checked(self, found: WalObject, lsn: int, key: str) -> WalObject:
         if found.header.lsn != lsn:

@@ -4,6 +4,7 @@ Rows of several sources are put together, sorted by key and newest first, and th
 each key is kept. Range tombstones count as versions: a row is gone if a newer one covers it.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,7 +16,7 @@ from reef.formats.batch import OpKind
 from reef.formats.schema import Schema
 from reef.formats.versions import RangeTombstone, Versions, concat_versions
 
-__all__ = ["drop_covered", "drop_deleted", "newest_versions"]
+__all__ = ["drop_covered", "drop_deleted", "newest_versions", "sorted_places"]
 
 Places = npt.NDArray[np.int64]
 
@@ -25,7 +26,7 @@ def newest_versions(parts: Sequence[Versions], schema: Schema) -> Versions:
     parts = [part for part in parts if len(part)] or list(parts[:1])
     rows = concat_versions(parts, schema)
     if len(parts) > 1:
-        rows = rows.take(_sorted_places(rows))
+        rows = rows.take(sorted_places(rows))
     return _first_of_each_key(rows)
 
 
@@ -52,7 +53,8 @@ def drop_deleted(rows: Versions, now_ms: int) -> Versions:
     return rows if alive.all() else rows.take(np.flatnonzero(alive).astype(np.int64))
 
 
-def _sorted_places(rows: Versions) -> Places:
+def sorted_places(rows: Versions) -> Places:
+    """Return the order of rows: by key, and the newest first."""
     table = pa.table({"key": rows.keys, "lsn": rows.lsns, "seq": rows.seqs})
     order = [("key", "ascending"), ("lsn", "descending"), ("seq", "descending")]
     places: Places = pc.sort_indices(table, order).to_numpy().astype(np.int64)
@@ -70,7 +72,5 @@ def _first_of_each_key(rows: Versions) -> Versions:
 
 
 def _span(keys: list[bytes], start: bytes, end: bytes) -> tuple[int, int]:
-    from bisect import bisect_left
-
     first = bisect_left(keys, start)
     return first, max(first, bisect_left(keys, end))

@@ -162,7 +162,7 @@ class WriterOpening:
 
     def _step_over(self, lsn: int, result: WriteResult) -> None:
         """The seed's outcomes 2 to 4: a lower epoch, our own, a higher one."""
-        winner = self._log.decode(lsn, result.winner or b"").header
+        winner = self._log.winner(lsn, result).header
         if not winner.kind.of_writer or winner.epoch < self._epoch:
             return
         if winner.epoch == self._epoch:

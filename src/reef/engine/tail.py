@@ -26,6 +26,8 @@ class Tail:
         self.rules = LogReader(manifest)
         self.dedup = DedupWindow.of(manifest)
         self.bytes = 0
+        """How much of the log is not folded yet."""
+        self._sizes: dict[int, int] = {}
         self.created_at_ms = manifest.published_at_ms
         self._segments = segments
         self._schemas = {schema.id: schema for schema in manifest.schemas}
@@ -46,7 +48,7 @@ class Tail:
         if judgement.verdict is Verdict.APPLIES:
             self._apply(found)
         self._memtable.pass_over(found.header.lsn)
-        self.bytes += size
+        self._count(found.header.lsn, size)
         self.created_at_ms = max(self.created_at_ms, found.header.created_at_ms)
         return judgement
 
@@ -57,7 +59,7 @@ class Tail:
             self._memtable.apply(header.lsn, batches)
             self.dedup.add(header)
         self._early.discard(header.lsn)
-        self.bytes += size
+        self._count(header.lsn, size)
         return judgement
 
     def apply_early(self, header: WalHeader, batches: list[Ops]) -> None:
@@ -79,7 +81,13 @@ class Tail:
         self._memtable = self._memtable.drop_below(manifest.wal_floor)
         self._ingested = tuple(e for e in self._ingested if e.lsn_max >= manifest.wal_floor)
         self._schemas = {schema.id: schema for schema in manifest.schemas}
+        self._sizes = {lsn: n for lsn, n in self._sizes.items() if lsn >= manifest.wal_floor}
+        self.bytes = sum(self._sizes.values())
         self.manifest = manifest
+
+    def _count(self, lsn: int, size: int) -> None:
+        self._sizes[lsn] = size
+        self.bytes += size
 
     def _apply(self, found: WalObject) -> None:
         header = found.header

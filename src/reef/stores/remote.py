@@ -1,7 +1,9 @@
 """Buckets over the network, through obstore; the only module that imports it.
 
 The client's own retries are off: a retried conditional write that finds its own object
-would report a loss (H1). Retrying is the business of the wrappers.
+would report a loss (H1). Retrying is the business of the wrappers. Only `upload` has a
+client that sends again: it alone cannot be repeated from outside, since its source is
+read once, and what it writes has a name of its own.
 
 obstore runs on a native thread pool that a forked child does not inherit: every call
 there would hang (H51). A child that notices a new process id loads a private copy of the
@@ -15,7 +17,8 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import chain
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import obstore
@@ -36,10 +39,33 @@ from reef.stores.base import (
     check_range,
     past_the_end,
 )
+from reef.stores.listing import Listing, start_of
 from reef.stores.remote_errors import is_conflict, never_sent, translate
 from reef.stores.s3_options import S3Options
+from reef.stores.s3_uploads import Source, abort_stale_uploads
 
 __all__ = ["S3Store"]
+
+LIST_PAGE = 1000
+DELETE_PAGE = 1000
+UPLOAD_RETRIES_MAX = 5
+UPLOAD_BACKOFF = {
+    "init_backoff": timedelta(milliseconds=50),
+    "max_backoff": timedelta(seconds=2),
+    "base": 2,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Clients:
+    """Two clients of one bucket, and the library and process they belong to."""
+
+    once: Any
+    """Sends every request once."""
+    again: Any
+    """Sends again what failed; for uploads."""
+    native: Any
+    process_id: int
 
 
 class S3Store(Store):
@@ -54,13 +80,15 @@ class S3Store(Store):
         self.capabilities = Capabilities(
             if_match=options.if_match != "none",
             clock_resolution_s=1.0,
-            delete_page=1000 if options.bulk_delete else 1,
+            list_page=LIST_PAGE,
+            delete_page=DELETE_PAGE if options.bulk_delete else 1,
             part_bytes=options.part_bytes,
             abort_stale=importlib.util.find_spec("boto3") is not None,
+            now_requests=("put", "head"),
+            abort_stale_requests=("put", "head", "list"),
         )
         self._attributes = {"Storage-Class": options.storage_class} if options.storage_class else {}
-        self._client: Any = None
-        self._client_process = -1
+        self._clients: _Clients | None = None
         self._setup = leaf_lock()
         self._connect()  # wrong options are told here, not at the first call
 
@@ -69,17 +97,18 @@ class S3Store(Store):
 
     # --- read ---------------------------------------------------------------------
     def get_tagged(self, key: str) -> Tagged:
-        with self._asking(key) as (client, native):
-            result = native.get(client, check_key(key))
+        with self._asking(key) as clients:
+            result = clients.native.get(clients.once, check_key(key))
             meta, body = result.meta, bytes(result.bytes())
         if len(body) != meta["size"]:
             raise _short(key, len(body), meta["size"])
-        return Tagged(body, meta["e_tag"])
+        return Tagged(body, _info(meta).tag)
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
         check_range(key, start, end)
-        with self._asking(key) as (client, native):
-            result = native.get(client, check_key(key), options={"range": (start, end)})
+        with self._asking(key) as clients:
+            options = {"range": (start, end)}
+            result = clients.native.get(clients.once, check_key(key), options=options)
             size, body = result.meta["size"], bytes(result.bytes())
         if end > size:
             raise past_the_end(key, end, size)
@@ -88,27 +117,30 @@ class S3Store(Store):
         return body
 
     def head(self, key: str) -> ObjectInfo:
-        with self._asking(key) as (client, native):
-            return _info(native.head(client, check_key(key)))
+        with self._asking(key) as clients:
+            return _info(clients.native.head(clients.once, check_key(key)))
 
-    def list(self, prefix: str = "", start_after: str = "") -> Iterator[ObjectInfo]:
+    def list(self, prefix: str = "", start_after: str = "") -> Listing:
         check_prefix(prefix)
-        infos = self._list_folder(prefix[: prefix.rfind("/") + 1], start_after)
-        if not self.options.sorts_listings:
-            infos = iter(sorted(infos, key=lambda info: info.key))
-        return _within(infos, prefix, start_after)
+        folder = prefix[: prefix.rfind("/") + 1]
+        are_sorted = self.options.sorts_listings
+        offset = start_of(prefix, start_after) if are_sorted else None
+        return Listing(
+            lambda: self._list_pages(folder, offset), prefix, start_after, are_sorted=are_sorted
+        )
 
-    def _list_folder(self, folder: str, start_after: str) -> Iterator[ObjectInfo]:
-        offset = (start_after or None) if self.options.sorts_listings else None
-        with self._asking(folder) as (client, native):
-            pages = native.list(client, folder.rstrip("/") or None, offset=offset, chunk_size=1000)
+    def _list_pages(self, folder: str, offset: str | None) -> Iterator[Sequence[ObjectInfo]]:
+        with self._asking(folder) as clients:
+            pages = clients.native.list(
+                clients.once, folder.rstrip("/") or None, offset=offset, chunk_size=LIST_PAGE
+            )
             for page in pages:
-                yield from map(_info, page)
+                yield [_info(meta) for meta in page]
 
     # --- write --------------------------------------------------------------------
     def put(self, key: str, body: bytes) -> str | None:
-        with self._asking(key):
-            return self._put(key, body, "overwrite")
+        with self._asking(key) as clients:
+            return self._put(clients.once, clients.native, key, body, "overwrite")
 
     def create(self, key: str, body: bytes) -> WriteResult:
         return self._conditional(key, body, "create", Outcome.CREATED, Outcome.EXISTS)
@@ -127,12 +159,15 @@ class S3Store(Store):
         self, key: str, body: bytes, mode: Any, landed: Outcome, lost: Outcome
     ) -> WriteResult:
         """Errors mean that nothing was written; what may have been is an unknown outcome."""
+        clients = self._connect()
         try:
-            return WriteResult(landed, self._put(check_key(key), body, mode))
+            return WriteResult(landed, self._put(clients.once, clients.native, key, body, mode))
         except ReefError:
             raise
         except Exception as error:
             translated = translate(error, self.url, key)
+            if translated.kind is Kind.BUCKET_MISSING:
+                raise translated from error
             gone = lost is Outcome.CHANGED and isinstance(translated, NotFoundError)
             if gone or is_conflict(error):
                 return WriteResult(lost)
@@ -140,50 +175,67 @@ class S3Store(Store):
                 return WriteResult(Outcome.UNKNOWN, cause=translated)
             raise translated from error
 
-    def _put(self, key: str, body: bytes, mode: Any) -> str | None:
-        client, native = self._connect()
+    def _put(self, client: Any, native: Any, key: str, body: bytes, mode: Any) -> str | None:
         result = native.put(
             client,
             check_key(key),
             body,
             attributes=self._attributes,
             mode=mode,
-            use_multipart=False,
+            use_multipart=False,  # a condition is judged at once, and by one request (H3)
         )
         tag: str | None = result["e_tag"]
         return tag
 
     def upload(self, key: str, parts: Iterable[bytes]) -> int:
         """One PUT if it all fits a part, else a multipart upload of equal parts."""
-        source = _Source(parts, self.options.part_bytes)
-        if source.fits_one_part:
-            self.put(key, source.first)
-            return len(source.first)
-        with self._asking(key) as (client, native):
-            try:
-                native.put(
-                    client,
-                    check_key(key),
-                    source.pieces(),
-                    attributes=self._attributes,
-                    use_multipart=True,
-                    chunk_size=self.options.part_bytes,
-                    max_concurrency=self.options.upload_concurrency,
-                )
-            except Exception:
-                source.raise_own_error()
-                raise
+        source = Source(parts, self.options.part_bytes)
+        try:
+            with self._asking(key) as clients:
+                self._upload(clients, key, source)
+        except ReefError:
+            source.raise_own_error()  # it came back as if the store had failed
+            raise
         return source.bytes
 
+    def _upload(self, clients: _Clients, key: str, source: Source) -> None:
+        if source.fits_one_part:
+            self._put(clients.again, clients.native, key, source.whole(), "overwrite")
+            return
+        clients.native.put(
+            clients.again,
+            check_key(key),
+            source.pieces(),
+            attributes=self._attributes,
+            use_multipart=True,
+            chunk_size=self.options.part_bytes,
+            max_concurrency=self.options.upload_concurrency,
+        )
+
     def copy(self, source: str, target: str) -> None:
-        with self._asking(source) as (client, native):
-            native.copy(client, check_key(source), check_key(target))
+        with self._asking(source) as clients:
+            clients.native.copy(clients.once, check_key(source), check_key(target))
 
     def delete_many(self, keys: Sequence[str]) -> None:
         checked = [check_key(key) for key in keys]
-        if checked:
-            with suppress(NotFoundError), self._asking(checked[0]) as (client, native):
-                native.delete(client, checked)
+        page = self.capabilities.delete_page
+        delete = self._delete_page if self.options.bulk_delete else self._delete_singly
+        self.runtime.gather(
+            [lambda at=at: delete(checked[at : at + page]) for at in range(0, len(checked), page)]  # type: ignore[misc]
+        )
+
+    def _delete_page(self, keys: Sequence[str]) -> None:
+        """The client tells of one error only: "not there" may hide others behind it."""
+        try:
+            with self._asking(keys[0]) as clients:
+                clients.native.delete(clients.once, list(keys))
+        except NotFoundError:
+            self._delete_singly(keys)
+
+    def _delete_singly(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            with suppress(NotFoundError), self._asking(key) as clients:
+                clients.native.delete(clients.once, key)
 
     # --- housekeeping -------------------------------------------------------------
     def now(self) -> float:
@@ -192,38 +244,53 @@ class S3Store(Store):
         return self.head(paths.clock()).last_modified_s
 
     def abort_stale(self, older_than_s: float) -> int:
-        from reef.stores.s3_uploads import abort_stale_uploads
-
-        return abort_stale_uploads(self.bucket, self.prefix, self.options, self.now(), older_than_s)
+        before_s = self.now() - older_than_s
+        return abort_stale_uploads(self.url, self.bucket, self.prefix, self.options, before_s)
 
     # --- the client ---------------------------------------------------------------
     @contextmanager
-    def _asking(self, key: str) -> Iterator[tuple[Any, Any]]:
-        """Yield the client and its module; turn its errors into Reef's own."""
-        connected = self._connect()
+    def _asking(self, key: str) -> Iterator[_Clients]:
+        """Yield the clients; turn their errors into Reef's own."""
+        clients = self._connect()
         try:
-            yield connected
+            yield clients
         except ReefError:
             raise
         except Exception as error:
             raise translate(error, self.url, key) from error
 
-    def _connect(self) -> tuple[Any, Any]:
+    def _connect(self) -> _Clients:
         native = _native.for_process(REAL.process_id())
-        if self._client_process != native.process_id:
+        clients = self._clients
+        if clients is None or clients.process_id != native.process_id:
             with self._setup:
-                _abandoned.append(self._client)
-                self._client = self._new_client(native.store_class)
-                self._client_process = native.process_id
-        return self._client, native.module
+                clients = self._clients  # another thread may have been quicker
+                if clients is None or clients.process_id != native.process_id:
+                    if clients is not None:
+                        _abandoned.append(clients)
+                    clients = self._clients = self._new_clients(native)
+        return clients
 
-    def _new_client(self, store_class: Any) -> Any:
+    def _new_clients(self, native: "_Native") -> _Clients:
+        again = {
+            "max_retries": UPLOAD_RETRIES_MAX,
+            "retry_timeout": timedelta(seconds=self.options.timeout_s),
+            "backoff": UPLOAD_BACKOFF,
+        }
+        return _Clients(
+            self._new_client(native.store_class, {"max_retries": 0}),
+            self._new_client(native.store_class, again),
+            native.module,
+            native.process_id,
+        )
+
+    def _new_client(self, store_class: Any, retry_config: dict[str, Any]) -> Any:
         try:
             return store_class(
                 self.bucket,
                 prefix=self.prefix or None,
                 client_options=self.options.client_config(),
-                retry_config={"max_retries": 0},
+                retry_config=retry_config,
                 **self.options.store_config(),
             )
         except Exception as error:
@@ -279,52 +346,13 @@ def _reopen(bucket: str, prefix: str, options: S3Options, runtime: Runtime) -> S
     return S3Store(bucket, prefix, options, runtime=runtime)
 
 
-def _within(infos: Iterable[ObjectInfo], prefix: str, start_after: str) -> Iterator[ObjectInfo]:
-    """The client lists whole folders, and some servers ignore start-after: filter again."""
-    for info in infos:
-        if info.key > start_after and info.key.startswith(prefix):
-            yield info
-        elif info.key > prefix and not info.key.startswith(prefix):
-            return
-
-
-class _Source:
-    """What an upload reads from: cut into equal parts, counted, its own errors kept apart."""
-
-    def __init__(self, parts: Iterable[bytes], part_bytes: int) -> None:
-        self._pieces = _regroup(parts, part_bytes)
-        self._error: BaseException | None = None
-        self.first = next(self._pieces)
-        self._second = next(self._pieces, None)
-        self.fits_one_part = self._second is None
-        self.bytes = 0
-
-    def pieces(self) -> Iterator[bytes]:
-        try:
-            for piece in chain([self.first, self._second or b""], self._pieces):
-                self.bytes += len(piece)
-                yield piece
-        except Exception as error:
-            self._error = error
-            raise
-
-    def raise_own_error(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-
-def _regroup(parts: Iterable[bytes], size: int) -> Iterator[bytes]:
-    """Yield pieces of exactly `size` bytes, but for the last; at least one."""
-    pending = bytearray()
-    for part in parts:
-        pending += part
-        while len(pending) > size:
-            yield bytes(pending[:size])
-            del pending[:size]
-    yield bytes(pending)
-
-
 def _info(meta: Any) -> ObjectInfo:
+    """A 204, or a portal's login page, comes without a tag; an object never does."""
+    if meta["e_tag"] is None:
+        raise UnavailableError(
+            f"object {meta['path']}: what answered is not an S3 service, it sent no ETag",
+            object=meta["path"],
+        )
     return ObjectInfo(meta["path"], meta["size"], meta["e_tag"], meta["last_modified"].timestamp())
 
 

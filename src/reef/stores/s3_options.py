@@ -4,7 +4,7 @@ Whatever is not given comes from the usual `AWS_…` environment variables. The 
 page lists working sets for AWS, MinIO, R2, Tigris, Ceph and SeaweedFS.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -22,8 +22,8 @@ class S3Options:
     endpoint: str | None = None
     region: str | None = None
     access_key_id: str | None = None
-    secret_access_key: str | None = None
-    session_token: str | None = None
+    secret_access_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
     skip_signature: bool = False
     """For public buckets: no credentials are looked for."""
     allow_http: bool = False
@@ -50,7 +50,7 @@ class S3Options:
     @classmethod
     def from_words(cls, words: dict[str, Any]) -> "S3Options":
         """Make options from keyword arguments or a URL's query; both may be text."""
-        known = {field.name: field for field in fields(cls)}
+        known = {option.name: option for option in fields(cls)}
         for name in words:
             if name not in known:
                 raise InvalidInputError(
@@ -71,6 +71,10 @@ class S3Options:
             raise _bad_option("part_bytes", self.part_bytes, "at least 5 MiB")
         if self.timeout_s <= 0 or self.connect_timeout_s <= 0:
             raise _bad_option("timeout_s", self.timeout_s, "a positive number of seconds")
+        if self.upload_concurrency < 1:
+            raise _bad_option("upload_concurrency", self.upload_concurrency, "at least 1")
+        if self.endpoint is not None and not self.endpoint.startswith(("http://", "https://")):
+            raise _bad_option("endpoint", self.endpoint, "a URL with http:// or https://")
 
     @property
     def sorts_listings(self) -> bool:

@@ -1,40 +1,131 @@
-"""Unfinished multipart uploads: found and ended through boto3 (the extra `s3`).
+"""Uploads: the source of one on its way in, and the leftovers of those that never ended.
 
-They are invisible in listings and billed like objects. A lifecycle rule on the bucket
-does the same work without a client; the operations page shows it.
+Unfinished multipart uploads are invisible in listings and billed like objects. They are
+found and ended through boto3 (the extra `s3`); a lifecycle rule on the bucket does the
+same work without a client, and the operations page shows it.
 """
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
-from reef.errors import InvalidInputError, Kind
+from reef.errors import InvalidInputError, Kind, UnavailableError
+from reef.stores.remote_errors import Answer, explain
 from reef.stores.s3_options import S3Options
 
-__all__ = ["abort_stale_uploads"]
+__all__ = ["Source", "abort_stale_uploads"]
+
+
+class Source:
+    """What an upload reads from: cut into equal parts, counted, its own errors kept apart."""
+
+    def __init__(self, parts: Iterable[bytes], part_bytes: int) -> None:
+        self._pieces = _regroup(parts, part_bytes)
+        self._error: BaseException | None = None
+        self._first = next(self._pieces)
+        self._second = next(self._pieces, None)
+        self.fits_one_part = self._second is None
+        self.bytes = 0
+
+    def whole(self) -> bytes:
+        self.bytes = len(self._first)
+        return self._first
+
+    def pieces(self) -> Iterator[bytes]:
+        try:
+            for piece in chain([self._first, self._second or b""], self._pieces):
+                self.bytes += len(piece)
+                yield piece
+        except Exception as error:
+            self._error = error
+            raise
+
+    def raise_own_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+def _regroup(parts: Iterable[bytes], size: int) -> Iterator[bytes]:
+    """Yield pieces of exactly `size` bytes, but for the last; at least one."""
+    pending = bytearray()
+    for part in parts:
+        pending += part
+        while len(pending) > size:
+            yield bytes(pending[:size])
+            del pending[:size]
+    yield bytes(pending)
 
 
 def abort_stale_uploads(
-    bucket: str, prefix: str, options: S3Options, now_s: float, older_than_s: float
+    url: str, bucket: str, prefix: str, options: S3Options, before_s: float
 ) -> int:
-    """End the uploads below `prefix` that began more than `older_than_s` ago."""
+    """End the uploads below `prefix` that began before a time by the store's clock."""
     client = _client(options)
     try:
-        aborted = 0
-        pages = client.get_paginator("list_multipart_uploads")
-        for page in pages.paginate(Bucket=bucket, Prefix=f"{prefix}/" if prefix else ""):
-            for upload in page.get("Uploads", []):
-                if upload["Initiated"].timestamp() <= now_s - older_than_s:
-                    client.abort_multipart_upload(
-                        Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"]
-                    )
-                    aborted += 1
-        return aborted
+        with _translated(url):
+            return _abort(client, bucket, f"{prefix}/" if prefix else "", before_s)
     finally:
         client.close()
+
+
+def _abort(client: Any, bucket: str, prefix: str, before_s: float) -> int:
+    aborted = 0
+    pages = client.get_paginator("list_multipart_uploads")
+    for page in pages.paginate(Bucket=bucket, Prefix=prefix):
+        for upload in page.get("Uploads", []):
+            if upload["Initiated"].timestamp() <= before_s:
+                aborted += _abort_one(client, bucket, upload)
+    return aborted
+
+
+def _abort_one(client: Any, bucket: str, upload: Any) -> bool:
+    try:
+        client.abort_multipart_upload(Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+    except client.exceptions.NoSuchUpload:
+        return False  # it ended by itself, or by another's hand
+    return True
+
+
+@contextmanager
+def _translated(url: str) -> Iterator[None]:
+    """Turn boto's errors into Reef's own, so that what is passing is tried again."""
+    from botocore.exceptions import (
+        BotoCoreError,
+        ClientError,
+        NoCredentialsError,
+        PartialCredentialsError,
+    )
+
+    try:
+        yield
+    except ClientError as error:
+        answer = _answer(error)
+        known = explain(answer, url, "")
+        kind = Kind.THROTTLED if answer.status in (429, 503) else Kind.UNAVAILABLE
+        raise known or UnavailableError(f"{url}: {answer.words}", kind=kind) from error
+    except (NoCredentialsError, PartialCredentialsError) as error:
+        raise explain(Answer(403, words=str(error)), url, "") or error from error
+    except BotoCoreError as error:  # all of these are about the way there and back
+        raise UnavailableError(
+            f"{url} cannot be reached: {error}",
+            hint="Check the endpoint, the network and the proxy",
+        ) from error
+
+
+def _answer(error: Any) -> Answer:
+    response = error.response
+    return Answer(
+        response.get("ResponseMetadata", {}).get("HTTPStatusCode"),
+        response.get("Error", {}).get("Code"),
+        str(error)[:300],
+    )
 
 
 def _client(options: S3Options) -> Any:
     try:
         import boto3
+        from botocore import UNSIGNED
         from botocore.config import Config
     except ImportError as error:
         raise InvalidInputError(
@@ -43,6 +134,7 @@ def _client(options: S3Options) -> Any:
             hint="pip install 'reef[s3]', or give the bucket a lifecycle rule",
         ) from error
     style = "virtual" if options.virtual_hosted_style else "path"
+    proxies = {"http": options.proxy_url, "https": options.proxy_url} if options.proxy_url else None
     return boto3.client(
         "s3",
         endpoint_url=options.endpoint,
@@ -50,12 +142,13 @@ def _client(options: S3Options) -> Any:
         aws_access_key_id=options.access_key_id,
         aws_secret_access_key=options.secret_access_key,
         aws_session_token=options.session_token,
+        verify=False if options.allow_invalid_certificates else None,
         config=Config(
             connect_timeout=options.connect_timeout_s,
             read_timeout=options.timeout_s,
+            retries={"total_max_attempts": 1},  # the wrapper tries again, and counts
+            signature_version=UNSIGNED if options.skip_signature else None,
             s3={"addressing_style": style},
-            proxies={"http": options.proxy_url, "https": options.proxy_url}
-            if options.proxy_url
-            else None,
+            proxies=proxies,
         ),
     )

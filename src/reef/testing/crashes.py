@@ -30,14 +30,17 @@ def crash_points(
     """Run `scenario` once for each seam that `victim` passes, and kill it there.
 
     The scenario starts processes and calls `sim.run()`. After each death the simulation
-    is handed out, so that new processes can be started on what is left.
+    is handed out, so that new processes can be started on what is left. A victim that
+    the scenario starts again under its name is killed in its later lives too.
     """
     total = _count_seams(scenario, victim, seed)
     for number in range(1, total + 1):
         sim = Simulation(seed, crash_at=CrashAt(victim, number))
         try:
             scenario(sim)
-            yield CrashPoint(number, _last_seam(sim, victim), sim)
+            if sim.crash_seam is None:
+                raise AssertionError(f"{victim} did not die: the scenario is not deterministic")
+            yield CrashPoint(number, sim.crash_seam, sim)
         finally:
             sim.close()
 
@@ -46,13 +49,6 @@ def _count_seams(scenario: Callable[[Simulation], object], victim: str, seed: in
     sim = Simulation(seed)
     try:
         scenario(sim)
-        return sum(process.seams for process in sim.processes if process.name == victim)
+        return sim.seams.get(victim, 0)
     finally:
         sim.close()
-
-
-def _last_seam(sim: Simulation, victim: str) -> str:
-    for process in sim.processes:
-        if process.name == victim and process.dead:
-            return process.last_seam
-    raise AssertionError(f"{victim} did not die: the scenario is not deterministic")

@@ -2,23 +2,25 @@
 
 A strand is ordinary synchronous code on a greenlet. It runs until it calls into the
 simulated world, where it hands the baton back; the scheduler asks its `Choices` who goes
-next. When nobody can run, time jumps to the next moment at which somebody can.
+next. When nobody can run, time jumps to the next moment at which somebody can; all whose
+alarms are set for that same moment are then ready, in whatever order is chosen.
 
 Strands belong to processes. A process that dies takes its strands with it: they are never
-resumed, so nothing that they would have done "in the end" happens, as in a real crash.
+resumed, so nothing that they would have done "in the end" happens, as in a real crash. A
+process that is frozen keeps its strands, and none of them runs until the thaw.
 """
 
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, NoReturn
+from typing import Any, NamedTuple
 
 import greenlet
 
 from reef.testing.choices import Choices
 
-__all__ = ["Deadlock", "Owner", "ProcessDied", "Scheduler", "Strand", "TooManySteps"]
+__all__ = ["Deadlock", "Owner", "ProcessDied", "Scheduler", "Strand", "Ticket", "TooManySteps"]
 
 START_S = 1_800_000_000.0
 THAW = -1
@@ -52,6 +54,8 @@ class Strand:
 
     name: str
     owner: Owner
+    daemon: bool = False
+    """Whether a run may end without it."""
     body: Any = None
     """Its greenlet."""
     finished: bool = False
@@ -59,7 +63,14 @@ class Strand:
     parked: int = 0
     """Which wait it is in; a wake-up meant for an earlier wait is ignored."""
     timed_out: bool = False
-    joiners: "list[Strand]" = field(default_factory=list)
+    joiners: "list[Ticket]" = field(default_factory=list)
+
+
+class Ticket(NamedTuple):
+    """One wait of one strand: what a wake-up must name, so that it cannot hit a later one."""
+
+    strand: Strand
+    parked: int
 
 
 class Scheduler:
@@ -73,24 +84,33 @@ class Scheduler:
         self.current: Strand | None = None
         self._hub = greenlet.getcurrent()
         self._ready: list[Strand] = []
-        self._alarms: list[tuple[float, int, Strand, int]] = []
+        self._alarms: list[tuple[float, int, Ticket]] = []
         self._serial = count()
         self._all: list[Strand] = []
+        self._awaited = 0
+        """How many strands a run must still see through: neither daemons nor dead."""
+        self._thaw_s = 0.0
+        """From when on no process is frozen."""
         self._closing = False
 
     # --- called from outside ------------------------------------------------------
-    def spawn(self, owner: Owner, call: Callable[[], object], name: str) -> Strand:
+    def spawn(
+        self, owner: Owner, call: Callable[[], object], name: str, *, daemon: bool = False
+    ) -> Strand:
+        """Start a strand; in a dead process, one that never runs."""
         # The hub is every strand's parent: where control goes when one ends.
-        strand = Strand(name, owner)
-        strand.body = greenlet.greenlet(lambda: self._live(strand, call), self._hub)
-        self._all.append(strand)
-        self._ready.append(strand)
+        strand = Strand(name, owner, daemon)
+        if not owner.dead:
+            strand.body = greenlet.greenlet(lambda: self._live(strand, call), self._hub)
+            self._all.append(strand)
+            self._ready.append(strand)
+            self._awaited += not daemon
         return strand
 
     def run(self, until_s: float | None = None) -> None:
-        """Run until all strands have ended, or virtual time has passed `until_s`."""
+        """Run until only daemons are left, or until virtual time has passed `until_s`."""
         self._hub = greenlet.getcurrent()
-        while self._step(until_s):
+        while (self._awaited or until_s is not None) and self._step(until_s):
             self.steps += 1
             if self.steps > self.steps_max:
                 raise TooManySteps(f"not at an end after {self.steps_max} steps")
@@ -104,63 +124,97 @@ class Scheduler:
         self._all.clear()
 
     # --- called from strands ------------------------------------------------------
+    def running(self) -> Strand | None:
+        """Return the strand whose code is calling; None outside of the simulation."""
+        strand = self.current
+        if self._closing or (strand is not None and strand.owner.dead):
+            raise ProcessDied
+        if strand is not None and greenlet.getcurrent() is not strand.body:
+            raise RuntimeError("a simulated call from outside the scheduler's strands")
+        return strand
+
     def pause(self) -> None:
         """Hand the baton over, ready to go on."""
-        strand = self._running()
+        strand = self.running()
         if strand is not None:
             self._ready.append(strand)
             self._switch_out(strand)
 
-    def park(self, timeout_s: float | None = None) -> bool:
-        """Wait for `wake`, or for the timeout: False if that came first."""
-        strand = self._running()
+    def ticket(self) -> Ticket:
+        """Return what wakes the caller from the wait that it is about to begin."""
+        strand = self.running()
         if strand is None:
             raise RuntimeError("only simulated code can wait in simulated time")
-        if timeout_s is not None:
-            self._set_alarm(strand, self.now_s + max(0.0, timeout_s))
-        self._switch_out(strand)
-        return not strand.timed_out
+        return Ticket(strand, strand.parked)
 
-    def wake(self, strand: Strand, timed_out: bool = False) -> None:
+    def park(self, timeout_s: float | None = None) -> bool:
+        """Wait for `wake`, or for the timeout: False if that came first."""
+        ticket = self.ticket()
+        if timeout_s is not None:
+            self._set_alarm(ticket, timeout_s)
+        self._switch_out(ticket.strand)
+        return not ticket.strand.timed_out
+
+    def wake(self, ticket: Ticket, *, timed_out: bool = False) -> bool:
+        """End a wait; False if it is over already, or its process is dead."""
+        strand, parked = ticket
+        if strand.parked != parked or strand.finished or strand.owner.dead:
+            return False
         strand.parked += 1
         strand.timed_out = timed_out
-        if strand not in self._ready and not strand.finished:
-            self._ready.append(strand)
+        self._ready.append(strand)
+        return True
 
     def join(self, strand: Strand, timeout_s: float | None = None) -> bool:
-        waiting = self._running()
+        """Wait for a strand's end; False if the timeout came first."""
+        waiting = self.running()
         if waiting is None or strand.finished or strand.owner.dead:
             return strand.finished
-        strand.joiners.append(waiting)
+        if waiting is strand:
+            raise RuntimeError(f"{strand.name} waits for its own end")
+        ticket = self.ticket()
+        strand.joiners.append(ticket)
         self.park(timeout_s)
+        strand.joiners.remove(ticket)
         return strand.finished
 
     def kill(self, owner: Owner) -> None:
         """End a process here and now; does not return if it is the caller's own."""
-        owner.dead = True
-        self._ready = [strand for strand in self._ready if strand.owner is not owner]
+        if not owner.dead:
+            owner.dead = True
+            self._ready = [strand for strand in self._ready if strand.owner is not owner]
+            left = [s for s in self._all if s.owner is owner and not s.finished]
+            self._awaited -= sum(not strand.daemon for strand in left)
         if self.current is not None and self.current.owner is owner:
             self._switch_out(self.current)
+
+    def freeze(self, owner: Owner, until_s: float) -> None:
+        """Stop a process until then; returns after the thaw if it is the caller's own."""
+        owner.frozen_until_s = max(owner.frozen_until_s, until_s)
+        self._thaw_s = max(self._thaw_s, until_s)
+        if self.current is not None and self.current.owner is owner:
+            self.pause()
 
     # --- inside -------------------------------------------------------------------
     def _live(self, strand: Strand, call: Callable[[], object]) -> None:
         try:
             call()
-        except ProcessDied:
+        except (ProcessDied, greenlet.GreenletExit):
             pass
-        except Exception as error:
-            strand.error = error
+        except BaseException as error:
+            strand.error = error  # raised by the hub: an error that nobody caught fails the run
         finally:
             strand.finished = True
+            self._awaited -= not (strand.daemon or strand.owner.dead)
         for joiner in strand.joiners:
             self.wake(joiner)
 
     def _step(self, until_s: float | None) -> bool:
-        self._freeze()
-        if not self._ready and not self._advance(until_s):
-            return False
-        if not self._ready:
-            return True
+        self._set_aside_frozen()
+        while not self._ready:
+            if not self._advance(until_s):
+                return False
+            self._set_aside_frozen()
         place = self.choices.pick(len(self._ready)) if len(self._ready) > 1 else 0
         strand = self._ready.pop(place)
         self.current = strand
@@ -170,52 +224,59 @@ class Scheduler:
             raise strand.error
         return True
 
-    def _freeze(self) -> None:
-        """Set aside the strands of processes that stand still."""
-        frozen = [strand for strand in self._ready if strand.owner.frozen_until_s > self.now_s]
-        for strand in frozen:
-            self._ready.remove(strand)
+    def _set_aside_frozen(self) -> None:
+        """Keep the strands of processes that stand still from being picked."""
+        if self.now_s >= self._thaw_s:
+            return
+        ready, self._ready = self._ready, []
+        for strand in ready:
             thaw_s = strand.owner.frozen_until_s
-            heapq.heappush(self._alarms, (thaw_s, next(self._serial), strand, THAW))
+            if thaw_s > self.now_s:
+                self._push_alarm(thaw_s, Ticket(strand, THAW))
+            else:
+                self._ready.append(strand)
 
     def _advance(self, until_s: float | None) -> bool:
-        """Jump to the next alarm; False at the end of the simulation."""
-        while self._alarms:
-            when_s, _, strand, parked = self._alarms[0]
-            if until_s is not None and when_s > until_s:
-                self.now_s = until_s
-                return False
-            heapq.heappop(self._alarms)
-            if strand.owner.dead or strand.finished:
-                continue
-            if parked == THAW:
-                self._ready.append(strand)
-            elif parked == strand.parked:
-                self.wake(strand, timed_out=True)
-            else:
-                continue
-            self.now_s = max(self.now_s, when_s)
-            return True
-        waiting = [s.name for s in self._all if not s.finished and not s.owner.dead]
-        if waiting:
-            raise Deadlock(f"all wait for each other: {', '.join(waiting)}")
-        return False
+        """Jump to the next moment for which an alarm is set; False at the end of the run."""
+        if not self._alarms:
+            self._check_nobody_waits()
+            return False
+        when_s = self._alarms[0][0]
+        if until_s is not None and when_s > until_s:
+            self.now_s = until_s
+            return False
+        # All alarms of this moment ring before anybody runs: their order is a choice.
+        while self._alarms and self._alarms[0][0] == when_s:
+            if self._ring(heapq.heappop(self._alarms)[2]):
+                self.now_s = when_s
+        return True
 
-    def _set_alarm(self, strand: Strand, when_s: float) -> None:
-        heapq.heappush(self._alarms, (when_s, next(self._serial), strand, strand.parked))
+    def _ring(self, ticket: Ticket) -> bool:
+        """Return whether anybody still waited for this alarm."""
+        strand = ticket.strand
+        if ticket.parked != THAW:
+            return self.wake(ticket, timed_out=True)
+        if not strand.owner.dead:
+            self._ready.append(strand)
+        return not strand.owner.dead
 
-    def _running(self) -> Strand | None:
-        """The strand whose code is calling; None outside of the simulation."""
-        if self._closing:
-            raise ProcessDied
-        if self.current is not None and greenlet.getcurrent() is not self.current.body:
-            raise RuntimeError("a simulated call from outside the scheduler's strands")
-        return self.current
+    def _check_nobody_waits(self) -> None:
+        if self._awaited:
+            left = [s for s in self._all if not (s.finished or s.owner.dead or s.daemon)]
+            names = ", ".join(strand.name for strand in left)
+            raise Deadlock(f"all wait for each other: {names}")
+
+    def _set_alarm(self, ticket: Ticket, timeout_s: float) -> None:
+        when_s = self.now_s + timeout_s
+        if when_s > self.now_s:
+            self._push_alarm(when_s, ticket)
+        else:  # it is that late already: no reason to let the others run dry first
+            self.wake(ticket, timed_out=True)
+
+    def _push_alarm(self, when_s: float, ticket: Ticket) -> None:
+        heapq.heappush(self._alarms, (when_s, next(self._serial), ticket))
 
     def _switch_out(self, strand: Strand) -> None:
         self._hub.switch()
         if strand.owner.dead or self._closing:
-            self._unwind()
-
-    def _unwind(self) -> NoReturn:
-        raise ProcessDied
+            raise ProcessDied

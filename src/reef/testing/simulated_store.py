@@ -1,7 +1,8 @@
 """The shared bucket as one simulated process sees it.
 
 Each call passes two seams: one before it takes effect and one after, before its answer
-arrives. A process can die, stall or be overtaken at either; the answer can be lost.
+arrives. A process can die, stall or be overtaken at either; the answer can be lost. A
+write can also outlive its caller's patience: unanswered now, in effect later.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -56,7 +57,7 @@ class SimulatedStore(Wrapper):
         return [info for _, info in zip(range(self.capabilities.list_page), infos, strict=False)]
 
     def put(self, key: str, body: bytes) -> str | None:
-        return self._call("put", key, lambda: self.inner.put(key, body))
+        return self._write("put", key, lambda: self.inner.put(key, body))
 
     def create(self, key: str, body: bytes) -> WriteResult:
         return self._conditional(
@@ -70,20 +71,32 @@ class SimulatedStore(Wrapper):
 
     def upload(self, key: str, parts: Iterable[bytes]) -> int:
         pieces = [bytes(part) for part in parts]
-        return self._call("upload", key, lambda: self.inner.upload(key, pieces))
+        return self._write("upload", key, lambda: self.inner.upload(key, pieces))
 
     def copy(self, source: str, target: str) -> None:
-        self._call("copy", target, lambda: self.inner.copy(source, target))
+        self._write("copy", target, lambda: self.inner.copy(source, target))
 
     def delete_many(self, keys: Sequence[str]) -> None:
         for key in keys:  # a real bucket may die between any two of a request's deletes
-            self._call("delete", key, lambda key=key: self.inner.delete_many([key]))  # type: ignore[misc]
+            self._write("delete", key, lambda key=key: self.inner.delete_many([key]))  # type: ignore[misc]
 
     def now(self) -> float:
         return self._call("now", "", self.inner.now)
 
+    def abort_stale(self, older_than_s: float) -> int:
+        return self._call("abort_stale", "", lambda: self.inner.abort_stale(older_than_s))
+
     def _call(self, method: str, key: str, effect: Callable[[], T]) -> T:
         self._before(method, key)
+        return self._carry_out(method, key, effect)
+
+    def _write(self, method: str, key: str, effect: Callable[[], T]) -> T:
+        self._before(method, key)
+        if self._simulation.strikes(self._chaos.late):
+            raise self._delay(method, key, effect)
+        return self._carry_out(method, key, effect)
+
+    def _carry_out(self, method: str, key: str, effect: Callable[[], T]) -> T:
         if self._simulation.strikes(self._chaos.fail_before):
             raise self._silence(method, key)
         result = effect()
@@ -98,6 +111,8 @@ class SimulatedStore(Wrapper):
         self._before(method, key)
         if self._simulation.strikes(self._chaos.conflict):
             return WriteResult(conflict)
+        if self._simulation.strikes(self._chaos.late):
+            return WriteResult(Outcome.UNKNOWN, cause=self._delay(method, key, effect))
         if self._simulation.strikes(self._chaos.fail_before):
             return WriteResult(Outcome.UNKNOWN, cause=self._silence(method, key))
         result = effect()
@@ -121,6 +136,10 @@ class SimulatedStore(Wrapper):
             delay_s += self._choices.uniform(*self._chaos.stall_s)
         if delay_s > 0.0:
             self._simulation.scheduler.park(delay_s)
+
+    def _delay(self, method: str, key: str, effect: Callable[[], object]) -> UnavailableError:
+        self._simulation.land_later(f"{method} {key}", effect)
+        return self._silence(method, key)
 
     def _silence(self, method: str, key: str) -> UnavailableError:
         self._simulation.note(self._process.name, "chaos", f"{method} {key}: no answer")

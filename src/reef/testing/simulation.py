@@ -15,9 +15,11 @@ failure names its seed; the same seed gives the same history, call by call.
 
 import hashlib
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from reef.stores import Meter, ReadBack, Retry, RetryPolicy, Store
+from reef.errors import ReefError
+from reef.stores import Meter, ReadBack, Retry, RetryPolicy, Store, WriteResult
 from reef.stores.memory import MemoryStore
 from reef.testing.choices import Choices, SeededChoices
 from reef.testing.scheduler import Owner, Scheduler
@@ -41,6 +43,9 @@ class Chaos:
     """The call takes effect, its caller hears nothing."""
     fail_before: float = 0.0
     """The call has no effect, its caller hears nothing."""
+    late: float = 0.0
+    """The caller of a write hears nothing now, and the call takes effect `stall_s` later,
+    even if the caller has died meanwhile."""
     conflict: float = 0.0
     """A conditional write is answered "conflict" though nothing stands in its way (H2)."""
     stall: float = 0.0
@@ -68,7 +73,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class CrashAt:
-    """Kill a process at its n-th seam."""
+    """Kill a process at the n-th seam of its name, whichever of its lives passes it."""
 
     process: str
     number: int
@@ -80,11 +85,9 @@ class Process(Owner):
 
     simulation: "Simulation" = field(kw_only=True)
     runtime: SimulatedRuntime = field(init=False)
-    seams: int = 0
-    """How many seams it has passed: the crash points, by number."""
-    last_seam: str = ""
 
     def spawn(self, call: Callable[[], object], name: str = "main") -> None:
+        """Start a strand that `Simulation.run` sees to its end; none if the process is dead."""
         self.simulation.scheduler.spawn(self, call, f"{self.name}/{name}")
 
     def store(self, policy: RetryPolicy | None = None) -> Store:
@@ -104,11 +107,16 @@ class Process(Owner):
         self.simulation.scheduler.kill(self)
 
     def freeze(self, seconds: float, *, suspended: bool = False) -> None:
-        """Stand still; `suspended` stops the monotonic clock too, like a closed lid."""
-        self.frozen_until_s = self.simulation.scheduler.now_s + seconds
-        if suspended:
-            self.runtime.suspended_s += seconds
+        """Stand still; `suspended` stops the monotonic clock too, like a closed lid.
+
+        Returns after the thaw when called by the process itself.
+        """
+        scheduler = self.simulation.scheduler
+        end_s = max(scheduler.now_s + seconds, self.frozen_until_s)
+        if suspended:  # a part that is frozen already counts once
+            self.runtime.suspended_s += end_s - max(scheduler.now_s, self.frozen_until_s)
         self.simulation.note(self.name, "freeze", f"{seconds:.3f} s")
+        scheduler.freeze(self, end_s)
 
 
 class Simulation:
@@ -131,10 +139,15 @@ class Simulation:
         self.processes: list[Process] = []
         self.crashes = 0
         self.faults = 0
+        self.seams: dict[str, int] = {}
+        """How many seams were passed under each process name: the crash points, by number."""
+        self.crash_seam: str | None = None
+        """Where `crash_at` struck."""
         self._switch_at = switch_at
         self._crash_at = crash_at
-        self._world = SimulatedRuntime(self.scheduler, Owner("bucket"), 0, lambda *_: None)
-        self.bucket = bucket or MemoryStore("memory://simulated", runtime=self._world)
+        self._world = Owner("bucket")
+        runtime = SimulatedRuntime(self.scheduler, self._world, 0, lambda *_: None)
+        self.bucket = bucket or MemoryStore("memory://simulated", runtime=runtime)
 
     def process(self, name: str, *, skew_s: float = 0.0) -> Process:
         """Start a process; a name may come back, as a restarted service does."""
@@ -150,7 +163,11 @@ class Simulation:
         return process
 
     def run(self, until_s: float | None = None) -> None:
-        """Run to the end, or for `until_s` of virtual seconds."""
+        """Run to the end, or for `until_s` of virtual seconds.
+
+        The end is when all that `Process.spawn` started is done, and all late requests have
+        landed. What `Runtime.spawn` started is a daemon, and goes on in the next run.
+        """
         end_s = None if until_s is None else self.scheduler.now_s + until_s
         self.scheduler.run(end_s)
 
@@ -159,17 +176,17 @@ class Simulation:
 
     def seam(self, process: Process, kind: str, what: str) -> None:
         """Pass a seam: note it, let others go first, and see whether it is the last."""
-        process.seams += 1
-        process.last_seam = f"{kind} {what}"
-        self.note(self._who(process), kind, what)
+        strand = self.scheduler.running()  # raises in the code of a dead process
+        number = self.seams[process.name] = self.seams.get(process.name, 0) + 1
+        self.note(process.name if strand is None else strand.name, kind, what)
         if kind in self._switch_at:
             self.scheduler.pause()
-        if self._dies_here(process):
+        if self._dies_here(process, number):
             self.crashes += 1
+            self.crash_seam = f"{kind} {what}"
             process.crash()
         if self.strikes(self.chaos.freeze):
             process.freeze(self.choices.uniform(*self.chaos.stall_s))
-            self.scheduler.pause()
 
     def strikes(self, probability: float) -> bool:
         """Whether a mishap of this probability happens here and now."""
@@ -177,6 +194,20 @@ class Simulation:
             return False
         self.faults += 1
         return True
+
+    def land_later(self, what: str, effect: Callable[[], object]) -> None:
+        """Let a request that its sender has given up take effect after a while."""
+        delay_s = self.choices.uniform(*self.chaos.stall_s)
+
+        def land() -> None:
+            self.scheduler.park(delay_s)
+            with suppress(ReefError):  # there is nobody left to tell
+                result = effect()
+                outcome = result.outcome if isinstance(result, WriteResult) else "done"
+                self.note(self._world.name, "late", f"{what} {outcome}")
+
+        # The bucket's own strand: no process's death stops it, and the run waits for it.
+        self.scheduler.spawn(self._world, land, f"{self._world.name}/{what}")
 
     def note(self, who: str, kind: str, what: str) -> None:
         self.trace.append(Step(self.scheduler.now_s, who, kind, what))
@@ -188,15 +219,10 @@ class Simulation:
             digest.update(str(step).encode())
         return digest.hexdigest()
 
-    def _dies_here(self, process: Process) -> bool:
+    def _dies_here(self, process: Process, number: int) -> bool:
         if self._crash_at is not None:
-            here = CrashAt(process.name, process.seams)
-            return self.crashes == 0 and here == self._crash_at
+            return self._crash_at == CrashAt(process.name, number)
         return self.crashes < self.chaos.crashes_max and self.choices.chance(self.chaos.crash)
-
-    def _who(self, process: Process) -> str:
-        strand = self.scheduler.current
-        return strand.name if strand is not None else process.name
 
 
 class SimulationFailed(AssertionError):

@@ -56,8 +56,9 @@ class Rule:
     stall_s: float = 1.0
     struck: int = field(default=0, init=False)
 
-    def matches(self, method: str, key: str) -> bool:
-        return fnmatchcase(method, self.method) and fnmatchcase(key, self.key)
+    def matches(self, method: str, keys: Sequence[str]) -> bool:
+        """Whether it is for this call; one of its keys is enough."""
+        return fnmatchcase(method, self.method) and any(fnmatchcase(k, self.key) for k in keys)
 
 
 class Faults(Wrapper):
@@ -111,13 +112,13 @@ class Faults(Wrapper):
         self._call("copy", target, lambda: self.inner.copy(source, target))
 
     def delete_many(self, keys: Sequence[str]) -> None:
-        self._call("delete", keys[0] if keys else "", lambda: self.inner.delete_many(keys))
+        self._call("delete", keys, lambda: self.inner.delete_many(keys))
 
     def _conditional(
         self, method: str, key: str, conflict: Outcome, call: Callable[[], WriteResult]
     ) -> WriteResult:
         """A conflict answer looks like a lost race; every other failure like no answer."""
-        rule = self._strike(method, key)
+        rule = self._strike(method, [key])
         if rule is None or rule.fault in READ_ONLY:
             return call()
         if rule.fault is Fault.STALL:
@@ -132,11 +133,12 @@ class Faults(Wrapper):
     def _call(
         self,
         method: str,
-        key: str,
+        key: str | Sequence[str],
         call: Callable[[], T],
         damage: Callable[[Fault, T], T] | None = None,
     ) -> T:
-        rule = self._strike(method, key)
+        keys = [key] if isinstance(key, str) else list(key) or [""]
+        rule = self._strike(method, keys)
         if rule is None:
             return call()
         if rule.fault in READ_ONLY:
@@ -147,12 +149,12 @@ class Faults(Wrapper):
             return call()
         if rule.fault in AFTER:
             call()
-        raise _failure(rule.fault, method, key)
+        raise _failure(rule.fault, method, keys[0])
 
-    def _strike(self, method: str, key: str) -> Rule | None:
+    def _strike(self, method: str, keys: Sequence[str]) -> Rule | None:
         with self._lock:
             for rule in self.rules:
-                if not rule.matches(method, key) or rule.struck == rule.times:
+                if not rule.matches(method, keys) or rule.struck == rule.times:
                     continue
                 if rule.skip > 0:
                     rule.skip -= 1

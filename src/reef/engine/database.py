@@ -1,0 +1,107 @@
+"""A database: the namespaces of one bucket. Wires the parts together; no algorithms."""
+
+from typing import Any, Self
+
+from reef.config import ReaderSettings, WriterSettings
+from reef.engine.cache import ByteCache
+from reef.engine.committer import Committer
+from reef.engine.log import Log
+from reef.engine.opening import WriterOpening
+from reef.engine.outcomes import Outcomes
+from reef.engine.reader import Reader
+from reef.engine.resync import Resync
+from reef.engine.segments import SegmentStore
+from reef.engine.writer import Writer
+from reef.errors import NotFoundError
+from reef.formats.schema import DEFAULT_SCHEMA
+from reef.manifest.edits import new_namespace
+from reef.manifest.publish import Publisher
+from reef.paths import Namespace
+from reef.runtime import Runtime
+from reef.stores import Store, agree_on_cas
+from reef.telemetry import Events, Metrics
+
+__all__ = ["Database"]
+
+
+class Database:
+    """The namespaces of one bucket."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.metrics = Metrics()
+        self.events = Events()
+        self._runtime: Runtime = store.runtime
+        self._proved = False
+
+    def writer(self, name: str, **settings: Any) -> Writer:
+        """Take the writer role of a namespace, which is made if there is none.
+
+        Any older writer is fenced: it acknowledges nothing more.
+        """
+        wanted = WriterSettings().changed(settings)
+        namespace = Namespace(name)
+        self._prove_store()
+        publisher = self._ensure(namespace)
+        writer_id = self._runtime.ulid()
+        cache = ByteCache(ReaderSettings().cache_bytes, self.metrics)
+        segments = SegmentStore(self.store, namespace, cache)
+        opened = WriterOpening(
+            self.store,
+            namespace,
+            publisher,
+            segments,
+            writer_id=writer_id,
+            max_parallel_writes=wanted.max_parallel_writes,
+            lease_ttl_s=wanted.lease_ttl_s,
+        ).open()
+        log = Log(self.store, namespace)
+        self.metrics.histogram("open.replay_seconds").record(opened.report.seconds)
+        committer = Committer(
+            namespace,
+            log,
+            publisher.heads,
+            opened,
+            wanted,
+            self._runtime,
+            self.metrics,
+            Resync(
+                namespace,
+                log,
+                publisher.heads,
+                segments,
+                opened.epoch,
+                writer_id,
+                self.metrics,
+                self.events,
+            ),
+        )
+        outcomes = Outcomes(log, publisher.heads)
+        return Writer(namespace, committer, outcomes, wanted, self._runtime)
+
+    def reader(self, name: str, **settings: Any) -> Reader:
+        """Open a namespace for reading; NotFoundError if there is none."""
+        wanted = ReaderSettings().changed(settings)
+        return Reader(self.store, Namespace(name), wanted, metrics=self.metrics, events=self.events)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    def __repr__(self) -> str:
+        return f"<Database {self.store.url}>"
+
+    def _prove_store(self) -> None:
+        if not self._proved:
+            agree_on_cas(self.store)
+            self._proved = True
+
+    def _ensure(self, namespace: Namespace) -> Publisher:
+        publisher = Publisher(self.store, namespace, metrics=self.metrics)
+        try:
+            publisher.heads.find()
+        except NotFoundError:
+            publisher.create(new_namespace(DEFAULT_SCHEMA))
+        return publisher

@@ -1,0 +1,9 @@
+"""Jobs: plan (pure) → tasks (the same on any executor) → publish (one CAS by the driver).
+
+Tasks take and return small picklable values and reach the bucket through a pickled store, so
+that threads here and Spark elsewhere run the very same functions.
+"""
+
+from reef.jobs.fold import FoldReport, fold
+
+__all__ = ["FoldReport", "fold"]
