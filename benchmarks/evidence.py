@@ -57,11 +57,11 @@ def _gather(piece: Piece) -> int:
         [sys.executable, *piece.command], cwd=ROOT, capture_output=True, text=True, check=False
     )
     took_s = time.perf_counter() - start_s
-    said = " ".join(done.stdout.split("\n")[-4:]).replace("|", " ").strip()
+    said = " ".join(done.stdout.split("\n")[-7:]).replace("|", " ").strip()
     result = "shown" if done.returncode == 0 else f"FAILED ({done.returncode})"
     row = f"| {datetime.now(UTC):%Y-%m-%d} | {_commit()} | {piece.claim} | {took_s:.0f} s | "
     with LEDGER.open("a") as ledger:
-        ledger.write(row + f"{result}: {' '.join(said.split())[-200:]} |\n")
+        ledger.write(row + f"{result}: {' '.join(said.split())[-400:]} |\n")
     print(f"  {result} in {took_s:.0f} s", flush=True)
     if done.returncode:
         print(done.stdout[-3000:], done.stderr[-3000:], file=sys.stderr)

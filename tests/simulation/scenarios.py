@@ -9,6 +9,11 @@ from contextlib import suppress
 from reef.errors import NotFoundError, UnavailableError
 from reef.stores import Outcome, Wrapper, WriteResult
 from reef.testing import Chaos
+from tests.simulation.engine_scenarios import (
+    independent_writers_take_over,
+    pipelined_writers_take_over,
+    writers_take_over,
+)
 
 ROUGH = Chaos(
     crash=0.01,
@@ -103,4 +108,7 @@ def racing_creators_with_a_bug(sim):
 SCENARIOS = {
     "racing_creators": (racing_creators, ROUGH),
     "counting_with_replace": (counting_with_replace, ROUGH),
+    "writers_take_over": (writers_take_over, ROUGH),
+    "pipelined_writers_take_over": (pipelined_writers_take_over, ROUGH),
+    "independent_writers_take_over": (independent_writers_take_over, ROUGH),
 }
