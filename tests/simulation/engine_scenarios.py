@@ -16,7 +16,6 @@ from reef.errors import (
     UnavailableError,
 )
 from reef.jobs import fold
-from reef.paths import Namespace
 from reef.stores import agree_on_cas
 
 NAME = "users"
@@ -89,7 +88,7 @@ def fold_some(node, count):
     """Fold again and again, with pauses."""
     for _ in range(count):
         with suppress(*GAVE_UP):
-            fold(node.store(), Namespace(NAME))
+            fold(_database(node), NAME)
         node.runtime.sleep(node.runtime.uniform(0.0, 5.0))
 
 
@@ -133,7 +132,7 @@ def _check_at_rest(sim, history):
         history.check(dict(writer.scan()))
         for key in KEYS:
             assert writer.get(key) == dict(writer.scan()).get(key.encode())
-    fold(sim.bucket, Namespace(NAME))
+    fold(calm, NAME)
     history.check(dict(calm.reader(NAME).scan()))
     for seen in history.seen:
         history.check(seen, everything=False)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from reef.config import FoldSettings
+from reef.engine.database import Database
 from reef.engine.log import Log
 from reef.engine.log_rules import LogReader, Verdict, contiguous
 from reef.engine.merge import drop_covered, newest_versions, sorted_places
@@ -29,6 +30,7 @@ from reef.formats.segment import Lineage, SegmentSummary
 from reef.formats.segment_writer import SegmentWriter
 from reef.formats.versions import RangeTombstone, Versions, concat_versions
 from reef.formats.wal_object import WalKind, WalObject
+from reef.jobs.executor import Executor, LocalExecutor
 from reef.manifest import edits
 from reef.manifest.dedup import DedupWindow
 from reef.manifest.publish import Publisher
@@ -77,42 +79,66 @@ class FoldReport:
         return asdict(self)
 
 
-def fold(store: Store, namespace: Namespace, settings: FoldSettings | None = None) -> FoldReport:
+def fold(
+    db: Database, namespace: str, *, executor: Executor | None = None, **settings: Any
+) -> FoldReport:
     """Fold what stands in the log now; safe beside writers, readers and other folds."""
-    settings = settings or FoldSettings()
-    publisher = Publisher(store, namespace)
-    log = Log(store, namespace)
+    wanted = FoldSettings().changed(settings)
+    store, names = db.store, Namespace(namespace)
+    executor = executor or LocalExecutor(store.runtime)
+    publisher = Publisher(store, names, metrics=db.metrics)
+    log = Log(store, names)
     manifest = publisher.heads.find().manifest
     plan = plan_fold(manifest, [slot.lsn for slot in log.filled(manifest.wal_floor)])
     judged = _judge(plan, log)
-    task = FoldTask(store, namespace, manifest.schema, tuple(judged.counting), settings)
-    written = run_fold_task(task) if judged.counting else ()
-    now_ms = int(store.runtime.wall_s() * 1000)
-    result = edits.FoldResult(
-        floor=manifest.wal_floor,
-        end=judged.end,
-        segments=(*judged.ingested, *written),
-        dedup=judged.dedup.trimmed(
-            settings.dedup_keys_max, now_ms - int(settings.dedup_age_s * 1000)
-        ),
-        open_jobs=judged.rules.open_jobs,
-        below_floor=judged.rules.last_ids(),
-    )
+    tasks = []
+    if judged.counting:
+        tasks = [FoldTask(store, names, manifest.schema, tuple(judged.counting), wanted)]
+    written = [entry for entries in executor.map(run_fold_task, tasks) for entry in entries]
     store.runtime.reach("fold staged")
     published = manifest
     if judged.end > manifest.wal_floor:
+        result = _result(manifest, judged, written, wanted, int(store.runtime.wall_s() * 1000))
         published = publisher.publish(lambda head: edits.fold(head, result))
+    return _report(namespace, manifest, published, judged, written)
+
+
+def _result(
+    manifest: Manifest,
+    judged: "_Judged",
+    written: list[SegmentEntry],
+    settings: FoldSettings,
+    now_ms: int,
+) -> edits.FoldResult:
+    oldest_ms = now_ms - int(settings.dedup_age_s * 1000)
+    return edits.FoldResult(
+        floor=manifest.wal_floor,
+        end=judged.end,
+        segments=(*judged.ingested, *written),
+        dedup=judged.dedup.trimmed(settings.dedup_keys_max, oldest_ms),
+        open_jobs=judged.rules.open_jobs,
+        below_floor=judged.rules.last_ids(),
+    )
+
+
+def _report(
+    namespace: str,
+    before: Manifest,
+    after: Manifest,
+    judged: "_Judged",
+    written: list[SegmentEntry],
+) -> FoldReport:
     return FoldReport(
-        namespace.name,
-        published.generation,
-        manifest.wal_floor,
+        namespace,
+        after.generation,
+        before.wal_floor,
         judged.end - 1,
         judged.objects,
         judged.voided,
         sum(entry.rows for entry in written),
-        len(result.segments),
+        len(written) + len(judged.ingested),
         sum(entry.size for entry in written),
-        published.wal_floor >= judged.end > manifest.wal_floor,
+        after.wal_floor >= judged.end > before.wal_floor,
     )
 
 

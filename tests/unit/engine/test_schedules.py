@@ -1,0 +1,209 @@
+"""The worked examples of writer fencing, slot by slot, in both acknowledgement orders.
+
+Each table gives the order in which PUTs reach the log: (slot, writer's epoch, whether it
+succeeds). Slots count from 1 here. Writers are driven step by step: a gate in front of the
+bucket lets one PUT through at a time, in the order of the table.
+"""
+
+import threading
+
+import pytest
+
+import reef
+from reef.errors import FencedError
+from reef.formats.wal_object import WalObject
+from reef.paths import Namespace, number_of
+from reef.stores import Meter, ReadBack, Retry, Wrapper
+from reef.stores.memory import MemoryStore
+
+NAME = "users"
+
+
+class Gate(Wrapper):
+    """Holds back every PUT into the log until the schedule says that it is its turn."""
+
+    def __init__(self, inner, schedule):
+        super().__init__(inner)
+        self.schedule = list(schedule)
+        self.moved = threading.Condition()
+        self.waiting = []
+        self.log = []
+
+    def create(self, key, body):
+        if "/wal/" not in key:
+            return self.inner.create(key, body)
+        lsn, epoch = number_of(key), WalObject.decode(body, key).header.epoch
+        with self.moved:
+            self.waiting.append((lsn, epoch))
+            self.moved.notify_all()
+            if not self.moved.wait_for(lambda: self._turn(lsn, epoch), 20):
+                raise AssertionError(f"slot {lsn} of epoch {epoch} is not in {self.schedule}")
+            result = self.inner.create(key, body)
+            if self.schedule:
+                self.log.append((lsn, epoch, result.landed))
+                self.schedule.pop(0)
+            self.moved.notify_all()
+        return result
+
+    def _turn(self, lsn, epoch):
+        return not self.schedule or self.schedule[0][:2] == (lsn, epoch)
+
+
+class Run:
+    """Some writers on one gated bucket."""
+
+    def __init__(self, schedule, **settings):
+        self.bucket = MemoryStore()
+        self.gate = Gate(self.bucket, [])
+        self.expected = schedule
+        self.settings = settings
+        self.threads = []
+        self.outcomes = {}
+
+    def database(self):
+        return reef.Database(ReadBack(Retry(Meter(self.gate))))
+
+    def start(self, name, call):
+        """Run `call` beside the others; note what it returns or raises."""
+
+        def run():
+            try:
+                self.outcomes[name] = call()
+            except reef.ReefError as error:
+                self.outcomes[name] = error
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        self.threads.append(thread)
+
+    def until_waiting(self, *puts):
+        """Return when all of these PUTs have come to the gate."""
+        with self.gate.moved:
+            assert self.gate.moved.wait_for(lambda: set(puts) <= set(self.gate.waiting), 20)
+
+    def play(self):
+        """Let the schedule run its course; check that every PUT ended as the table says."""
+        with self.gate.moved:
+            self.gate.schedule = list(self.expected)
+            self.gate.moved.notify_all()
+        for thread in self.threads:
+            thread.join(30)
+            assert not thread.is_alive()
+        assert self.gate.log == self.expected
+
+    def rows(self):
+        return dict(reef.Database(self.bucket).reader(NAME).scan())
+
+    def epochs(self):
+        """Return who holds each slot."""
+        keys = [info.key for info in self.bucket.list(Namespace(NAME).wal)]
+        return [WalObject.decode(self.bucket.get(key), key).header.epoch for key in keys]
+
+
+ORDERS = pytest.mark.parametrize("ack", ["prefix", "independent"])
+
+
+@ORDERS
+def test_a_new_writer_fences_an_older_one(ack):
+    """Outcome 1: the fence takes the slot that the old writer wanted."""
+    run = Run([(2, 2, True), (2, 1, False), (3, 2, True)], ack=ack)
+    old = run.database().writer(NAME, ack=ack)  # its fence is slot 1
+    run.gate.schedule = [(0, 0)]  # nothing passes from here on
+    run.start("new", lambda: run.database().writer(NAME, ack=ack).put("k", b"new"))
+    run.start("old", lambda: old.put("k", b"old"))
+    run.until_waiting((2, 1), (2, 2))
+    run.play()
+    assert isinstance(run.outcomes["old"], FencedError)
+    assert run.rows() == {b"k": b"new"}
+    assert run.epochs() == [1, 2, 2]
+
+
+@ORDERS
+def test_a_new_writer_tries_again_behind_an_older_ones_write(ack):
+    """Outcome 2: the old writer took the slot, the fence goes to the next one."""
+    run = Run([(2, 1, True), (2, 2, False), (3, 2, True)], ack=ack)
+    old = run.database().writer(NAME, ack=ack)
+    run.gate.schedule = [(0, 0)]
+    run.start("old", lambda: old.put("k", b"old"))
+    run.start("new", lambda: run.database().writer(NAME, ack=ack).get("k"))
+    run.until_waiting((2, 1), (2, 2))
+    run.play()
+    assert run.outcomes["old"].lsn == 2
+    assert run.outcomes["new"] == b"old", "what was acknowledged is replayed"
+    with pytest.raises(FencedError):
+        old.put("k", b"again")
+
+
+@ORDERS
+def test_a_new_writer_is_fenced_before_its_own_fence(ack):
+    """Outcome 4: an even newer writer was quicker; the one in between stops."""
+    run = Run([(2, 3, True), (2, 2, False)], ack=ack)
+    run.database().writer(NAME, ack=ack)
+    run.gate.schedule = [(0, 0)]
+    run.start("second", lambda: run.database().writer(NAME, ack=ack))
+    run.until_waiting((2, 2))
+    run.start("third", lambda: run.database().writer(NAME, ack=ack).get("k"))
+    run.until_waiting((2, 3))
+    run.play()
+    assert isinstance(run.outcomes["second"], FencedError)
+    assert run.outcomes["third"] is None
+
+
+@ORDERS
+def test_parallel_writes_of_a_fenced_writer(ack):
+    """Two in flight: the second lands behind the fence. In prefix order it does not count."""
+    run = Run(
+        [(3, 2, True), (4, 1, True), (3, 1, False), (4, 2, False), (5, 2, True), (6, 2, True)],
+        ack=ack,
+    )
+    settings = {"max_parallel_writes": 2, "ack": ack, "group_window_ms": 0.0, "group_bytes_max": 1}
+    old = run.database().writer(NAME, **settings)  # its fences are slots 1 and 2
+    run.gate.schedule = [(0, 0)]
+    one = old.put("a", b"1", wait=False)
+    two = old.put("b", b"2", wait=False)
+    old._committer.drive_in_background()
+    run.start("new", lambda: run.database().writer(NAME, **settings))
+    run.until_waiting((3, 1), (4, 1), (3, 2))
+    run.play()
+    assert isinstance(one.exception(30), FencedError)
+    if ack == "prefix":
+        assert isinstance(two.exception(30), FencedError)
+        assert run.rows() == {}, "what was reported as failed is not visible"
+    else:
+        assert two.result(30).lsn == 4
+        assert run.rows() == {b"b": b"2"}
+    assert run.epochs() == [1, 1, 2, 1, 2, 2]
+
+
+@ORDERS
+def test_three_writers_at_once(ack):
+    """The old one and two openers, two fences each: the youngest ends up alone."""
+    run = Run(
+        [
+            (3, 3, True),
+            (4, 1, True),
+            (3, 1, False),
+            (3, 2, False),
+            (4, 3, False),
+            (5, 3, True),
+            (6, 3, True),
+        ],
+        ack=ack,
+    )
+    settings = {"max_parallel_writes": 2, "ack": ack, "group_window_ms": 0.0, "group_bytes_max": 1}
+    old = run.database().writer(NAME, **settings)
+    run.gate.schedule = [(0, 0)]
+    one = old.put("a", b"1", wait=False)
+    two = old.put("b", b"2", wait=False)
+    old._committer.drive_in_background()
+    run.start("second", lambda: run.database().writer(NAME, **settings))
+    run.until_waiting((3, 1), (4, 1), (3, 2))
+    run.start("third", lambda: run.database().writer(NAME, **settings).get("b"))
+    run.until_waiting((3, 3))
+    run.play()
+    assert isinstance(one.exception(30), FencedError)
+    assert isinstance(run.outcomes["second"], FencedError)
+    expected = None if ack == "prefix" else b"2"
+    assert run.outcomes["third"] == expected
+    assert (two.exception(30) is None) == (ack == "independent")
+    assert run.epochs() == [1, 1, 3, 1, 3, 3]
