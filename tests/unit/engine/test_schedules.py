@@ -28,6 +28,8 @@ class Gate(Wrapper):
         self.moved = threading.Condition()
         self.waiting = []
         self.log = []
+        self.needs = {}
+        """By place in the schedule: a PUT that must have come to the gate before."""
 
     def create(self, key, body):
         if "/wal/" not in key:
@@ -46,6 +48,9 @@ class Gate(Wrapper):
         return result
 
     def _turn(self, lsn, epoch):
+        needed = self.needs.get(len(self.log))
+        if needed is not None and needed not in self.waiting:
+            return False
         return not self.schedule or self.schedule[0][:2] == (lsn, epoch)
 
 
@@ -175,6 +180,22 @@ def test_parallel_writes_of_a_fenced_writer(ack):
     assert run.epochs() == [1, 1, 2, 1, 2, 2]
 
 
+class LateLister(Wrapper):
+    """Looks at the log only once the first PUT of the schedule has landed."""
+
+    def __init__(self, inner, gate):
+        super().__init__(inner)
+        self.gate = gate
+        self.at_the_log = threading.Event()
+
+    def list(self, prefix="", start_after=""):
+        if prefix.endswith("/wal/"):
+            self.at_the_log.set()
+            with self.gate.moved:
+                assert self.gate.moved.wait_for(lambda: self.gate.log, 20)
+        return self.inner.list(prefix, start_after)
+
+
 @ORDERS
 def test_three_writers_at_once(ack):
     """The old one and two openers, two fences each: the youngest ends up alone."""
@@ -183,10 +204,13 @@ def test_three_writers_at_once(ack):
             (3, 3, True),
             (4, 1, True),
             (3, 1, False),
-            (3, 2, False),
+            (4, 2, False),
             (4, 3, False),
-            (5, 3, True),
+            (5, 2, True),
+            (5, 3, False),
             (6, 3, True),
+            (6, 2, False),
+            (7, 3, True),
         ],
         ack=ack,
     )
@@ -196,14 +220,17 @@ def test_three_writers_at_once(ack):
     one = old.put("a", b"1", wait=False)
     two = old.put("b", b"2", wait=False)
     old._committer.drive_in_background()
-    run.start("second", lambda: run.database().writer(NAME, **settings))
-    run.until_waiting((3, 1), (4, 1), (3, 2))
+    late = LateLister(run.gate, run.gate)
+    second = reef.Database(ReadBack(Retry(Meter(late))))
+    run.start("second", lambda: second.writer(NAME, **settings))
+    assert late.at_the_log.wait(20)
     run.start("third", lambda: run.database().writer(NAME, **settings).get("b"))
-    run.until_waiting((3, 3))
+    run.until_waiting((3, 1), (4, 1), (3, 3))
+    run.gate.needs = {1: (4, 2)}  # the second opener looks before the old one's write lands
     run.play()
     assert isinstance(one.exception(30), FencedError)
     assert isinstance(run.outcomes["second"], FencedError)
     expected = None if ack == "prefix" else b"2"
     assert run.outcomes["third"] == expected
     assert (two.exception(30) is None) == (ack == "independent")
-    assert run.epochs() == [1, 1, 3, 1, 3, 3]
+    assert run.epochs() == [1, 1, 3, 1, 2, 3, 3]
