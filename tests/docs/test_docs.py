@@ -86,6 +86,7 @@ def test_the_demo_runs(tmp_path):
         timeout=60,
         check=True,
     )
+    assert "the second writer replayed everything: 1000 rows" in done.stdout
     assert "created: 1, exists: 31" in done.stdout
     assert "brings it back, every time" in done.stdout
 
