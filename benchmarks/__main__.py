@@ -11,9 +11,8 @@ from benchmarks.harness import HEADER
 TABLE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 PREFACE = """# Benchmarks
 
-Made by `make bench`. Reef and its peer run in turns in one process; the ratio is that of the
-medians, ± half the distance between the 10th and the 90th percentile of the rounds. The
-goals are the design's.
+Made by `make bench`. Reef and its peer run in turns in one process; the ratio is the median of
+the rounds' ratios, ± its standard error. The goals are the design's.
 """
 
 

@@ -1,7 +1,7 @@
 """Measures cases against each other: in turns, many times, with the spread.
 
 Everything runs in one process and in alternation, so that a noisy neighbour hits all
-cases alike; what is reported is the ratio of medians.
+cases alike; what is reported is the median of the ratios, round by round.
 """
 
 import statistics
@@ -21,12 +21,10 @@ class Comparison:
     peer: str
     peer_seconds: float
     goal: float
-    spread: float
-    """Of the ratio: between the 10th and the 90th percentile of the rounds."""
-
-    @property
-    def ratio(self) -> float:
-        return self.seconds / self.peer_seconds
+    ratio: float
+    """The median of the rounds' ratios: each round times both under the same weather."""
+    error: float
+    """How far that median may be off: its standard error, from the spread of the rounds."""
 
     @property
     def met(self) -> bool:
@@ -36,7 +34,7 @@ class Comparison:
         verdict = "met" if self.met else f"missed by {self.ratio / self.goal - 1:.0%}"
         return (
             f"| {self.name} | {self.seconds * 1e6:,.0f} µs | {self.peer} | "
-            f"{self.peer_seconds * 1e6:,.0f} µs | {self.ratio:.2f} ± {self.spread / 2:.2f} | "
+            f"{self.peer_seconds * 1e6:,.0f} µs | {self.ratio:.2f} ± {self.error:.2f} | "
             f"≤ {self.goal} | {verdict} |"
         )
 
@@ -66,5 +64,14 @@ def compare(
             times.append((time.perf_counter() - start_s) / calls)
         number += calls
     ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
-    spread = ratios[int(len(ratios) * 0.9)] - ratios[int(len(ratios) * 0.1)]
-    return Comparison(name, statistics.median(ours), peer, statistics.median(theirs), goal, spread)
+    half_spread = (ratios[int(len(ratios) * 0.84)] - ratios[int(len(ratios) * 0.16)]) / 2
+    error = 1.25 * half_spread / len(ratios) ** 0.5  # of a median, for normal noise
+    return Comparison(
+        name,
+        statistics.median(ours),
+        peer,
+        statistics.median(theirs),
+        goal,
+        statistics.median(ratios),
+        error,
+    )

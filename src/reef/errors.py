@@ -69,6 +69,7 @@ class Kind(StrEnum):
     CORRUPTION = "corruption"
     UNSUPPORTED_FORMAT = "unsupported_format"
     INTERNAL = "internal"
+    NOT_DURABLE = "not_durable"
 
 
 class ReefError(Exception):

@@ -5,18 +5,25 @@ their order, and `reef.testing.files` can replace them all by a disk that forget
 not synced. Nothing here decides anything; `OSError` passes through.
 """
 
+import errno
 import fcntl
 import os
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
-__all__ = ["OS", "FileStat", "Files"]
+__all__ = ["OS", "FileStat", "Files", "SyncFailed"]
 
 
 COPY_BYTES_MAX = 1 << 20
+NO_COPY_RANGE = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EINVAL}
+"""Answers of file systems that cannot copy by themselves."""
+
+
+class SyncFailed(OSError):
+    """The disk refused to make something durable, as opposed to: it was not asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +96,10 @@ class Files(ABC):
 
     @abstractmethod
     def sync_directory(self, path: str) -> None:
-        """Return when the names in a directory would survive a power failure."""
+        """Return when the names in a directory would survive a power failure.
+
+        SyncFailed if the disk refused; any other OSError if it was not even asked.
+        """
 
     @abstractmethod
     def scan(self, path: str) -> list[tuple[str, bool]]:
@@ -119,7 +129,12 @@ class _OsFiles(Files):
     if hasattr(os, "copy_file_range"):
 
         def copy_range(self, source_fd: int, target_fd: int, length: int) -> int:
-            return os.copy_file_range(source_fd, target_fd, length)
+            try:
+                return os.copy_file_range(source_fd, target_fd, length)
+            except OSError as error:
+                if error.errno not in NO_COPY_RANGE:
+                    raise
+            return os.write(target_fd, os.read(source_fd, min(length, COPY_BYTES_MAX)))
 
     else:  # macOS has no in-kernel copy between files that Python knows of
 
@@ -160,6 +175,8 @@ class _OsFiles(Files):
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             self.sync(fd)
+        except OSError as error:
+            raise SyncFailed(error.errno, error.strerror, path) from error
         finally:
             os.close(fd)
 
@@ -173,20 +190,36 @@ class _OsFiles(Files):
         try:
             yield
         finally:
-            _held_locks.discard(fd)
-            os.close(fd)  # releases the lock
+            _unlock(fd)
 
     def _lock(self, path: str) -> int:
         """Return a locked file that still has its name: on a removed one, nobody is excluded."""
         while True:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             _held_locks.add(fd)
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            with suppress(FileNotFoundError):
-                if os.fstat(fd).st_ino == os.stat(path).st_ino:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                if _has_name(fd, path):
                     return fd
-            _held_locks.discard(fd)
-            os.close(fd)
+            except BaseException:
+                _unlock(fd)
+                raise
+            _unlock(fd)
+
+
+def _has_name(fd: int, path: str) -> bool:
+    try:
+        return os.fstat(fd).st_ino == os.stat(path).st_ino
+    except FileNotFoundError:
+        return False
+
+
+def _unlock(fd: int) -> None:
+    """By word, not only by closing: a child that was forked between the opening and the noting
+    of a file shares it, and would keep the lock for as long as it lives."""
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    _held_locks.discard(fd)
+    os.close(fd)
 
 
 _held_locks: set[int] = set()

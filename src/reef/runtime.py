@@ -89,6 +89,10 @@ class Runtime(ABC):
     def wall_s(self) -> float:
         """Unix time, as this machine believes it."""
 
+    def wall_ns(self) -> int:
+        """The same in nanoseconds, as finely as the machine has it."""
+        return int(self.wall_s() * 1e9)
+
     @abstractmethod
     def monotonic_s(self) -> float:
         """Never steps back; may stand still while the machine is suspended."""
@@ -267,6 +271,9 @@ class _RealRuntime(Runtime):
 
     def wall_s(self) -> float:
         return time.time()
+
+    def wall_ns(self) -> int:
+        return time.time_ns()
 
     def monotonic_s(self) -> float:
         return time.monotonic()

@@ -12,7 +12,7 @@ from reef.stores import Fault, Faults, Outcome, ReadBack, Recorder, Retry, Retry
 from reef.stores.fetch import fetch
 from reef.stores.local import LocalStore
 from reef.stores.memory import MemoryStore
-from reef.stores.probe import agree_on_cas, probe, remembered
+from reef.stores.probe import agree_on_cas, as_proved, probe, remembered
 from reef.testing import Simulation
 from tests.forking import in_child
 from tests.http_proxy import Caching, proxy
@@ -515,3 +515,46 @@ def test_H4_a_store_that_ignores_tags_is_used_without_if_match():
     """H4: If-Match is proved too, with a stale tag and by racing."""
     assert not probe(IgnoresTags(MemoryStore())).if_match
     assert probe(MemoryStore()).if_match
+
+
+class HoldsNothing(stores.Wrapper):
+    """Says "created" to one and "exists" to the others, and keeps nothing."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.names = set()
+
+    def create(self, key, body):
+        first = key not in self.names
+        self.names.add(key)
+        return stores.WriteResult(Outcome.CREATED if first else Outcome.EXISTS)
+
+
+def test_H4_a_store_that_keeps_nothing_is_refused():
+    """H4: the winner's bytes must be there at all."""
+    with pytest.raises(InvalidInputError) as caught:
+        probe(HoldsNothing(MemoryStore()))
+    assert caught.value.kind is Kind.NOT_EXCLUSIVE
+
+
+def test_H4_a_verdict_against_if_match_is_obeyed():
+    """H4: who goes by the verdict cannot use If-Match by accident."""
+    store = IgnoresTags(MemoryStore())
+    proved = as_proved(store, agree_on_cas(store))
+    assert not proved.capabilities.if_match
+    tag = proved.put("k", b"old")
+    with pytest.raises(InvalidInputError) as caught:
+        proved.replace("k", b"new", tag)
+    assert caught.value.kind is Kind.UNSUPPORTED_BY_STORE
+    assert as_proved(MemoryStore(), probe(MemoryStore())).capabilities.if_match
+
+
+def test_every_call_can_fail_and_is_recorded():
+    """The clock and the sweep of leftovers too."""
+    store = Faults(recorder := Recorder(MemoryStore()), [Rule(Fault.UNAVAILABLE_503, "*", times=2)])
+    for call in (store.now, lambda: store.abort_stale(0)):
+        with pytest.raises(UnavailableError):
+            call()
+    store.now()
+    store.abort_stale(0)
+    assert [call.method for call in recorder.calls] == ["now", "abort_stale"]

@@ -2,17 +2,20 @@
 
 import errno
 import os
+import signal
 import threading
 import time
 
 import pytest
 
 from reef import stores
-from reef.errors import InvalidInputError, UnavailableError
-from reef.files import OS
-from reef.stores import Outcome
+from reef.errors import InvalidInputError, Kind, UnavailableError
+from reef.files import OS, SyncFailed
+from reef.stores import Outcome, RetryPolicy
 from reef.stores.local import LocalStore
 from tests.forking import in_child
+
+QUICK = RetryPolicy(attempts_max=3, deadline_s=1.0, first_delay_s=0.001)
 
 
 @pytest.fixture
@@ -50,6 +53,11 @@ class Scripted(type(OS)):
 def eio():
     """Return the error of a failing disk."""
     return OSError(errno.EIO, "Input/output error")
+
+
+def refused():
+    """Return the error of a sync that the disk refused."""
+    return SyncFailed(errno.EIO, "Input/output error")
 
 
 def test_H51_a_fork_while_a_lock_is_held_blocks_nobody(tmp_path):
@@ -185,11 +193,142 @@ def test_a_directory_whose_sync_failed_is_never_vouched_for_again(tmp_path):
     files = Scripted(sync_directory=[])
     store = LocalStore(str(tmp_path), files=files)
     store.create("wal/1", b"x")
-    files.failures["sync_directory"] = [eio()]
+    files.failures["sync_directory"] = [refused()]
     assert store.create("wal/2", b"x").outcome is Outcome.UNKNOWN
     assert store.create("wal/2", b"x").outcome is Outcome.UNKNOWN
     assert store.create("wal/3", b"x").outcome is Outcome.UNKNOWN
+    assert LocalStore(str(tmp_path)).create("wal/3", b"x").outcome is Outcome.UNKNOWN
     assert store.create("other/1", b"x").outcome is Outcome.CREATED
+
+
+def test_a_directory_that_was_made_anew_is_trusted_again(tmp_path):
+    """What was refused belongs to the old directory, not to its name."""
+    files = Scripted()
+    store = LocalStore(str(tmp_path), files=files)
+    store.create("wal/1", b"x")
+    files.failures["sync_directory"] = [refused()]
+    assert store.create("wal/2", b"x").outcome is Outcome.UNKNOWN
+    (tmp_path / "elsewhere").mkdir()  # takes the next inode, so that the old one is not reused
+    for name in ("1", "2"):
+        (tmp_path / "wal" / name).unlink()
+    (tmp_path / "wal").rename(tmp_path / "old")
+    assert store.create("wal/3", b"x").outcome is Outcome.CREATED
+
+
+def test_a_sync_that_was_not_even_tried_poisons_nothing(tmp_path):
+    """Too many open files: this outcome is unknown, the next one is not."""
+    files = Scripted()
+    store = LocalStore(str(tmp_path), files=files)
+    store.create("wal/1", b"x")
+    files.failures["sync_directory"] = [OSError(errno.EMFILE, "Too many open files")]
+    assert store.create("wal/2", b"x").outcome is Outcome.UNKNOWN
+    assert store.create("wal/3", b"x").outcome is Outcome.CREATED
+
+
+def test_a_refused_sync_of_a_new_directorys_parent_is_final(tmp_path):
+    """The directory's own name may not last, so nothing below it is vouched for."""
+    LocalStore(str(tmp_path)).create("k", b"x")
+    files = Scripted()
+    store = LocalStore(str(tmp_path), files=files)
+    store.create("k2", b"x")
+    files.failures["sync_directory"] = [refused()]
+    for _ in range(2):
+        with pytest.raises(UnavailableError):
+            store.create("wal/1", b"x")
+    assert stores.ReadBack(store, QUICK).create("k3", b"x").outcome is Outcome.UNKNOWN
+
+
+@pytest.mark.parametrize("method", ["put", "upload"])
+def test_what_may_not_last_is_not_acknowledged(tmp_path, method):
+    """The object is visible with its full size; that proves nothing, and is told."""
+    files = Scripted()
+    store = LocalStore(str(tmp_path), files=files)
+    store.put("seg/0", b"x")
+    files.failures["sync_directory"] = [refused()]
+    full = stores.ReadBack(stores.Retry(store, QUICK), QUICK)
+    body = b"abc" if method == "put" else [b"abc"]
+    with pytest.raises(UnavailableError) as caught:
+        getattr(full, method)("seg/1", body)
+    assert caught.value.kind is Kind.NOT_DURABLE
+
+
+def test_a_link_that_a_network_asked_for_twice_is_ours(tmp_path):
+    """The first try landed, the second says "exists": the inode tells that it is our own."""
+
+    class Twice(type(OS)):
+        def link(self, source, target):
+            super().link(source, target)
+            super().link(source, target)
+
+        def rename(self, source, target):
+            super().rename(source, target)
+            super().rename(source, target)
+
+    store = LocalStore(str(tmp_path), files=Twice())
+    assert store.create("k", b"x").outcome is Outcome.CREATED
+    tag = store.get_tagged("k").tag
+    assert store.replace("k", b"y", tag).outcome is Outcome.REPLACED
+    assert LocalStore(str(tmp_path)).create("k", b"z").outcome is Outcome.EXISTS
+
+
+def test_a_file_system_that_cannot_copy(tmp_path, monkeypatch):
+    """The bytes go through Python then."""
+
+    def cannot(*_):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(os, "copy_file_range", cannot)
+    store = LocalStore(str(tmp_path))
+    store.put("a", bytes(range(256)) * 10_000)
+    store.copy("a", "b")
+    assert store.get("b") == store.get("a")
+
+
+def test_H51_a_fork_between_opening_and_noting_a_lock(tmp_path, monkeypatch):
+    """H51: the child shares a file that nobody noted; the lock is released all the same."""
+    store = LocalStore(str(tmp_path))
+    store.put("k", b"old")
+    children = []
+    really_open = os.open
+
+    def open_and_fork(path, *arguments, **options):
+        fd = really_open(path, *arguments, **options)
+        if "/.locks/" in str(path) and not children:
+            children.append(os.fork())
+            if children[0] == 0:
+                time.sleep(5)
+                os._exit(0)
+        return fd
+
+    monkeypatch.setattr(os, "open", open_and_fork)
+    store.put("k", b"first")
+    start_s = time.perf_counter()
+    store.put("k", b"second")
+    took_s = time.perf_counter() - start_s
+    os.kill(children[0], signal.SIGKILL)
+    os.waitpid(children[0], 0)
+    assert took_s < 2
+
+
+def test_a_lock_that_cannot_be_had_leaves_no_open_file(tmp_path, monkeypatch):
+    """An error of flock() does not use up file numbers."""
+    import fcntl
+
+    store = LocalStore(str(tmp_path))
+    store.put("k", b"x")
+    before = len(os.listdir("/proc/self/fd"))
+    really_lock = fcntl.flock
+
+    def fails(fd, how):
+        if how == fcntl.LOCK_EX:
+            raise OSError(errno.ENOLCK, "No locks available")
+        return really_lock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", fails)
+    for _ in range(5):
+        with pytest.raises(UnavailableError):
+            store.put("k", b"y")
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_short_file_is_told(tmp_path):

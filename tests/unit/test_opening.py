@@ -59,6 +59,10 @@ def test_memory_stores_are_new_or_shared_by_name():
         ("s3://bucket?colour=red", Kind.INVALID_OPTION, "no option 'colour'"),
         ("s3://bucket?timeout_s=soon", Kind.INVALID_OPTION, "timeout_s='soon'"),
         ("s3://bucket?timeout_s=-1", Kind.INVALID_OPTION, "timeout_s"),
+        ("s3://bucket?timeout_s=inf", Kind.INVALID_OPTION, "timeout_s"),
+        ("s3://bucket?timeout_s=nan", Kind.INVALID_OPTION, "timeout_s"),
+        ("s3://bucket?connect_timeout_s=1e300", Kind.INVALID_OPTION, "connect_timeout_s"),
+        ("s3://user:password@bucket/x", Kind.INVALID_URL, "has credentials in front"),
         ("s3://bucket?allow_http=maybe", Kind.INVALID_OPTION, "allow_http='maybe'"),
         ("s3://bucket?if_match=often", Kind.INVALID_OPTION, "quoted, bare or none"),
         ("s3://bucket?listing=random", Kind.INVALID_OPTION, "sorted or unsorted"),
@@ -111,6 +115,19 @@ def test_secrets_stay_out_of_messages(url):
     with pytest.raises(InvalidInputError) as caught:
         stores.open(url, secret_access_key="hidden")
     assert "hidden" not in str(caught.value)
+
+
+def test_an_option_of_the_wrong_type_is_named():
+    """A number where text belongs."""
+    with pytest.raises(InvalidInputError, match="region=5 is not text"):
+        stores.open("s3://bucket", region=5)
+
+
+def test_a_password_in_front_of_a_bucket_is_not_repeated():
+    """The message does not show it."""
+    with pytest.raises(InvalidInputError) as caught:
+        stores.open("s3://user:password@bucket/x")
+    assert "password" not in str(caught.value)
 
 
 def test_an_option_given_twice_is_refused():
@@ -201,7 +218,7 @@ def test_a_full_disk_is_unavailable(tmp_path):
 
 def test_a_directory_sync_that_fails_leaves_the_outcome_unknown(tmp_path):
     """The name is there, but nobody can promise that it lasts."""
-    from reef.files import OS
+    from reef.files import OS, SyncFailed
     from reef.stores import Outcome
     from reef.stores.local import LocalStore
 
@@ -210,7 +227,7 @@ def test_a_directory_sync_that_fails_leaves_the_outcome_unknown(tmp_path):
 
         def sync_directory(self, path):
             if self.fails:
-                raise OSError(5, "Input/output error")
+                raise SyncFailed(5, "Input/output error")
             super().sync_directory(path)
 
     files = Flaky()

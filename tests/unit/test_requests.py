@@ -347,3 +347,12 @@ def test_large_bodies_take_their_time():
     sim.run()
     sim.close()
     assert took[0] > 0.1
+
+
+def test_failed_listings_are_counted():
+    """A LIST that was refused was sent, and is billed."""
+    meter = RequestMeter()
+    faults = Faults(MemoryStore(), [Rule(Fault.UNAVAILABLE_503, "list", times=2)])
+    store = stores.Retry(Meter(faults, meter), RetryPolicy(first_delay_s=0.0))
+    assert list(store.list()) == []
+    assert meter.requests() == {"list": 3}

@@ -19,6 +19,7 @@ from reef.manifest.publish import Publisher
 from reef.paths import Namespace
 from reef.runtime import Runtime
 from reef.stores import Store, agree_on_cas
+from reef.stores.probe import as_proved
 from reef.telemetry import Events, Metrics
 
 __all__ = ["Database"]
@@ -95,7 +96,7 @@ class Database:
 
     def _prove_store(self) -> None:
         if not self._proved:
-            agree_on_cas(self.store)
+            self.store = as_proved(self.store, agree_on_cas(self.store))
             self._proved = True
 
     def _ensure(self, namespace: Namespace) -> Publisher:

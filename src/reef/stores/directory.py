@@ -5,9 +5,9 @@ to miss:
 
 - A directory that another process has just made may not be durable yet. Before the first
   write into one, the whole chain of names above it is synced.
-- A directory sync that fails leaves a name that may or may not last. A later sync that
-  succeeds proves nothing (the kernel may have dropped the dirty page), so such a directory
-  is never vouched for again by this process.
+- A directory sync that the disk refuses leaves names that may or may not last. A later sync
+  that succeeds proves nothing (the kernel may have dropped the dirty page), so such a
+  directory is never vouched for again by this process.
 - `link()` and `rename()` that fail in an unusual way may have taken effect, on a network
   file system for one. Only some errors prove that nothing happened.
 - Locks lie in `.locks/` and are never removed: a lock on a removed file excludes nobody.
@@ -21,8 +21,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 
-from reef.files import Files, FileStat
+from reef.files import Files, FileStat, SyncFailed
 from reef.runtime import Runtime
+from reef.stores.os_errors import Doubt
 
 __all__ = ["LOCKS", "TEMPORARY", "Directory", "SourceFailed", "Temporary"]
 
@@ -36,6 +37,10 @@ PROOF_OF_NOTHING = {
     errno.ELOOP,
 }
 """Errors of link() and rename() after which the name is certainly as it was."""
+
+
+_suspects: set[tuple[str, int]] = set()
+"""Directories, by path and inode, whose names this process cannot vouch for any more."""
 
 
 class SourceFailed(Exception):
@@ -63,7 +68,6 @@ class Directory:
         self.scratch = os.path.join(root, TEMPORARY)
         self._runtime = runtime
         self._durable: set[str] = set()
-        self._suspect: set[str] = set()
         self._token = runtime.ulid()  # with the process id and a serial number, a name of its own
         self._serial = count()
 
@@ -112,7 +116,7 @@ class Directory:
             rest = rest[self.files.write(fd, rest) :]
 
     def _finish(self, fd: int) -> FileStat:
-        self.files.set_mtime(fd, int(self._runtime.wall_s() * 1e9))
+        self.files.set_mtime(fd, self._runtime.wall_ns())
         self.files.sync(fd)
         return self.files.stat_open(fd)
 
@@ -126,7 +130,7 @@ class Directory:
             self._name(self.files.link, temporary, path)
             won = True
         except FileExistsError:
-            won = False
+            won = self._is_named(temporary, path)  # a network may ask twice and answer once
         self.sync_names(os.path.dirname(path))  # the loser too: its caller acts on it
         return won
 
@@ -139,20 +143,35 @@ class Directory:
         self.ensure(os.path.dirname(path))
         try:
             _certain(lambda: call(temporary.path, path))
-        except FileNotFoundError:  # the directory was removed since it was made: once more
+        except FileNotFoundError:
+            if self._is_named(temporary, path):
+                return
+            # The directory was removed since it was made: once more.
             self._durable.clear()
             self.ensure(os.path.dirname(path))
             _certain(lambda: call(temporary.path, path))
 
+    def _is_named(self, temporary: Temporary, path: str) -> bool:
+        with suppress(OSError):
+            return self.files.stat(path).inode == temporary.stat.inode
+        return False
+
     def sync_names(self, folder: str) -> None:
         """Make the names in a directory durable, or raise Doubt."""
-        if folder in self._suspect:
-            raise Doubt(OSError(errno.EIO, f"an earlier sync of {folder} failed"))
+        try:
+            self._sync(folder)
+        except OSError as error:
+            raise Doubt(error) from error
+
+    def _sync(self, folder: str) -> None:
+        if _suspects and (folder, self.files.stat(folder).inode) in _suspects:
+            raise SyncFailed(errno.EIO, "an earlier sync failed", folder)
         try:
             self.files.sync_directory(folder)
-        except OSError as error:
-            self._suspect.add(folder)
-            raise Doubt(error) from error
+        except SyncFailed:
+            with suppress(OSError):
+                _suspects.add((folder, self.files.stat(folder).inode))
+            raise
 
     @contextmanager
     def locked(self, key: str) -> Iterator[None]:
@@ -188,19 +207,11 @@ class Directory:
 
     def _sync_above(self, parent: str) -> None:
         try:
-            self.files.sync_directory(parent)
+            self._sync(parent)
         except PermissionError:
             if len(parent) >= len(self.root):
                 raise
             # Above the root the directories are the administrator's, made long ago.
-
-
-class Doubt(OSError):
-    """Whether a name is there for good, nobody can say."""
-
-    def __init__(self, cause: OSError) -> None:
-        super().__init__(cause.errno or errno.EIO, str(cause))
-        self.cause = cause
 
 
 def _certain(call: Callable[[], None]) -> None:

@@ -36,8 +36,8 @@ from reef.stores.base import (
     check_range,
     past_the_end,
 )
-from reef.stores.directory import LOCKS, TEMPORARY, Directory, Doubt, SourceFailed
-from reef.stores.os_errors import read_errors, write_errors
+from reef.stores.directory import LOCKS, TEMPORARY, Directory, SourceFailed
+from reef.stores.os_errors import Doubt, read_errors, write_errors
 
 __all__ = ["LocalStore"]
 
@@ -188,7 +188,8 @@ class LocalStore(Store):
         removed = 0
         for name, is_directory in self._files.scan(self._directory.scratch):
             path = os.path.join(self._directory.scratch, name)
-            with suppress(FileNotFoundError):  # finished, or removed by another
+            # What is missing was finished, or removed by another.
+            with write_errors(self.url, f"{TEMPORARY}/{name}"), suppress(FileNotFoundError):
                 if not is_directory and self._files.stat(path).ctime_ns <= oldest_ns:
                     self._files.unlink(path)
                     removed += 1

@@ -151,6 +151,12 @@ def _open_s3(url: str, rest: str, options: dict[str, Any], runtime: Runtime) -> 
 
     bucket, _, prefix = rest.partition("/")
     prefix = prefix.strip("/")
+    if "@" in bucket:
+        raise InvalidInputError(
+            f"the bucket of s3://…@{bucket.rsplit('@', 1)[1]} has credentials in front",
+            kind=Kind.INVALID_URL,
+            hint="Give them as options or in the environment",
+        )
     if not bucket:
         raise InvalidInputError(
             f"{_bare(url)!r} names no bucket",

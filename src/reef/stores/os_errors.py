@@ -10,12 +10,20 @@ from contextlib import contextmanager
 
 from reef.errors import InvalidInputError, Kind, NotFoundError, ReefError, UnavailableError
 
-__all__ = ["read_errors", "write_errors"]
+__all__ = ["Doubt", "read_errors", "write_errors"]
 
 DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
 CLASH = {errno.ENOTDIR, errno.EISDIR}
+
+
+class Doubt(OSError):
+    """Whether a name is there for good, nobody can say."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(cause.errno or errno.EIO, str(cause))
+        self.cause = cause
 
 
 @contextmanager
@@ -60,6 +68,8 @@ def _translate(error: OSError, url: str, key: str) -> ReefError:
             object=key,
         )
     kind = Kind.DISK_FULL if number in FULL else Kind.UNAVAILABLE
+    if isinstance(error, Doubt):
+        kind = Kind.NOT_DURABLE  # it may be visible, which proves nothing
     return UnavailableError(f"{key} in {url}: {error}", kind=kind, object=key)
 
 

@@ -18,7 +18,7 @@ and two-phase writers would not see each other's locks.
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -34,8 +34,9 @@ from reef.errors import (
 )
 from reef.runtime import Runtime
 from reef.stores.base import Outcome, Store, WriteResult
+from reef.stores.wrappers import Wrapper
 
-__all__ = ["Verdict", "agree_on_cas", "probe", "remembered"]
+__all__ = ["Verdict", "agree_on_cas", "as_proved", "probe", "remembered"]
 
 FORMAT = 1
 RACERS = 4
@@ -81,6 +82,26 @@ def agree_on_cas(store: Store, cas: str = "native") -> Verdict:
     return known
 
 
+def as_proved(store: Store, verdict: Verdict) -> Store:
+    """Return the store with what the verdict denies taken away."""
+    return store if verdict.if_match else _WithoutIfMatch(store)
+
+
+class _WithoutIfMatch(Wrapper):
+    """A store whose If-Match was found not to hold: nobody may use it."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.capabilities = replace(inner.capabilities, if_match=False)
+
+    def replace(self, key: str, body: bytes, tag: str) -> WriteResult:
+        raise InvalidInputError(
+            f"the If-Match of {self.url} was found not to hold",
+            kind=Kind.UNSUPPORTED_BY_STORE,
+            object=key,
+        )
+
+
 def remembered(store: Store) -> Verdict | None:
     """Return what the bucket knows, if it knows anything."""
     try:
@@ -91,7 +112,7 @@ def remembered(store: Store) -> Verdict | None:
 
 
 def probe(store: Store, cas: str = "native") -> Verdict:
-    """Race for exclusion now; leaves nothing behind. Raises if create-only does not hold."""
+    """Race for exclusion now; leaves no object behind. Raises if create-only does not hold."""
     run = _Probe(store)
     try:
         run.check_create()
@@ -137,7 +158,7 @@ class _Probe:
         second = self._answered(self.store.create(key, b"second"))
         if first.outcome is not Outcome.CREATED:
             raise self._not_exclusive(f"a first create was answered {first.outcome.value!r}")
-        if second.outcome is not Outcome.EXISTS or self.store.get(key) != b"first":
+        if second.outcome is not Outcome.EXISTS or self._body(key) != b"first":
             raise self._not_exclusive("a second create of the same name took effect")
 
     def _one_winner(self, key: str, racers: list[_Racer]) -> bool | None:
@@ -148,7 +169,13 @@ class _Probe:
             return False
         if not winners:
             return None if unknown else False
-        return self.store.get(key) == winners[0].body
+        return self._body(key) == winners[0].body
+
+    def _body(self, key: str) -> bytes | None:
+        try:
+            return self.store.get(key)
+        except NotFoundError:
+            return None
 
     def _answered(self, result: WriteResult) -> WriteResult:
         """A store that refuses for ever though nothing is in the way has answered, too."""

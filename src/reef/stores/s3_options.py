@@ -13,6 +13,7 @@ from reef.errors import InvalidInputError, Kind
 __all__ = ["S3Options"]
 
 MIB = 1 << 20
+TIMEOUT_S_MAX = 86_400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +70,10 @@ class S3Options:
             raise _bad_option("listing", self.listing, "sorted or unsorted")
         if self.part_bytes < 5 * MIB:
             raise _bad_option("part_bytes", self.part_bytes, "at least 5 MiB")
-        if self.timeout_s <= 0 or self.connect_timeout_s <= 0:
-            raise _bad_option("timeout_s", self.timeout_s, "a positive number of seconds")
+        for name in ("timeout_s", "connect_timeout_s"):
+            seconds = getattr(self, name)
+            if not 0 < seconds <= TIMEOUT_S_MAX:  # NaN is refused, too
+                raise _bad_option(name, seconds, f"a number of seconds up to {TIMEOUT_S_MAX}")
         if self.upload_concurrency < 1:
             raise _bad_option("upload_concurrency", self.upload_concurrency, "at least 1")
         if self.endpoint is not None and not self.endpoint.startswith(("http://", "https://")):
@@ -119,6 +122,8 @@ def _coerce(default: object, name: str, value: Any) -> Any:
             return type(default)(value)
     except (KeyError, ValueError):
         raise _bad_option(name, value, f"a {type(default).__name__}") from None
+    if default is None and value is not None and not isinstance(value, str):
+        raise _bad_option(name, value, "text")
     return value
 
 

@@ -114,6 +114,12 @@ class Faults(Wrapper):
     def delete_many(self, keys: Sequence[str]) -> None:
         self._call("delete", keys, lambda: self.inner.delete_many(keys))
 
+    def now(self) -> float:
+        return self._call("now", "", self.inner.now)
+
+    def abort_stale(self, older_than_s: float) -> int:
+        return self._call("abort_stale", "", lambda: self.inner.abort_stale(older_than_s))
+
     def _conditional(
         self, method: str, key: str, conflict: Outcome, call: Callable[[], WriteResult]
     ) -> WriteResult:

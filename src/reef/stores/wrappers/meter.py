@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from reef.errors import UnavailableError
 from reef.stores.base import ObjectInfo, Store, Tagged, WriteResult
 from reef.stores.listing import Listing
 from reef.stores.wrappers.base import Wrapper
@@ -51,7 +52,11 @@ class Meter(Wrapper):
             return self.inner.head(key)
 
     def list(self, prefix: str = "", start_after: str = "") -> Iterator[ObjectInfo]:
-        infos = self.inner.list(prefix, start_after)
+        try:
+            infos = self.inner.list(prefix, start_after)
+        except UnavailableError:
+            self.meter.count(RequestKind.LIST)  # it was sent, and it is billed
+            raise
         # Only the store inside knows what it asks for beyond what it passes on.
         return self._told(infos) if isinstance(infos, Listing) else self._paged(infos)
 

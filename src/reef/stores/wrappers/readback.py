@@ -16,15 +16,17 @@ body tells: commit objects carry a write id, so equal bytes mean that it is ours
 Sending again after an unknown answer, rather than looking, is on purpose: the first try
 may still be on its way, and a directory says "exists" only of what is durable.
 
-All of this assumes that nobody deletes the name meanwhile. Reef collects slots only long
-after their time; a result with `doubt` set is one whose writer must prove that (H13).
+All of this assumes that nobody deletes or overwrites the name meanwhile. Reef collects slots
+only long after their time; a result with `doubt` set is one whose writer must prove that (H13).
+It assumes, too, that "changed" is never the answer to a request that took effect: a proxy that
+sends a conditional write twice would break that, and must not stand in front of a bucket.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
-from reef.errors import NotFoundError, ReefError, UnavailableError
+from reef.errors import Kind, NotFoundError, ReefError, UnavailableError
 from reef.stores.base import Outcome, Store, Tagged, WriteResult
 from reef.stores.wrappers.base import Wrapper
 from reef.stores.wrappers.retry import Backoff, RetryPolicy
@@ -111,8 +113,12 @@ class ReadBack(Wrapper):
         counted = _Counted(parts)
         try:
             return self.inner.upload(key, counted)
-        except UnavailableError:
-            if not counted.ended or self._size(key) != counted.bytes:
+        except UnavailableError as error:
+            # Only an answer that was lost is made up for: what is visible but may not last
+            # is not.
+            if error.kind is Kind.NOT_DURABLE or not counted.ended:
+                raise
+            if self._size(key) != counted.bytes:
                 raise
             return counted.bytes
 

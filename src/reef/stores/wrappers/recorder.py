@@ -70,6 +70,12 @@ class Recorder(Wrapper):
     def delete_many(self, keys: Sequence[str]) -> None:
         self._record("delete", " ".join(keys), lambda: self.inner.delete_many(keys))
 
+    def now(self) -> float:
+        return self._record("now", "", self.inner.now)
+
+    def abort_stale(self, older_than_s: float) -> int:
+        return self._record("abort_stale", "", lambda: self.inner.abort_stale(older_than_s))
+
     def _record(self, method: str, key: str, call: Callable[[], T]) -> T:
         start_s = self.runtime.monotonic_s()
         summary = "died"
