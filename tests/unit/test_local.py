@@ -362,3 +362,36 @@ def test_deletes_and_replaces_exclude_each_other(tmp_path):
     store.delete("k")
     replacing.join()
     assert list(store.list()) == [], "the replace brought a deleted object back"
+
+
+def test_H51_a_parent_that_is_killed_leaves_no_lock_to_its_child(tmp_path):
+    """H51: a child that was forked while its parent held a lock does not keep it for the dead."""
+    reading, writing = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        held = threading.Event()
+
+        def hold():
+            with LocalStore(str(tmp_path))._directory.locked("k"):
+                held.set()
+                time.sleep(60)
+
+        threading.Thread(target=hold, daemon=True).start()
+        held.wait()
+        child = os.fork()
+        if child == 0:
+            time.sleep(8)
+            os._exit(0)
+        os.write(writing, f"{child}".encode())
+        time.sleep(60)
+    child = int(os.read(reading, 20))
+    time.sleep(0.1)
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    start_s = time.perf_counter()
+    LocalStore(str(tmp_path)).put("k", b"next")
+    took_s = time.perf_counter() - start_s
+    os.kill(child, signal.SIGKILL)
+    os.close(reading)
+    os.close(writing)
+    assert took_s < 3

@@ -11,6 +11,8 @@
 Both checks of step 3 are needed: without either there is a split brain (H11, H12).
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from reef.engine.log import Log
@@ -22,6 +24,7 @@ from reef.errors import (
     FencedError,
     InternalError,
     OutcomeUnknownError,
+    ReefError,
 )
 from reef.formats.manifest import Manifest
 from reef.formats.wal_object import WalHeader, WalKind, WalObject
@@ -88,25 +91,33 @@ class WriterOpening:
 
     def open(self) -> Opened:
         """Run the protocol; FencedError if a newer writer came in between."""
-        first_lease = self._lease(self._publisher.heads.find().manifest)
-        manifest = self._raise_epoch()
-        for _ in range(ROUNDS_MAX):
-            fences = self._fence(manifest)
-            manifest = self._publisher.heads.find().manifest
-            self._check_epoch(manifest)
-            if min(fences) >= manifest.wal_floor:
-                second_lease = self._lease(manifest)
-                tail, report = self._replay(manifest, max(fences))
-                first_lease.release()
-                second_lease.release()
-                ids = tail.rules.last_ids()[-len(fences) :]
-                return Opened(self._epoch, self._writer_id, ids, tail, report)
+        with self._leased(self._publisher.heads.find().manifest):
+            manifest = self._raise_epoch()
+            for _ in range(ROUNDS_MAX):
+                fences = self._fence(manifest)
+                manifest = self._publisher.heads.find().manifest
+                self._check_epoch(manifest)
+                if min(fences) >= manifest.wal_floor:
+                    return self._opened(manifest, fences)
         raise InternalError(f"the floor of {self._namespace.name} outran {ROUNDS_MAX} fences")
 
-    def _lease(self, manifest: Manifest) -> Lease:
-        return Lease.take(
+    def _opened(self, manifest: Manifest, fences: list[int]) -> Opened:
+        with self._leased(manifest):
+            tail, report = self._replay(manifest, max(fences))
+        ids = tail.rules.last_ids()[-len(fences) :]
+        return Opened(self._epoch, self._writer_id, ids, tail, report)
+
+    @contextmanager
+    def _leased(self, manifest: Manifest) -> Iterator[None]:
+        """Keep what a manifest needs from being swept."""
+        lease = Lease.take(
             self._store, self._namespace, manifest, owner=self._writer_id, ttl_s=self._ttl_s
         )
+        try:
+            yield
+        finally:
+            with suppress(ReefError):  # one that is left lapses by itself
+                lease.release()
 
     def _raise_epoch(self) -> Manifest:
         def edit(head: Manifest) -> Manifest:
