@@ -8,7 +8,16 @@ from reef.formats.manifest import Manifest, Recent
 from reef.formats.wal_object import BatchHeader, Job, WalHeader, WalKind, WalObject
 from reef.jobs import fold
 from reef.paths import Namespace
-from reef.stores import Outcome, Wrapper
+from reef.stores import (
+    Latency,
+    LatencyProfile,
+    Meter,
+    Outcome,
+    ReadBack,
+    Retry,
+    Wrapper,
+    agree_on_cas,
+)
 from reef.testing import Simulation
 from tests.bulk import append, ingest
 
@@ -307,6 +316,42 @@ def test_H13_a_slow_put_below_the_floor_is_not_acknowledged(db):
     sim.close()
     assert isinstance(outcome[0], reef.OutcomeUnknownError)
     assert dict(reef.Database(sim.bucket).reader(NAME).scan()) == {b"k": b"newer"}
+
+
+def test_H25_an_opener_is_not_starved_by_a_quick_writer():
+    """H25: the old writer commits every 3 ms, each try of the opener takes 30: it still wins."""
+    sim = Simulation(5)
+    quick, slow = sim.process("quick"), sim.process("slow")
+    agree_on_cas(sim.bucket)
+    took, told = [], []
+
+    def store(node, ms):
+        timing = (ms, ms * 1.1)
+        profile = LatencyProfile(timing, timing, timing, 1e12)
+        return ReadBack(Retry(Meter(Latency(node.raw_store(), profile))))
+
+    def write_for_ever():
+        writer = reef.Database(store(quick, 3)).writer(NAME)
+        for number in range(100_000):
+            try:
+                writer.put("k", b"%d" % number)
+            except reef.FencedError as error:
+                told.append((number, error))
+                return
+
+    def take_over():
+        slow.runtime.sleep(1)
+        start_s = slow.runtime.monotonic_s()
+        writer = reef.Database(store(slow, 30)).writer(NAME)
+        took.append(slow.runtime.monotonic_s() - start_s)
+        assert writer.get("k") == b"%d" % (told[0][0] - 1), "the last acknowledged write is there"
+
+    quick.spawn(write_for_ever)
+    slow.spawn(take_over)
+    sim.run()
+    sim.close()
+    assert told
+    assert took[0] < 10
 
 
 def test_H16_a_missing_object_may_mean_fenced(db):

@@ -2,7 +2,8 @@
 
 1. Read the head, write a lease on it, raise the writer epoch by CAS.
 2. From the first open slot, PUT fences until M in a row are ours, stepping over whatever
-   others have put there. A higher epoch there means fenced.
+   others have put there. A higher epoch there means fenced. After some losses to a quick
+   writer, aim at more and more slots at once.
 3. After the last fence's answer read the head again: the epoch must still be ours, and the
    lowest of the M fences at or above the floor. Otherwise back to 2 with that head.
 4. Take segments, window, open jobs and floor from that one head, lease it, replay to the last
@@ -39,6 +40,8 @@ __all__ = ["Opened", "ReplayReport", "WriterOpening"]
 
 ROUNDS_MAX = 100
 RESENDS_MAX = 10
+PATIENT_ROUNDS = 3
+SALVO_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,16 +136,34 @@ class WriterOpening:
         filled = [slot.lsn for slot in self._log.filled(start)]
         lsn = start + len(contiguous(filled, start))
         run: list[int] = []
+        losses = 0
         while len(run) < manifest.max_parallel_writes:
             self._runtime.reach("fence")
-            result = self._fill(lsn, self._fence_body(lsn, manifest))
-            if result.outcome is Outcome.CREATED:
-                run.append(lsn)
-            else:
-                self._step_over(lsn, result)
-                run = []
-            lsn += 1
+            slots = range(lsn, lsn + self._salvo(manifest.max_parallel_writes - len(run), losses))
+            results = self._fill_all(slots, manifest)
+            for slot, result in zip(slots, results, strict=True):
+                if result.outcome is Outcome.CREATED:
+                    run.append(slot)
+                else:
+                    self._step_over(slot, result)
+                    run = []
+            losses += any(result.outcome is not Outcome.CREATED for result in results)
+            lsn = slots.stop
         return run
+
+    def _salvo(self, missing: int, losses: int) -> int:
+        """How many slots to aim at: more and more, where a quick writer is always first.
+
+        Its next slots are taken before it comes to them; every slot below the last fence is
+        filled, by it or by us, so that nothing of what it was acknowledged is passed over.
+        """
+        if losses < PATIENT_ROUNDS:
+            return missing
+        return max(missing, min(2 << (losses - PATIENT_ROUNDS), SALVO_MAX))
+
+    def _fill_all(self, slots: range, manifest: Manifest) -> list[WriteResult]:
+        bodies = [(slot, self._fence_body(slot, manifest)) for slot in slots]
+        return self._runtime.gather([lambda b=body: self._fill(*b) for body in bodies])  # type: ignore[misc]
 
     def _fence_body(self, lsn: int, manifest: Manifest) -> bytes:
         return WalObject.encode(
