@@ -57,7 +57,7 @@ def _gather(piece: Piece) -> int:
         [sys.executable, *piece.command], cwd=ROOT, capture_output=True, text=True, check=False
     )
     took_s = time.perf_counter() - start_s
-    said = " ".join(done.stdout.split("\n")[-7:]).replace("|", " ").strip()
+    said = " ".join(done.stdout.split("\n")[-7:]).replace("|", " ").replace("=", " ").strip()
     result = "shown" if done.returncode == 0 else f"FAILED ({done.returncode})"
     row = f"| {datetime.now(UTC):%Y-%m-%d} | {_commit()} | {piece.claim} | {took_s:.0f} s | "
     with LEDGER.open("a") as ledger:
