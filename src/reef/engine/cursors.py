@@ -4,6 +4,7 @@ Take the last key of each source's current piece; up to the smallest of them no 
 add anything more. Cut every source there, and what was cut off can be merged and handed on.
 """
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
@@ -17,7 +18,7 @@ from reef.types import KeyRange
 __all__ = ["Cursor", "RowsCursor", "SegmentCursor", "merged"]
 
 
-class Cursor:
+class Cursor(ABC):
     """A sorted source, taken from piece by piece."""
 
     def __init__(self) -> None:
@@ -50,8 +51,9 @@ class Cursor:
             self._rows, self._keys = self._rows.slice(place, len(self._rows)), self._keys[place:]
         return taken
 
+    @abstractmethod
     def _next(self) -> Versions | None:
-        raise NotImplementedError
+        """Return the next piece; None at the end."""
 
 
 class RowsCursor(Cursor):

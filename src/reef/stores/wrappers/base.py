@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from reef.stores.base import ObjectInfo, Store, Tagged, WriteResult
 
-__all__ = ["Wrapper"]
+__all__ = ["CountedParts", "Wrapper"]
 
 
 class Wrapper(Store):
@@ -58,3 +58,18 @@ class Wrapper(Store):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.inner!r}>"
+
+
+class CountedParts:
+    """Counts what an upload reads of its source, and whether it read all."""
+
+    def __init__(self, parts: Iterable[bytes]) -> None:
+        self._parts = parts
+        self.bytes = 0
+        self.ended = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        for part in self._parts:
+            self.bytes += len(part)
+            yield part
+        self.ended = True

@@ -16,7 +16,7 @@ from typing import Any
 from reef.errors import UnavailableError
 from reef.stores.base import ObjectInfo, Store, Tagged, WriteResult
 from reef.stores.listing import Listing
-from reef.stores.wrappers.base import Wrapper
+from reef.stores.wrappers.base import CountedParts, Wrapper
 from reef.telemetry import Metrics, RequestKind, RequestMeter
 
 __all__ = ["Meter"]
@@ -94,7 +94,7 @@ class Meter(Wrapper):
 
     def upload(self, key: str, parts: Iterable[bytes]) -> int:
         """What failed is counted as far as it was read: begin, the parts, and the abort."""
-        read = _Read(parts)
+        read = CountedParts(parts)
         try:
             with self._timed("upload"):
                 return self.inner.upload(key, read)
@@ -142,22 +142,7 @@ class Meter(Wrapper):
             self.metrics.histogram(f"requests.{name}").record(self.runtime.monotonic_s() - start_s)
 
 
-class _Read:
-    """Counts what an upload reads of its source, and whether it read all."""
-
-    def __init__(self, parts: Iterable[bytes]) -> None:
-        self._parts = parts
-        self.bytes = 0
-        self.ended = False
-
-    def __iter__(self) -> Iterator[bytes]:
-        for part in self._parts:
-            self.bytes += len(part)
-            yield part
-        self.ended = True
-
-
-def _upload_requests(read: _Read, part_bytes: int | None) -> int:
+def _upload_requests(read: CountedParts, part_bytes: int | None) -> int:
     """What fits one part goes as a plain PUT; a part is sent when there is more after it."""
     if part_bytes is None or read.bytes <= part_bytes:
         return int(read.ended)

@@ -22,13 +22,13 @@ It assumes, too, that "changed" is never the answer to a request that took effec
 sends a conditional write twice would break that, and must not stand in front of a bucket.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 
 from reef.errors import Kind, NotFoundError, ReefError, UnavailableError
 from reef.stores.base import Outcome, Store, Tagged, WriteResult
-from reef.stores.wrappers.base import Wrapper
+from reef.stores.wrappers.base import CountedParts, Wrapper
 from reef.stores.wrappers.retry import Backoff, RetryPolicy
 
 __all__ = ["ReadBack"]
@@ -110,7 +110,7 @@ class ReadBack(Wrapper):
 
     def upload(self, key: str, parts: Iterable[bytes]) -> int:
         """A lost answer to the last request hides a finished upload (H3): look for it."""
-        counted = _Counted(parts)
+        counted = CountedParts(parts)
         try:
             return self.inner.upload(key, counted)
         except UnavailableError as error:
@@ -127,18 +127,3 @@ class ReadBack(Wrapper):
             return self.inner.head(key).size
         except NotFoundError:
             return None
-
-
-class _Counted:
-    """Counts what passes, and whether all of it did."""
-
-    def __init__(self, parts: Iterable[bytes]) -> None:
-        self._parts = parts
-        self.bytes = 0
-        self.ended = False
-
-    def __iter__(self) -> Iterator[bytes]:
-        for part in self._parts:
-            self.bytes += len(part)
-            yield part
-        self.ended = True
