@@ -5,10 +5,15 @@
 all histories, or through all deaths. Needs the extra `testing`.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from reef.testing.crashes import CrashPoint, crash_points
 from reef.testing.explore import ExplorationFailed, Explored, explore, replay
 from reef.testing.files import SimulatedDisk, SimulatedFiles
 from reef.testing.simulation import Chaos, Process, Simulation, SimulationFailed, simulate
+
+if TYPE_CHECKING:
+    from reef.testing.contract import StoreContract
 
 __all__ = [
     "Chaos",
@@ -20,8 +25,18 @@ __all__ = [
     "SimulatedFiles",
     "Simulation",
     "SimulationFailed",
+    "StoreContract",
     "crash_points",
     "explore",
     "replay",
     "simulate",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the contract suite on demand: it needs pytest, the simulator does not."""
+    if name == "StoreContract":
+        from reef.testing.contract import StoreContract
+
+        return StoreContract
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
