@@ -7,6 +7,7 @@ from reef.engine.log_rules import LogReader, Verdict
 from reef.formats.manifest import Manifest, Recent
 from reef.formats.wal_object import BatchHeader, Job, WalHeader, WalKind, WalObject
 from reef.jobs import fold
+from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
 from reef.stores import (
     Latency,
@@ -230,6 +231,23 @@ def test_H58_an_older_openers_fence_is_stepped_over(db):
     assert db.store.create(USERS.wal_object(head), WalObject.encode(header)).landed
     assert writer.put("k", b"2").lsn == head + 1
     assert rows(db) == {b"k": b"2"}
+
+
+def fences(db):
+    """Return the epochs of the fences in the log, in order."""
+    found = [WalObject.decode(db.store.get(i.key), i.key).header for i in db.store.list(USERS.wal)]
+    return [header.epoch for header in found if header.kind is WalKind.FENCE]
+
+
+def test_H56_changing_the_number_of_writes_in_flight(db):
+    """H56: fences by the larger of old and new; the number falls only after that."""
+    for parallel, expected in ((1, 1), (3, 3), (1, 3), (1, 1), (2, 2)):
+        before = len(fences(db))
+        with db.writer(NAME, max_parallel_writes=parallel) as writer:
+            writer.put("k", b"v")
+        assert len(fences(db)) - before == expected
+        head = HeadFinder(db.store, USERS).find().manifest
+        assert head.max_parallel_writes == parallel
 
 
 def test_H61_everything_of_an_open_comes_from_one_manifest(db):

@@ -14,7 +14,7 @@ from reef.engine.segments import SegmentStore
 from reef.engine.writer import Writer
 from reef.errors import NotFoundError
 from reef.formats.schema import DEFAULT_SCHEMA
-from reef.manifest.edits import new_namespace
+from reef.manifest.edits import lower_parallel_writes, new_namespace
 from reef.manifest.publish import Publisher
 from reef.paths import Namespace
 from reef.runtime import Runtime
@@ -56,6 +56,11 @@ class Database:
             max_parallel_writes=wanted.max_parallel_writes,
             lease_ttl_s=wanted.lease_ttl_s,
         ).open()
+        if wanted.max_parallel_writes < opened.tail.manifest.max_parallel_writes:
+            # Only now: this writer has fenced with the old number, so it may fall (H56).
+            publisher.publish(
+                lambda head: lower_parallel_writes(head, opened.epoch, wanted.max_parallel_writes)
+            )
         log = Log(self.store, namespace)
         self.metrics.histogram("open.replay_seconds").record(opened.report.seconds)
         committer = Committer(
