@@ -86,7 +86,19 @@ def start_python(*argv):
     path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
     env = {**os.environ, "PYTHONPATH": path}
     command = [sys.executable, *argv]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, cwd=REPOSITORY)
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=env,
+        cwd=REPOSITORY,
+        preexec_fn=_hear_interrupts,  # noqa: PLW1509 - no thread of ours runs here
+    )
+
+
+def _hear_interrupts():
+    """A shell's background job ignores SIGINT, and so would everything that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize("other_user", [False, True])

@@ -75,10 +75,13 @@ class Directory:
     @contextmanager
     def temporary(self, parts: Iterable[bytes]) -> Iterator[Temporary]:
         """Write and sync a file; it is gone afterwards, unless it was renamed."""
-        with self.scratch_file() as (path, fd):
-            for part in _guarded(parts):
+        path, fd = self._new_scratch()
+        try:
+            for part in parts if isinstance(parts, list) else _guarded(parts):
                 self._write(fd, part)
             yield Temporary(path, self._finish(fd))
+        finally:
+            self._drop_scratch(path, fd)
 
     @contextmanager
     def copied(self, source_fd: int, size: int) -> Iterator[Temporary]:
@@ -94,26 +97,34 @@ class Directory:
     @contextmanager
     def scratch_file(self) -> Iterator[tuple[str, int]]:
         """Yield a new file that no listing shows."""
-        path = f"{self.scratch}/{self._token}.{self._runtime.process_id()}.{next(self._serial)}"
-        try:
-            fd = self.files.create(path)
-        except FileNotFoundError:  # the first write, or someone removed the directory
-            self._durable.clear()
-            self.ensure(self.scratch)
-            fd = self.files.create(path)
+        path, fd = self._new_scratch()
         try:
             yield path, fd
         finally:
-            # A leftover is harmless, and must not turn a write that landed into an error.
-            with suppress(OSError):
-                self.files.close(fd)
-            with suppress(OSError):
-                self.files.unlink(path)
+            self._drop_scratch(path, fd)
+
+    def _new_scratch(self) -> tuple[str, int]:
+        path = f"{self.scratch}/{self._token}.{self._runtime.process_id()}.{next(self._serial)}"
+        try:
+            return path, self.files.create(path)
+        except FileNotFoundError:  # the first write, or someone removed the directory
+            self._durable.clear()
+            self.ensure(self.scratch)
+            return path, self.files.create(path)
+
+    def _drop_scratch(self, path: str, fd: int) -> None:
+        """A leftover is harmless, and must not turn a write that landed into an error."""
+        with suppress(OSError):
+            self.files.close(fd)
+        with suppress(OSError):
+            self.files.unlink(path)
 
     def _write(self, fd: int, data: bytes) -> None:
-        rest = memoryview(data).cast("B")
-        while rest:
-            rest = rest[self.files.write(fd, rest) :]
+        written = self.files.write(fd, data)
+        if written < len(data):  # as write(2) may
+            rest = memoryview(data).cast("B")[written:]
+            while rest:
+                rest = rest[self.files.write(fd, rest) :]
 
     def _finish(self, fd: int) -> FileStat:
         self.files.set_mtime(fd, self._runtime.wall_ns())
@@ -126,21 +137,26 @@ class Directory:
 
         Raises Doubt where nobody can say whether the name is there, or whether it will last.
         """
+        folder = os.path.dirname(path)
         try:
-            self._name(self.files.link, temporary, path)
+            self._name(self.files.link, temporary, path, folder)
             won = True
         except FileExistsError:
             won = self._is_named(temporary, path)  # a network may ask twice and answer once
-        self.sync_names(os.path.dirname(path))  # the loser too: its caller acts on it
+        self.sync_names(folder)  # the loser too: its caller acts on it
         return won
 
     def rename(self, temporary: Temporary, path: str) -> None:
         """Name a file in place of whatever had the name. Raises Doubt as `link` does."""
-        self._name(self.files.rename, temporary, path)
-        self.sync_names(os.path.dirname(path))
+        folder = os.path.dirname(path)
+        self._name(self.files.rename, temporary, path, folder)
+        self.sync_names(folder)
 
-    def _name(self, call: Callable[[str, str], None], temporary: Temporary, path: str) -> None:
-        self.ensure(os.path.dirname(path))
+    def _name(
+        self, call: Callable[[str, str], None], temporary: Temporary, path: str, folder: str
+    ) -> None:
+        if folder not in self._durable:
+            self.ensure(folder)
         try:
             _certain(lambda: call(temporary.path, path))
         except FileNotFoundError:
@@ -148,7 +164,7 @@ class Directory:
                 return
             # The directory was removed since it was made: once more.
             self._durable.clear()
-            self.ensure(os.path.dirname(path))
+            self.ensure(folder)
             _certain(lambda: call(temporary.path, path))
 
     def _is_named(self, temporary: Temporary, path: str) -> bool:
