@@ -2,6 +2,7 @@
 
 import pickle
 import time
+from unittest.mock import ANY
 
 import pytest
 
@@ -12,7 +13,7 @@ from reef.stores import Fault, Faults, Outcome, ReadBack, Recorder, Retry, Retry
 from reef.stores.fetch import fetch
 from reef.stores.local import LocalStore
 from reef.stores.memory import MemoryStore
-from reef.stores.probe import agree_on_cas, as_proved, probe, remembered
+from reef.stores.probe import Verdict, agree_on_cas, as_proved, probe, remembered
 from reef.testing import Simulation
 from tests.forking import in_child
 from tests.http_proxy import Caching, proxy
@@ -483,9 +484,15 @@ def test_H4_silence_is_neither_guilt_nor_innocence():
 
 def test_H4_a_flaky_store_that_excludes_is_accepted():
     """H4: some lost answers do not make a good store bad."""
-    bucket = MemoryStore()
-    store, _, _ = faulty(Rule(Fault.FAIL_AFTER, "*", "store/probe/*", chance=0.1), bucket=bucket)
-    assert probe(store).cas == "native"
+    lost = [
+        Rule(Fault.FAIL_AFTER, "create", "store/probe/*/twice", times=1),
+        Rule(Fault.FAIL_AFTER, "create", "store/probe/*/create-0", times=1),
+        Rule(Fault.FAIL_BEFORE, "create", "store/probe/*/create-1", times=2),
+        Rule(Fault.FAIL_AFTER, "replace", "store/probe/*", times=1),
+        Rule(Fault.UNAVAILABLE_503, "get", "store/probe/*", times=2),
+    ]
+    store, _, _ = faulty(*lost, bucket=MemoryStore())
+    assert probe(store) == Verdict(1, "native", True, proved_at_s=ANY)
 
 
 class Overwrites(stores.Wrapper):
