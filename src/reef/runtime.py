@@ -18,6 +18,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from types import TracebackType
 from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
 
@@ -320,7 +321,8 @@ class _RealRuntime(Runtime):
         # its own workers would never end.
         if len(calls) <= 1 or getattr(self._gathering, "inside", False):
             return [call() for call in calls]
-        futures = [self._shared_pool().submit(call) for call in calls]
+        # Each helper counts and logs as part of the operation that it works for.
+        futures = [self._shared_pool().submit(copy_context().run, call) for call in calls]
         try:
             return [future.result() for future in futures]
         finally:

@@ -31,7 +31,7 @@ from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
 from reef.runtime import Future, Runtime
 from reef.stores import Outcome, WriteResult
-from reef.telemetry import Metrics
+from reef.telemetry import Metrics, operation
 from reef.types import Receipt
 
 __all__ = ["Committer"]
@@ -198,13 +198,21 @@ class Committer:
         self._next_lsn = lsn + 1
         self.metrics.histogram("commit.group_batches", unit=1.0).record(len(batches))
         self.metrics.histogram("commit.object_bytes", unit=1.0).record(len(body))
-        self.metrics.gauge("commit.in_flight").set(len(self._flights))
+        self.metrics.histogram("commit.object_rows", unit=1.0).record(
+            sum(len(p.ops) for p in batches)
+        )
+        self._note_in_flight()
         return flight
+
+    def _note_in_flight(self) -> None:
+        self.metrics.gauge("commit.in_flight").set(len(self._flights))
+        self.metrics.gauge("commit.in_flight_bytes").set(sum(len(f.body) for f in self._flights))
 
     # --- sending ------------------------------------------------------------------
     def _send(self, flight: Flight) -> None:
         """PUT until the answer is definite, then settle what can be settled."""
-        answer = self._put(flight)
+        with operation(self.metrics, "commit"):
+            answer = self._put(flight)
         if answer.landed and flight.sent.elapsed_s() > self.tail.manifest.grace_ms / 2000:
             answer = self._prove(flight)
         with self._changed:
@@ -252,7 +260,7 @@ class Committer:
                 break
             self._apply(flight)
             self._flights.popleft()
-        self.metrics.gauge("commit.in_flight").set(len(self._flights))
+        self._note_in_flight()
         self.metrics.gauge("commit.unfolded_bytes").set(self.tail.bytes)
 
     def _settle_independently(self) -> None:
@@ -332,6 +340,7 @@ class Committer:
                     told = unknown_outcome(self.namespace, flight.header, index, error)
                     self._answers.add(pending, told)
         self._flights.clear()
+        self._note_in_flight()
         for pending in self._queue.clear():
             self._answers.add(pending, error)
         self._changed.notify_all()

@@ -6,7 +6,7 @@ from reef.config import ReaderSettings, WriterSettings
 from reef.engine.cache import ByteCache
 from reef.engine.committer import Committer
 from reef.engine.log import Log
-from reef.engine.opening import WriterOpening
+from reef.engine.opening import Opened, WriterOpening
 from reef.engine.outcomes import Outcomes
 from reef.engine.reader import Reader
 from reef.engine.resync import Resync
@@ -20,7 +20,7 @@ from reef.paths import Namespace
 from reef.runtime import Runtime
 from reef.stores import Store, agree_on_cas
 from reef.stores.probe import as_proved
-from reef.telemetry import Events, Metrics
+from reef.telemetry import Events, Metrics, operation
 
 __all__ = ["Database"]
 
@@ -47,22 +47,23 @@ class Database:
         writer_id = self._runtime.ulid()
         cache = ByteCache(ReaderSettings().cache_bytes, self.metrics)
         segments = SegmentStore(self.store, namespace, cache)
-        opened = WriterOpening(
-            self.store,
-            namespace,
-            publisher,
-            segments,
-            writer_id=writer_id,
-            max_parallel_writes=wanted.max_parallel_writes,
-            lease_ttl_s=wanted.lease_ttl_s,
-        ).open()
+        with operation(self.metrics, "open_writer"):
+            opened = WriterOpening(
+                self.store,
+                namespace,
+                publisher,
+                segments,
+                writer_id=writer_id,
+                max_parallel_writes=wanted.max_parallel_writes,
+                lease_ttl_s=wanted.lease_ttl_s,
+            ).open()
+        self._note_opened(namespace, opened)
         if wanted.max_parallel_writes < opened.tail.manifest.max_parallel_writes:
             # Only now: this writer has fenced with the old number, so it may fall (H56).
             publisher.publish(
                 lambda head: lower_parallel_writes(head, opened.epoch, wanted.max_parallel_writes)
             )
         log = Log(self.store, namespace)
-        self.metrics.histogram("open.replay_seconds").record(opened.report.seconds)
         committer = Committer(
             namespace,
             log,
@@ -88,7 +89,10 @@ class Database:
     def reader(self, name: str, **settings: Any) -> Reader:
         """Open a namespace for reading; NotFoundError if there is none."""
         wanted = ReaderSettings().changed(settings)
-        return Reader(self.store, Namespace(name), wanted, metrics=self.metrics, events=self.events)
+        with operation(self.metrics, "open_reader"):
+            return Reader(
+                self.store, Namespace(name), wanted, metrics=self.metrics, events=self.events
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -98,6 +102,20 @@ class Database:
 
     def __repr__(self) -> str:
         return f"<Database {self.store.url}>"
+
+    def _note_opened(self, namespace: Namespace, opened: Opened) -> None:
+        report = opened.report
+        self.metrics.counter("open.fences").add(len(opened.fence_ids))
+        self.metrics.counter("log.void").add(report.voided)
+        self.metrics.histogram("open.replay_seconds").record(report.seconds)
+        self.events.emit(
+            "opened",
+            namespace=namespace.name,
+            epoch=opened.epoch,
+            first_lsn=report.first_lsn,
+            last_lsn=report.last_lsn,
+            seconds=round(report.seconds, 3),
+        )
 
     def _prove_store(self) -> None:
         if not self._proved:

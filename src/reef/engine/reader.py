@@ -25,7 +25,7 @@ from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
 from reef.runtime import Runtime, Stopwatch
 from reef.stores import Store
-from reef.telemetry import Events, Metrics
+from reef.telemetry import Events, Metrics, operation
 from reef.types import KeyRange
 
 __all__ = ["Reader"]
@@ -72,7 +72,8 @@ class Reader:
     def get(self, key: bytes | str) -> bytes | None:
         """Return a key's value; None if it has none."""
         encoded = encode_key(key)
-        return row_of(self._read(lambda view: view.get(encoded, self._now_ms())))
+        with operation(self._metrics, "get"):
+            return row_of(self._read(lambda view: view.get(encoded, self._now_ms())))
 
     def scan(
         self,
@@ -194,9 +195,11 @@ class Reader:
             self._tail = self._open()
             return
         self._refreshed = self._runtime.stopwatch()
-        self._take_probed()
-        self._move_to(self._heads.find().manifest)
-        self._note_lag()
+        before = self._tail.next_lsn
+        with operation(self._metrics, "refresh"):
+            self._take_probed()
+            self._move_to(self._heads.find().manifest)
+        self._note_lag(self._tail.next_lsn - before)
 
     def _must_list(self) -> bool:
         grace_s = self._tail.manifest.grace_ms / 1000
@@ -224,9 +227,11 @@ class Reader:
             self.damage = None
             self._tail = self._open()
 
-    def _note_lag(self) -> None:
-        lag_s = max(0.0, self._runtime.wall_s() - self._tail.created_at_ms / 1000)
-        self._metrics.gauge("reader.lag_s").set(lag_s)
+    def _note_lag(self, lsns: int) -> None:
+        """Note how far behind the reader was until now: in LSNs, and since the newest of them."""
+        age_s = max(0.0, self._runtime.wall_s() - self._tail.created_at_ms / 1000)
+        self._metrics.gauge("reader.lag_lsns").set(lsns)
+        self._metrics.gauge("reader.lag_s").set(age_s if lsns else 0.0)
         self._metrics.gauge("reader.last_lsn").set(self.last_lsn)
 
     def _now_ms(self) -> int:

@@ -8,7 +8,7 @@ of a higher epoch in what is listed means fenced. The rest is taken in, in LSN o
 from dataclasses import dataclass
 
 from reef.engine.log import Log
-from reef.engine.log_rules import contiguous
+from reef.engine.log_rules import Verdict, contiguous
 from reef.engine.segments import SegmentStore
 from reef.engine.tail import Tail
 from reef.errors import CorruptionError, FencedError, InternalError, UnavailableError
@@ -49,7 +49,9 @@ class Resync:
             tail = Tail(manifest, self.segments)
         for lsn in contiguous(listed, tail.next_lsn):
             judgement = tail.take(self._present(lsn, found[lsn]))
-            self.metrics.counter(f"log.{judgement.verdict}").add()
+            if judgement.verdict is Verdict.VOID:
+                self.metrics.counter("log.void").add()
+        self.events.emit("resynced", namespace=self.namespace.name, last_lsn=tail.next_lsn - 1)
         return tail
 
     def _present(self, lsn: int, found: WalObject | None) -> WalObject:

@@ -19,6 +19,7 @@ from reef.formats.manifest import DedupEntry
 from reef.formats.wal_object import BatchHeader
 from reef.paths import Namespace
 from reef.runtime import Future, ProcessBound, Runtime
+from reef.telemetry import operation
 from reef.types import KeyRange, Receipt
 
 __all__ = ["Writer"]
@@ -91,7 +92,8 @@ class Writer(ProcessBound):
     def get(self, key: bytes | str) -> bytes | None:
         """Return a key's value; None if it has none."""
         self._check()
-        return row_of(self._view().get(encode_key(key), self._now_ms()))
+        with operation(self._committer.metrics, "get"):
+            return row_of(self._view().get(encode_key(key), self._now_ms()))
 
     def scan(
         self,

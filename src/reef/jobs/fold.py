@@ -36,6 +36,7 @@ from reef.manifest.dedup import DedupWindow
 from reef.manifest.publish import Publisher
 from reef.paths import Namespace
 from reef.stores import Store
+from reef.telemetry import operation
 
 __all__ = ["FoldPlan", "FoldReport", "FoldTask", "fold", "plan_fold", "run_fold_task"]
 
@@ -84,8 +85,14 @@ def fold(
 ) -> FoldReport:
     """Fold what stands in the log now; safe beside writers, readers and other folds."""
     wanted = FoldSettings().changed(settings)
+    with operation(db.metrics, "fold"):
+        report = _fold(db, namespace, executor or LocalExecutor(db.store.runtime), wanted)
+    db.events.emit("folded", **report.to_dict())
+    return report
+
+
+def _fold(db: Database, namespace: str, executor: Executor, wanted: FoldSettings) -> FoldReport:
     store, names = db.store, Namespace(namespace)
-    executor = executor or LocalExecutor(store.runtime)
     publisher = Publisher(store, names, metrics=db.metrics)
     log = Log(store, names)
     manifest = publisher.heads.find().manifest

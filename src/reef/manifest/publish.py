@@ -68,6 +68,7 @@ class Publisher:
         self._runtime: Runtime = store.runtime
         self._policy = policy or PublishPolicy()
         self._metrics = metrics or Metrics()
+        self._losses = self._metrics.counter("manifest.losses")
         self._turn = self._runtime.lock()
 
     def publish(self, edit: Edit) -> Manifest:
@@ -78,9 +79,9 @@ class Publisher:
                 published = self._attempt(self.heads.find(), edit)
                 if published is not None:
                     took_s = self._runtime.monotonic_s() - start_s
-                    self._metrics.histogram("manifest.publish").record(took_s)
+                    self._metrics.histogram("manifest.publish_seconds").record(took_s)
                     return published
-                self._metrics.counter("manifest.losses").add()
+                self._losses.add()
                 self._back_off(loss)
         raise ConflictError(
             f"{self._policy.losses_max} publishes of {self._namespace.name} were overtaken",

@@ -6,6 +6,7 @@ events are subscribed to, and the log is silent by default.
 
 from reef.telemetry.events import Event, Events
 from reef.telemetry.metrics import Counter, Gauge, Histogram, Metrics
+from reef.telemetry.operations import operation
 from reef.telemetry.requests import PRICES, PriceTable, RequestKind, RequestMeter
 
 __all__ = [
@@ -19,4 +20,5 @@ __all__ = [
     "PriceTable",
     "RequestKind",
     "RequestMeter",
+    "operation",
 ]

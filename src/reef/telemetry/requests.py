@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from reef.runtime import leaf_lock
+from reef.telemetry.operations import count_requests
 
 __all__ = ["PRICES", "PriceTable", "RequestKind", "RequestMeter"]
 
@@ -72,6 +73,7 @@ class RequestMeter:
         with self._lock:
             tally = self._tallies[kind]
             self._tallies[kind] = Tally(tally.requests + requests, tally.bytes + bytes)
+        count_requests(requests)
 
     def tallies(self) -> dict[RequestKind, Tally]:
         with self._lock:

@@ -1,0 +1,106 @@
+"""Metrics and events: what an operator sees of the engine, by the names in the docs."""
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+
+import reef
+from reef.jobs import fold
+from reef.stores import agree_on_cas
+from tests.bulk import ingest
+
+NAME = "users"
+PAGE = Path(__file__).parents[3] / "docs/operations/metrics.md"
+
+
+@pytest.fixture
+def db():
+    """Give an empty database in memory."""
+    return reef.open("memory://")
+
+
+def busy(db):
+    """Do one of everything, so that every metric has a reason to be there."""
+    agree_on_cas(db.store)
+    first = db.writer(NAME, max_parallel_writes=2)
+    reader = db.reader(NAME, refresh_interval_ms=1e9)
+    for number in range(3):
+        first.put(f"k{number}", b"v")
+    ingest(db.store, NAME, {b"bulk": b"v"})
+    first.put("behind the ingest", b"v")
+    fold(db, NAME)
+    reader.refresh()
+    assert reader.get("k1") == b"v"
+    with db.writer(NAME) as second:
+        second.put("k", b"v")
+        with pytest.raises(reef.FencedError):
+            first.put("k", b"zombie")
+    return reader
+
+
+def test_every_metric_of_the_page_is_there(db):
+    """The table in the docs and the program agree, in both directions."""
+    busy(db)
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    documented = {name for row in rows for name in re.findall(r"`([\w.]+)`", row.split("|")[1])}
+    assert documented == set(db.metrics.to_dict())
+
+
+def test_what_is_counted(db):
+    """Figures, not only names."""
+    reader = busy(db)
+    told = db.metrics.to_dict()
+    assert told["commit.seconds"]["count"] == 5
+    assert told["commit.object_rows"]["total"] == 7, "two objects were sent in vain"
+    assert told["commit.object_bytes"]["max"] > 100
+    assert told["commit.lost_slots"]["value"] == 2  # to the ingest, and to the second writer
+    assert told["commit.fenced"]["value"] == 1
+    assert told["open.fences"]["value"] == 4  # two each: the second opens while two are recorded
+    assert told["commit.in_flight"]["value"] == told["commit.in_flight_bytes"]["value"] == 0
+    assert told["reader.last_lsn"]["value"] == reader.last_lsn
+    assert told["reader.lag_lsns"]["value"] == 6
+    assert told["cache.misses"]["value"] > 0
+
+
+def test_requests_per_operation(db):
+    """Budgets of the design, as production would see them."""
+    with db.writer(NAME) as writer:
+        for number in range(10):
+            writer.put(f"k{number}", b"v" * 100)
+        fold(db, NAME)
+        writer.refresh()
+        for _ in range(2):
+            assert writer.get("k1") == b"v" * 100
+    reader = db.reader(NAME, refresh_interval_ms=1e9)
+    reader.refresh()
+    told = db.metrics.to_dict()
+    assert told["commit.requests"] == {"count": 10, "total": 10, "p50": 1, "p99": 1, "max": 1}
+    assert told["get.requests"]["total"] == 2, "the tail and the group, once"
+    assert told["open_reader.requests"]["max"] <= 4
+    assert told["refresh.requests"]["max"] == 2, "two probes"
+
+
+def test_an_idle_reader_sends_about_one_request_a_second(db):
+    """By the defaults: two probes every two seconds, however often it is asked."""
+    db.writer(NAME).put("k", b"v")
+    settings = reef.config.ReaderSettings()
+    reader = db.reader(NAME)
+    for _ in range(50):
+        assert reader.get("k") == b"v"
+    told = db.metrics.to_dict()
+    assert "refresh.requests" not in told, "50 reads within the interval cost nothing"
+    reader.refresh()
+    per_refresh = db.metrics.to_dict()["refresh.requests"]["max"]
+    assert per_refresh / (settings.refresh_interval_ms / 1000) <= 1.0
+
+
+def test_the_log_is_silent_and_structured(db, caplog, capfd):
+    """No handler of our own; an application that wants the lines gets names and values."""
+    db.writer(NAME).close()
+    assert capfd.readouterr() == ("", "")
+    with caplog.at_level(logging.INFO, logger="reef"):
+        db.writer(NAME).close()
+    (line,) = caplog.messages
+    assert line.startswith("opened namespace='users' epoch=2 ")
