@@ -8,7 +8,7 @@ import pytest
 from reef import stores
 from reef.stores.local import LocalStore
 from reef.stores.memory import MemoryStore
-from reef.stores.wrappers import Faults, Latency, LatencyProfile, Meter, Recorder
+from reef.stores.wrappers import DiskCache, Faults, Latency, LatencyProfile, Meter, Recorder
 from reef.testing.contract import StoreContract
 
 
@@ -51,6 +51,19 @@ class TestQuietWrappers(StoreContract):
     def store(self):
         instant = LatencyProfile((1e-6, 2e-6), (1e-6, 2e-6), (1e-6, 2e-6), 1e15)
         return Recorder(Meter(Latency(MemoryStore(), instant)))
+
+
+def _everything(key):
+    return True
+
+
+class TestDiskCache(StoreContract):
+    """Ranges of all keys are kept on disk, not only those of segments."""
+
+    @pytest.fixture
+    def store(self, tmp_path):
+        opened = stores.open(str(tmp_path / "bucket"))
+        return DiskCache(opened, str(tmp_path / "cache"), is_immutable=_everything)
 
 
 @cache

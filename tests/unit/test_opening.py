@@ -10,6 +10,7 @@ from reef import stores
 from reef.errors import InvalidInputError, Kind, NotFoundError, UnavailableError
 from reef.stores import RetryPolicy
 from reef.stores.s3_options import S3Options
+from reef.telemetry import Metrics
 from tests.forking import in_child
 
 NOBODY = 65534
@@ -237,6 +238,65 @@ def test_a_directory_sync_that_fails_leaves_the_outcome_unknown(tmp_path):
     assert store.create("wal/1", b"x").outcome is Outcome.UNKNOWN
     assert store.create("wal/0", b"y").outcome is Outcome.UNKNOWN
     assert stores.ReadBack(store, SOON).create("wal/2", b"x").outcome is Outcome.UNKNOWN
+
+
+# --- a disk cache -----------------------------------------------------------------
+
+
+SEGMENT = "namespaces/users/segments/01J00000000000000000000000.seg"
+
+
+@pytest.mark.parametrize("size", [None, 1 << 20, "1048576"])
+def test_a_disk_cache(tmp_path, monkeypatch, size):
+    """A path, with ~ for the home directory, and a bound that may be text."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    metrics = Metrics()
+    store = stores.open(
+        str(tmp_path / "data"), disk_cache="~/cache", disk_cache_bytes=size, metrics=metrics
+    )
+    store.put(SEGMENT, b"bytes")
+    assert [store.get_range(SEGMENT, 0, 5) for _ in range(2)] == [b"bytes"] * 2
+    assert metrics.to_dict()["disk_cache.hits"] == {"value": 1}
+    assert (tmp_path / "cache" / "usage").exists()
+
+
+def test_a_disk_cache_by_path_object(tmp_path):
+    """What pathlib makes is a path too."""
+    store = stores.open("memory://", disk_cache=tmp_path)
+    store.put(SEGMENT, b"bytes")
+    store.get_range(SEGMENT, 0, 5)
+    assert (tmp_path / "usage").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"disk_cache": ""}, "is not a path"),
+        ({"disk_cache": 5}, "is not a path"),
+        ({"disk_cache": b"cache"}, "is not a path"),
+        ({"disk_cache": "a\0b"}, "is not a path"),
+        ({"disk_cache": "file"}, "is a file, not a directory"),
+        ({"disk_cache": "data"}, "lies inside of the store"),
+        ({"disk_cache": "data/cache"}, "lies inside of the store"),
+        ({"disk_cache": "cache", "disk_cache_bytes": 0}, "disk_cache_bytes='0'"),
+        ({"disk_cache": "cache", "disk_cache_bytes": "1 GB"}, "disk_cache_bytes='1 GB'"),
+        ({"disk_cache": "cache", "disk_cache_bytes": 1.5}, "disk_cache_bytes='1.5'"),
+        ({"disk_cache_bytes": 1 << 20}, "without 'disk_cache'"),
+    ],
+)
+def test_a_bad_disk_cache_is_refused(tmp_path, monkeypatch, options, says):
+    """At once, rather than as a cache that never hits."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InvalidInputError) as caught:
+        stores.open("data", **options)
+    assert caught.value.kind is Kind.INVALID_OPTION
+    assert says in str(caught.value)
+
+
+def test_a_disk_cache_beside_the_store(tmp_path):
+    """A name that only begins like the store's is another directory."""
+    stores.open(str(tmp_path / "data"), disk_cache=tmp_path / "data-cache")
 
 
 # --- S3 ---------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from reef.stores.opening import open
 from reef.stores.probe import Verdict, agree_on_cas, probe
 from reef.stores.wrappers import (
     PROFILES,
+    DiskCache,
     Fault,
     Faults,
     Latency,
@@ -33,6 +34,7 @@ from reef.stores.wrappers import (
 __all__ = [
     "PROFILES",
     "Capabilities",
+    "DiskCache",
     "Fault",
     "Faults",
     "Latency",

@@ -10,7 +10,7 @@ from typing import TypeVar
 from reef.errors import CorruptionError
 from reef.stores.base import Store
 
-__all__ = ["fetch"]
+__all__ = ["fetch", "read_again"]
 
 T = TypeVar("T")
 ATTEMPTS_MAX = 3
@@ -18,9 +18,14 @@ ATTEMPTS_MAX = 3
 
 def fetch(store: Store, key: str, decode: Callable[[bytes], T]) -> T:
     """Return the decoded object; CorruptionError only if it is damaged every time."""
+    return read_again(lambda: decode(store.get(key)))
+
+
+def read_again(read: Callable[[], T]) -> T:
+    """Return what `read` fetches and decodes, fetched again where its checksum is wrong."""
     for attempt in range(1, ATTEMPTS_MAX + 1):
         try:
-            return decode(store.get(key))
+            return read()
         except CorruptionError:
             if attempt == ATTEMPTS_MAX:
                 raise

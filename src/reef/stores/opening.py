@@ -17,6 +17,7 @@ from reef.stores.local import LocalStore
 from reef.stores.memory import open_memory
 from reef.stores.wrappers import (
     PROFILES,
+    DiskCache,
     Faults,
     Latency,
     Meter,
@@ -25,6 +26,7 @@ from reef.stores.wrappers import (
     RetryPolicy,
     Rule,
 )
+from reef.stores.wrappers.disk_cache import DISK_CACHE_BYTES
 from reef.telemetry import Metrics, RequestMeter
 
 __all__ = ["open"]
@@ -41,12 +43,15 @@ def open(
     faults: Iterable[Rule] | None = None,
     meter: RequestMeter | None = None,
     metrics: Metrics | None = None,
+    disk_cache: str | os.PathLike[str] | None = None,
+    disk_cache_bytes: int | None = None,
     **options: Any,
 ) -> Store:
     """Open the store at `url`.
 
     `options` are the backend's own (see `S3Options`); `latency` names a profile that
-    delays every request; `faults` makes them fail by rule.
+    delays every request; `faults` makes them fail by rule; `disk_cache` names a local
+    directory that keeps what was read of segments.
     """
     store = _backend(url, runtime, options)
     if latency is not None:
@@ -54,7 +59,8 @@ def open(
     if faults is not None:
         store = Faults(store, faults)
     store = Meter(store, meter, metrics)
-    return ReadBack(Retry(store, retry), retry)
+    store = ReadBack(Retry(store, retry), retry)
+    return _cached(store, disk_cache, disk_cache_bytes, metrics)
 
 
 def _backend(url: str, runtime: Runtime, options: dict[str, Any]) -> Store:
@@ -121,12 +127,47 @@ def _bare(url: str) -> str:
 
 
 def _page(options: dict[str, Any]) -> int:
-    page = str(options.get("page", 1000))
-    if not page.isdigit() or int(page) < 1:
+    return _positive("page", options.get("page", 1000))
+
+
+def _positive(name: str, value: object) -> int:
+    """Return a number that may have come as text."""
+    text = str(value)
+    if not (text.isascii() and text.isdigit() and int(text) >= 1):
         raise InvalidInputError(
-            f"option page={page!r} is not a positive number", kind=Kind.INVALID_OPTION
+            f"option {name}={text!r} is not a positive number", kind=Kind.INVALID_OPTION
         )
-    return int(page)
+    return int(text)
+
+
+def _cached(store: Store, path: Any, bytes_max: Any, metrics: Metrics | None) -> Store:
+    if path is None:
+        if bytes_max is not None:
+            raise InvalidInputError(
+                "option 'disk_cache_bytes' is given without 'disk_cache'",
+                kind=Kind.INVALID_OPTION,
+                hint="disk_cache names the directory",
+            )
+        return store
+    size = DISK_CACHE_BYTES if bytes_max is None else _positive("disk_cache_bytes", bytes_max)
+    return DiskCache(store, _cache_path(store, path), size, metrics=metrics)
+
+
+def _cache_path(store: Store, path: Any) -> str:
+    """Return an absolute path that can be a directory, outside of the bucket itself."""
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise _bad_cache(path, "is not a path")
+    absolute = os.path.abspath(os.path.expanduser(text))
+    if os.path.exists(absolute) and not os.path.isdir(absolute):
+        raise _bad_cache(path, "is a file, not a directory")
+    if f"file://{absolute}/".startswith(f"{store.url}/"):
+        raise _bad_cache(path, "lies inside of the store, and would be taken for objects")
+    return absolute
+
+
+def _bad_cache(path: object, why: str) -> InvalidInputError:
+    return InvalidInputError(f"option disk_cache={path!r} {why}", kind=Kind.INVALID_OPTION)
 
 
 def _open_directory(url: str, path: str, runtime: Runtime) -> Store:

@@ -1,10 +1,12 @@
 """Stores around stores: each adds one thing and passes the rest on.
 
-From the bucket outwards: latency, faults, recorder, meter, retry, read-back. The meter
-sits inside the retries, so that it counts what really goes over the wire.
+From the bucket outwards: latency, faults, recorder, meter, retry, read-back, disk cache. The
+meter sits inside the retries, so that it counts what really goes over the wire; what the
+cache has on disk does not.
 """
 
 from reef.stores.wrappers.base import Wrapper
+from reef.stores.wrappers.disk_cache import DiskCache
 from reef.stores.wrappers.faults import Fault, Faults, Rule
 from reef.stores.wrappers.latency import PROFILES, Latency, LatencyProfile
 from reef.stores.wrappers.meter import Meter
@@ -15,6 +17,7 @@ from reef.stores.wrappers.retry import Retry, RetryPolicy
 __all__ = [
     "PROFILES",
     "Call",
+    "DiskCache",
     "Fault",
     "Faults",
     "Latency",
