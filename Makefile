@@ -8,7 +8,7 @@ SEED   ?= 0
 SEEDS  ?= 20000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fmt bench sim evidence servers clean
+.PHONY: help demo test check fmt bench sim explore evidence servers clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -29,11 +29,14 @@ fmt: $(READY) ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(READY) ## benchmarks, peers side by side
+bench: $(VENV)/.bench ## benchmarks, peers side by side
 	$(BIN)/python -m benchmarks
 
 sim: $(READY) ## simulate SEEDS seeds, or replay one with SEED=n
 	$(BIN)/python -m tests.simulation --seed $(SEED) --seeds $(SEEDS)
+
+explore: $(READY) ## openings through all orders, deaths and late requests; some hours
+	$(BIN)/python -m tests.simulation.exploring
 
 evidence: $(READY) servers ## full-size versions of what the tests run small, kept in the ledger
 	$(BIN)/python -m benchmarks.evidence
@@ -43,6 +46,10 @@ servers: $(READY)
 
 clean: ## remove what make made
 	rm -rf $(VENV) .servers build src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(VENV)/.bench: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	@touch $@
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -5,7 +5,16 @@ from math import comb
 import pytest
 
 from reef.errors import NotFoundError
-from reef.testing import ExplorationFailed, SimulationFailed, explore, simulate
+from reef.testing import (
+    Chaos,
+    ExplorationFailed,
+    Footprint,
+    SimulationFailed,
+    explore,
+    explore_states,
+    replay_states,
+    simulate,
+)
 
 
 def _two_putters(puts, wait_s=None):
@@ -97,3 +106,162 @@ def test_time_passes_only_when_nobody_can_go_on():
         assert order == ["put", "slept"]
 
     assert explore(scenario).complete
+
+
+# --- states ---------------------------------------------------------------------------
+
+NO_FOOTPRINT = Footprint()
+FOOTPRINT = Footprint(
+    private=lambda key: key.startswith("own/"),
+    ignored=lambda key: key.startswith("own/"),
+    immutable=lambda key, _: key.startswith("slot/"),
+)
+
+
+def _slot_takers(ends, slots=2, names="ab", notes=True):
+    """Processes that take slots, read what they lost to, and note in private what they saw."""
+
+    def scenario(sim):
+        told = {}
+
+        def take(node):
+            store = node.store()
+            for number in range(slots):
+                result = store.create(f"slot/{number}", node.name.encode())
+                if notes:
+                    store.put(f"own/{node.name}", b"%d" % number)
+                seen = store.get(f"slot/{number}").decode() if not result.landed else node.name
+                told[node.name] = told.get(node.name, "") + seen
+
+        sim.witness = lambda: sorted(told.items())
+        for name in names:
+            node = sim.process(name)
+            node.spawn(lambda node=node: take(node))
+        sim.run()
+        for name, seen in told.items():
+            held = [sim.bucket.get(f"slot/{n}").decode() for n in range(len(seen))]
+            assert held == list(seen), f"{name} was told {seen}"
+        objects = [(i.key, sim.bucket.get(i.key)) for i in sim.bucket.list("slot/")]
+        ends.add((str(sorted(told.items())), str(objects)))
+
+    return scenario
+
+
+def _ends(explorer, chaos, slots=1, notes=True, **options):
+    ends = set()
+    done = explorer(_slot_takers(ends, slots, notes=notes), chaos=chaos, **options)
+    assert done.complete
+    return ends, done
+
+
+@pytest.mark.parametrize(
+    "mishaps",
+    [{}, {"lost_answer": 1.0, "faults_max": 1}, {"fail_before": 1.0, "faults_max": 1}],
+    ids=["calm", "lost answer", "failed"],
+)
+def test_states_are_cut_and_no_end_is_lost(mishaps):
+    """The same ends as the walk through all histories, in a small part of the runs."""
+    chaos = Chaos(latency_s=(0.0, 0.0), **mishaps)
+    reduced, few = _ends(explore_states, chaos, notes=False, footprint=FOOTPRINT)
+    plain, more = _ends(explore_states, chaos, notes=False, footprint=NO_FOOTPRINT)
+    every, histories = _ends(explore, chaos, notes=False)
+    assert reduced == plain == every
+    assert few.histories <= more.histories < histories.histories
+
+
+def test_deaths_and_late_requests_come_to_no_other_ends_for_being_reduced():
+    """With a death and a late request, the footprint changes the number of states only."""
+    chaos = Chaos(crash=1.0, crashes_max=1, late=1.0, faults_max=1, latency_s=(0.0, 0.0))
+    reduced, _ = _ends(explore_states, chaos, slots=2, footprint=FOOTPRINT)
+    plain, _ = _ends(explore_states, chaos, slots=2, footprint=NO_FOOTPRINT)
+    assert reduced == plain
+    dead = Chaos(crash=1.0, crashes_max=1, latency_s=(0.0, 0.0))
+    every, _ = _ends(explore, dead, notes=False)
+    states, _ = _ends(explore_states, dead, notes=False)
+    assert every <= states, "a death in which requests land later has all of the others' ends"
+
+
+def test_a_late_request_lands_between_any_two_steps():
+    """It is a strand of its own, whether its sender lives or not."""
+    seen = set()
+
+    def scenario(sim):
+        late, other = sim.process("late"), sim.process("other")
+        views = []
+        sim.witness = lambda: views
+        sim.mortal = lambda process: process is late
+        late.spawn(lambda: late.raw_store().create("x", b""))
+
+        def look():
+            for _ in range(3):
+                views.append(len(list(other.raw_store().list())))
+
+        other.spawn(look)
+        sim.run()
+        seen.add(tuple(views))
+
+    chaos = Chaos(crash=1.0, crashes_max=1, latency_s=(0.0, 0.0))
+    assert explore_states(scenario, chaos=chaos).complete
+    assert seen == {(0, 0, 0), (0, 0, 1), (0, 1, 1), (1, 1, 1)}
+
+
+def test_time_passes_at_any_moment_or_never():
+    """Where the scenario lets it; a clock is read before and after."""
+    seen = set()
+
+    def scenario(sim):
+        node, read = sim.process("node"), []
+        sim.witness = lambda: read
+
+        def work():
+            for number in range(2):
+                node.raw_store().put(f"{number}", b"")
+                read.append(node.runtime.boottime_s())
+
+        node.spawn(work)
+        sim.let_time_pass(60.0)
+        sim.run()
+        seen.add(tuple(read))
+
+    assert explore_states(scenario).complete
+    assert seen == {(0.0, 0.0), (0.0, 60.0), (60.0, 60.0)}
+
+
+def test_ids_depend_on_their_drawer_alone_and_are_never_the_same():
+    """Equal states have equal ids, whatever the others drew before; two processes never share."""
+    drawn = {}
+
+    def scenario(sim):
+        def work(node):
+            node.raw_store().put(node.name, b"")
+            ids = node.runtime.gather([node.runtime.ulid, node.runtime.ulid])
+            drawn.setdefault(node.name, set()).add((node.runtime.ulid(), *ids))
+
+        for name in "ab":
+            node = sim.process(name)
+            node.spawn(lambda node=node: work(node))
+        sim.run()
+
+    assert explore_states(scenario).complete
+    assert len(drawn["a"]) == len(drawn["b"]) == 1
+    assert len({*drawn["a"].pop(), *drawn["b"].pop()}) == 6
+
+
+def test_a_bug_is_found_by_states_and_its_script_brings_it_back():
+    """The planted check-then-put, and an exploration that was cut short says so."""
+    with pytest.raises(ExplorationFailed) as found:
+        explore_states(_check_then_put_after(1.0))
+    with pytest.raises(ExplorationFailed, match="store  put slot"):
+        replay_states(_check_then_put_after(1.0), found.value.script)
+    short = explore_states(_slot_takers(set(), names="abc"), runs_max=3)
+    assert (short.histories, short.complete) == (3, False)
+
+
+def test_a_bound_on_switches_bounds_how_often_a_process_is_left():
+    """None: one after the other, in any order. More switches have more ends."""
+    calm = Chaos(latency_s=(0.0, 0.0))
+    few, _ = _ends(explore_states, calm, slots=2, switches_max=0)
+    assert {told for told, _ in few} == {"[('a', 'aa'), ('b', 'aa')]", "[('a', 'bb'), ('b', 'bb')]"}
+    more, _ = _ends(explore_states, calm, slots=2, switches_max=1)
+    every, _ = _ends(explore_states, calm, slots=2)
+    assert few < more <= every

@@ -8,9 +8,18 @@ all histories, or through all deaths. Needs the extra `testing`.
 from typing import TYPE_CHECKING, Any
 
 from reef.testing.crashes import CrashPoint, crash_points
-from reef.testing.explore import ExplorationFailed, Explored, explore, replay
+from reef.testing.explore import (
+    ExplorationFailed,
+    Explored,
+    explore,
+    explore_states,
+    replay,
+    replay_states,
+)
+from reef.testing.explored import ExploredSimulation
 from reef.testing.files import SimulatedDisk, SimulatedFiles
 from reef.testing.simulation import Chaos, Process, Simulation, SimulationFailed, simulate
+from reef.testing.states import Footprint
 
 if TYPE_CHECKING:
     from reef.testing.contract import StoreContract
@@ -20,6 +29,8 @@ __all__ = [
     "CrashPoint",
     "ExplorationFailed",
     "Explored",
+    "ExploredSimulation",
+    "Footprint",
     "Process",
     "SimulatedDisk",
     "SimulatedFiles",
@@ -28,7 +39,9 @@ __all__ = [
     "StoreContract",
     "crash_points",
     "explore",
+    "explore_states",
     "replay",
+    "replay_states",
     "simulate",
 ]
 

@@ -215,14 +215,20 @@ class Scheduler:
             if not self._advance(until_s):
                 return False
             self._set_aside_frozen()
-        place = self.choices.pick(len(self._ready)) if len(self._ready) > 1 else 0
-        strand = self._ready.pop(place)
+        strand = self._next()
+        if strand is None:
+            return True
         self.current = strand
         strand.body.switch()
         self.current = None
         if strand.error is not None:
             raise strand.error
         return True
+
+    def _next(self) -> Strand | None:
+        """Take the strand that goes on from those that can; None if it died instead."""
+        place = self.choices.pick(len(self._ready)) if len(self._ready) > 1 else 0
+        return self._ready.pop(place)
 
     def _set_aside_frozen(self) -> None:
         """Keep the strands of processes that stand still from being picked."""

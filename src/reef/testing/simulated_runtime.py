@@ -114,7 +114,7 @@ class SimulatedRuntime(Runtime):
             self._gathering.remove(me)
 
 
-def _fulfil(future: Future[T], call: Callable[[], T]) -> None:
+def fulfil(future: Future[T], call: Callable[[], T]) -> None:
     if not future.set_running_or_notify_cancel():
         return
     try:
@@ -265,5 +265,5 @@ class _Pool:
     def _work(self) -> None:
         while self._queue:
             future, call = self._queue.pop(0)
-            _fulfil(future, call)
+            fulfil(future, call)
         self._busy -= 1

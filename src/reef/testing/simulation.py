@@ -97,9 +97,7 @@ class Process(Owner):
 
     def raw_store(self) -> Store:
         """Return the shared bucket without retries or read-back."""
-        from reef.testing.simulated_store import SimulatedStore
-
-        return SimulatedStore(self.simulation.bucket, self)
+        return self.simulation.store_of(self)
 
     def crash(self) -> None:
         """Die here; does not return when called by the process itself."""
@@ -134,7 +132,7 @@ class Simulation:
     ) -> None:
         self.choices = SeededChoices(choices) if isinstance(choices, int) else choices
         self.chaos = chaos
-        self.scheduler = Scheduler(self.choices, steps_max)
+        self.scheduler = self._make_scheduler(steps_max)
         self.trace: list[Step] = []
         self.processes: list[Process] = []
         self.crashes = 0
@@ -153,14 +151,14 @@ class Simulation:
         """Start a process; a name may come back, as a restarted service does."""
         process = Process(name, simulation=self)
         self.processes.append(process)
-        process.runtime = SimulatedRuntime(
-            self.scheduler,
-            process,
-            len(self.processes),
-            lambda kind, what: self.seam(process, kind, what),
-            skew_s,
-        )
+        process.runtime = self._make_runtime(process, skew_s)
         return process
+
+    def store_of(self, process: Process) -> Store:
+        """Return the bucket as a process sees it."""
+        from reef.testing.simulated_store import SimulatedStore
+
+        return SimulatedStore(self.bucket, process)
 
     def run(self, until_s: float | None = None) -> None:
         """Run to the end, or for `until_s` of virtual seconds.
@@ -218,6 +216,19 @@ class Simulation:
         for step in self.trace:
             digest.update(str(step).encode())
         return digest.hexdigest()
+
+    # --- of what the world is made; an exploration makes it of other parts ---------
+    def _make_scheduler(self, steps_max: int) -> Scheduler:
+        return Scheduler(self.choices, steps_max)
+
+    def _make_runtime(self, process: Process, skew_s: float) -> SimulatedRuntime:
+        return SimulatedRuntime(
+            self.scheduler,
+            process,
+            len(self.processes),
+            lambda kind, what: self.seam(process, kind, what),
+            skew_s,
+        )
 
     def _dies_here(self, process: Process, number: int) -> bool:
         if self._crash_at is not None:

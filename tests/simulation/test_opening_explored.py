@@ -1,0 +1,84 @@
+"""H11, H12, H13, H45, H56, H58, H61: openings through all orders, deaths and late requests.
+
+Small instances that end; `make explore` runs the full ones. The mutants show that what is
+explored would be found if it broke.
+"""
+
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+
+from reef.engine import opening
+from reef.testing import ExplorationFailed, explore_states, replay_states
+from tests.simulation.opening_explored import Case, chaos
+from tests.simulation.opening_mutants import MUTANTS
+
+ONE = Case(in_flight=1, wanted=1, batches=1)
+SWITCHES_MAX = 2
+
+
+def explored(case, crashes=0, late=0, **bounds):
+    """Explore a case to its end."""
+    done = explore_states(case, chaos=chaos(crashes, late), footprint=case.footprint, **bounds)
+    assert done.complete
+    return done
+
+
+@pytest.mark.parametrize("ack", ["prefix", "independent"])
+def test_H11_an_opener_takes_over_from_two_puts_in_flight(ack):
+    """H11: all orders of two PUTs in flight and an opening."""
+    assert explored(Case(ack=ack)).states > 100
+
+
+def test_H11_the_same_with_a_death_and_a_late_request_anywhere():
+    """H11: requests of the dead, and unanswered ones, land at any later step. M is 1 here."""
+    assert explored(ONE, crashes=1, late=1).states > 100
+
+
+def test_H58_two_openers():
+    """H58: the older opener's fences stand in the newer one's way, in every order."""
+    assert explored(replace(ONE, openers="ab", batches=0)).states > 100
+
+
+@pytest.mark.parametrize(("old", "new"), [(2, 1), (1, 2)])
+def test_H56_in_flight_is_lowered_and_raised_by_the_opener(old, new):
+    """H56: fences by the larger of old and new."""
+    assert explored(Case(in_flight=old, wanted=new, batches=old, ack="independent")).states > 10
+
+
+def test_H61_a_fold_between_the_steps_of_an_opening():
+    """H61: segments, window and floor come from one head."""
+    assert explored(replace(ONE, before=1, folds=True), switches_max=SWITCHES_MAX).states > 50
+
+
+def test_H12_H13_a_fold_and_a_collector_beside_an_opening():
+    """H12, H13: slots below the floor become free again, and nobody is taken in by them."""
+    case = replace(ONE, before=2, folds=True, collects=True)
+    assert explored(case, switches_max=1).states > 50
+
+
+def test_H13_a_grace_passes_at_any_moment():
+    """H13: what was slow is proved by the floor, and leases lapse."""
+    case = replace(ONE, before=2, folds=True, collects=True, time_passes=True)
+    assert explored(case, switches_max=0).states > 10
+
+
+def test_an_opener_that_aims_at_several_slots_at_once():
+    """The salvos of ADR 0005, with small numbers: every slot up to the last fence is filled."""
+    with mock.patch.multiple(opening, PATIENT_ROUNDS=0, SALVO_MAX=3):
+        assert explored(replace(ONE, batches=2, ack="independent"), crashes=1).states > 40
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_exploration_finds_what_was_taken_out(name):
+    """H11, H12, H45, H56, H61: without its protection each breaks, and the script tells how."""
+    mutant, case = MUTANTS[name]
+    bounds = {"footprint": case.footprint}
+    if case.collects:
+        bounds["switches_max"] = SWITCHES_MAX
+    with mutant():
+        with pytest.raises(ExplorationFailed) as found:
+            explore_states(case, **bounds)
+        with pytest.raises(ExplorationFailed, match=r"split brain|rejected and is visible"):
+            replay_states(case, found.value.script, **bounds)
