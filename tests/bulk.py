@@ -4,12 +4,17 @@ import numpy as np
 import pyarrow as pa
 
 from reef.engine.log import Log
+from reef.engine.log_rules import LogReader, Verdict, contiguous
+from reef.errors import OutcomeUnknownError, UnavailableError
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.segment import Lineage
 from reef.formats.segment_writer import SegmentWriter
 from reef.formats.versions import Versions
 from reef.formats.wal_object import Job, JobSegment, WalHeader, WalKind, WalObject
+from reef.manifest.head import HeadFinder
+from reef.manifest.roots import staged_id
 from reef.paths import Namespace
+from reef.stores import Outcome
 
 
 def append(store, name, kind, job=None, lsn=None):
@@ -23,7 +28,7 @@ def append(store, name, kind, job=None, lsn=None):
         epoch=0,
         writer_id="job",
         write_id=store.runtime.ulid(),
-        created_at_ms=0,
+        created_at_ms=int(store.runtime.wall_s() * 1000),
         schema_id=1,
         job=job,
     )
@@ -31,10 +36,10 @@ def append(store, name, kind, job=None, lsn=None):
     return lsn
 
 
-def stage(store, name, rows):
+def stage(store, name, rows, job_id="job"):
     """Write a segment of puts whose LSN is not known yet; return how an ingest names it."""
     keys = sorted(rows)
-    segment_id = store.runtime.ulid()
+    segment_id = staged_id(job_id, store.runtime.ulid())
     writer = SegmentWriter(DEFAULT_SCHEMA, 0, Lineage(segment_id, 0))
     versions = Versions(
         pa.array(keys, pa.binary()),
@@ -63,7 +68,83 @@ def ingest(store, name, rows, key=None, begin=True, abort=False, job_id=None):
     job_id = job_id or store.runtime.ulid()
     if begin:
         append(store, name, WalKind.BEGIN, Job(job_id, key=key))
-    segment = stage(store, name, rows)
+    segment = stage(store, name, rows, job_id)
     if abort:
         append(store, name, WalKind.ABORT, Job(job_id, key=key))
     return append(store, name, WalKind.INGEST, Job(job_id, key=key, segments=(segment,)))
+
+
+# --- by the protocol ------------------------------------------------------------------
+
+
+def load(store, name, rows, *, key=None, staged=None):
+    """Run a bulk job beside writers (protocol section 4); return its LSN.
+
+    None: another job of this key was first. `staged` notes the rows of the staged segment. A
+    job always has a key: below the floor only the window can tell whether it has counted.
+    """
+    job_id = store.runtime.ulid()
+    job = Job(job_id, key=key or job_id)
+    append_beside_writers(store, name, WalKind.BEGIN, job)
+    segment = stage(store, name, rows, job.id)
+    if staged is not None:
+        staged[segment.id] = rows
+    ingest = Job(job.id, key=job.key, segments=(segment,))
+    return append_beside_writers(store, name, WalKind.INGEST, ingest)
+
+
+def append_beside_writers(store, name, kind, job):
+    """Append where there is room; after the answer the head tells whether it counts (H53)."""
+    log, heads = Log(store, Namespace(name)), HeadFinder(store, Namespace(name))
+    ids = set()
+    for losses in range(30):
+        manifest = _head(heads)
+        known = {entry.key: entry for entry in manifest.dedup}.get(job.key)
+        if kind is WalKind.INGEST and known is not None:
+            return known.lsn if known.write_id in ids else None
+        filled = [slot.lsn for slot in log.filled(manifest.wal_floor)]
+        first = manifest.wal_floor + len(contiguous(filled, manifest.wal_floor))
+        lsn = first if losses < 3 else first + manifest.max_parallel_writes
+        header = _header(store, lsn, kind, job)
+        ids.add(header.write_id)
+        outcome = _fill(store, log, header)
+        for below in range(first, lsn):
+            _fill(store, log, _header(store, below, WalKind.SKIP, None))
+        if outcome is not Outcome.CREATED:
+            continue
+        manifest = _head(heads)
+        if lsn >= manifest.wal_floor:
+            return lsn if kind is WalKind.BEGIN or _counts(log, manifest, lsn) else None
+    raise UnavailableError(f"no slot for a {kind} of {name}")
+
+
+def _head(heads):
+    heads.forget()
+    return heads.find().manifest
+
+
+def _counts(log, manifest, lsn):
+    """Whether the ingest at an LSN counts: its job was open, and its key was new."""
+    rules = LogReader(manifest)
+    for slot in range(manifest.wal_floor, lsn):
+        found = log.read(slot)
+        if found is None:
+            raise UnavailableError(f"LSN {slot} was folded and swept meanwhile")
+        rules.judge(found.header)
+    return rules.judge(log.read(lsn).header).verdict is Verdict.APPLIES
+
+
+def _header(store, lsn, kind, job):
+    now_ms = int(store.runtime.wall_s() * 1000)
+    return WalHeader(lsn, kind, 0, "job", store.runtime.ulid(), now_ms, schema_id=1, job=job)
+
+
+def _fill(store, log, header):
+    """PUT until the answer is definite."""
+    body = WalObject.encode(header)
+    for _ in range(10):
+        outcome = log.fill(header.lsn, body).outcome
+        if outcome is not Outcome.UNKNOWN:
+            return outcome
+        store.runtime.sleep(store.runtime.uniform(0.01, 0.2))
+    raise OutcomeUnknownError(f"LSN {header.lsn} may hold a {header.kind}")

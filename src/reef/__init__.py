@@ -1,10 +1,17 @@
 """Reef: a storage engine whose only durable state is a bucket."""
 
+from reef import jobs, keys, stores
 from reef._version import __version__
 from reef.api import open
 from reef.engine.batch import Batch
+from reef.engine.change_rows import Change
+from reef.engine.conditions import absent, equals, present
+from reef.engine.cursor import ChangeCursor
 from reef.engine.database import Database
+from reef.engine.history import AsOf
+from reef.engine.pinned import PinnedReader
 from reef.engine.reader import Reader
+from reef.engine.snapshots import Snapshot
 from reef.engine.writer import Writer
 from reef.errors import (
     ClosedError,
@@ -24,7 +31,10 @@ from reef.errors import (
 from reef.types import Receipt
 
 __all__ = [
+    "AsOf",
     "Batch",
+    "Change",
+    "ChangeCursor",
     "ClosedError",
     "ConditionFailedError",
     "ConflictError",
@@ -36,12 +46,20 @@ __all__ = [
     "Kind",
     "NotFoundError",
     "OutcomeUnknownError",
+    "PinnedReader",
     "Reader",
     "Receipt",
     "ReefError",
+    "Snapshot",
     "UnavailableError",
     "UnsupportedFormatError",
     "Writer",
     "__version__",
+    "absent",
+    "equals",
+    "jobs",
+    "keys",
     "open",
+    "present",
+    "stores",
 ]

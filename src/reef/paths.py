@@ -44,7 +44,7 @@ class Namespace:
     name: str
 
     def __post_init__(self) -> None:
-        if not NAMESPACE_NAME.fullmatch(self.name):
+        if not isinstance(self.name, str) or not NAMESPACE_NAME.fullmatch(self.name):
             raise InvalidInputError(
                 f"{self.name!r} is not the name of a namespace",
                 hint="Up to 128 letters, digits, '.', '_' and '-', the first a letter or a digit",

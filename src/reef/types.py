@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from reef.errors import InvalidInputError, Kind
+
 __all__ = ["KeyRange", "Receipt"]
 
 
@@ -37,9 +39,7 @@ class KeyRange:
         prefix: bytes | str | None = None,
     ) -> "KeyRange":
         """Return the range of a scan's arguments; text is UTF-8."""
-        first, last, begins = (
-            b.encode() if isinstance(b, str) else b for b in (start, end, prefix)
-        )
+        first, last, begins = (_bound(bound) for bound in (start, end, prefix))
         wanted = cls(first or b"", last)
         return wanted.both(cls.of_prefix(begins)) if begins else wanted
 
@@ -55,6 +55,30 @@ class KeyRange:
         ends = [end for end in (self.end, other.end) if end is not None]
         return KeyRange(max(self.start, other.start), min(ends, default=None))
 
+    def has(self, key: bytes) -> bool:
+        return key >= self.start and (self.end is None or key < self.end)
+
+    def overlaps(self, other: "KeyRange") -> bool:
+        """Whether some key may lie in both."""
+        both = self.both(other)
+        return both.end is None or both.start < both.end
+
     def touches(self, low: bytes, high: bytes) -> bool:
         """Whether some key from `low` to `high`, both included, may lie in the range."""
         return high >= self.start and (self.end is None or low < self.end)
+
+
+def _bound(bound: bytes | str | None) -> bytes | None:
+    if isinstance(bound, str):
+        try:
+            return bound.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidInputError(
+                f"the bound of a range is not text: {error}", kind=Kind.INVALID_KEY
+            ) from error
+    if bound is not None and not isinstance(bound, bytes):
+        raise InvalidInputError(
+            f"the bound of a range is bytes or text, got {type(bound).__name__}",
+            kind=Kind.INVALID_KEY,
+        )
+    return bound

@@ -1,5 +1,7 @@
 """H11 to H20, H24, H45, H46, H52, H58, H61, H64: the log, its writers and its readers."""
 
+import threading
+
 import pytest
 
 import reef
@@ -233,6 +235,39 @@ def test_H58_an_older_openers_fence_is_stepped_over(db):
     assert rows(db) == {b"k": b"2"}
 
 
+@pytest.mark.parametrize("ack", ["prefix", "independent"])
+@pytest.mark.parametrize("moment", ["/manifest/", "/wal/"])
+def test_H11_an_epoch_without_a_fence_stops_nobody(db, moment, ack):
+    """H11: the old writer commits after the epoch was raised and before the fence: it is seen.
+
+    Raising the epoch alone would let it be acknowledged and never be replayed.
+    """
+    old = db.writer(NAME, max_parallel_writes=2, ack=ack)
+    old.put("k", b"0")
+    acknowledged, turn = [], threading.Lock()
+
+    class Overtaken(Wrapper):
+        """The old writer gets one more write in, at one step of the opening."""
+
+        def create(self, key, body):
+            if moment not in key or not turn.acquire(blocking=False):
+                return self.inner.create(key, body)
+            if moment == "/wal/":
+                acknowledged.append(old.put("k", b"late"))
+                return self.inner.create(key, body)
+            result = self.inner.create(key, body)
+            acknowledged.append(old.put("k", b"late"))
+            return result
+
+    new = reef.Database(ReadBack(Retry(Meter(Overtaken(db.store))))).writer(NAME, ack=ack)
+    assert acknowledged
+    assert new.get("k") == b"late"
+    with pytest.raises(reef.FencedError):
+        old.put("k", b"never")
+    new.put("k", b"new")
+    assert rows(db) == {b"k": b"new"}
+
+
 def fences(db):
     """Return the epochs of the fences in the log, in order."""
     found = [WalObject.decode(db.store.get(i.key), i.key).header for i in db.store.list(USERS.wal)]
@@ -293,6 +328,11 @@ def test_H12_a_fence_below_the_floor_does_not_count(db):
 
     opened = reef.Database(ListsTheStart(db.store))
     with opened.writer(NAME) as writer:
+        floor = HeadFinder(db.store, USERS).find().manifest.wal_floor
+        kept = [
+            WalObject.decode(db.store.get(i.key), i.key).header for i in db.store.list(USERS.wal)
+        ]
+        assert [h.lsn for h in kept if h.kind is WalKind.FENCE and h.lsn >= floor] == [floor]
         assert writer.get("k") == b"3"
         assert writer.put("k", b"4").lsn > len(stale)
     assert rows(db) == {b"k": b"4"}

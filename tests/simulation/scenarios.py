@@ -5,15 +5,12 @@ hold whatever the scheduler and chaos did.
 """
 
 from contextlib import suppress
+from dataclasses import replace
 
 from reef.errors import NotFoundError, UnavailableError
 from reef.stores import Outcome, Wrapper, WriteResult
 from reef.testing import Chaos
-from tests.simulation.engine_scenarios import (
-    independent_writers_take_over,
-    pipelined_writers_take_over,
-    writers_take_over,
-)
+from tests.simulation import engine_scenarios as engine
 
 ROUGH = Chaos(
     crash=0.01,
@@ -25,6 +22,22 @@ ROUGH = Chaos(
     stall=0.02,
     freeze=0.01,
 )
+
+SLOW = Chaos(
+    crash=0.001,
+    crashes_max=2,
+    lost_answer=0.02,
+    fail_before=0.02,
+    conflict=0.02,
+    late=0.02,
+    stall=0.02,
+    freeze=0.002,
+    stall_s=(0.5, 40.0),
+)
+"""Stalls around a grace period of some seconds, on either side of it."""
+
+STALLING = Chaos(crash=0.0005, crashes_max=1, stall=0.07, stall_s=(1.0, 40.0))
+"""Hardly anything but requests that take for ever."""
 
 
 def racing_creators(sim, wrap=lambda store: store):
@@ -108,7 +121,14 @@ def racing_creators_with_a_bug(sim):
 SCENARIOS = {
     "racing_creators": (racing_creators, ROUGH),
     "counting_with_replace": (counting_with_replace, ROUGH),
-    "writers_take_over": (writers_take_over, ROUGH),
-    "pipelined_writers_take_over": (pipelined_writers_take_over, ROUGH),
-    "independent_writers_take_over": (independent_writers_take_over, ROUGH),
+    "writers_take_over": (engine.writers_take_over, ROUGH),
+    "pipelined_writers_take_over": (engine.pipelined_writers_take_over, ROUGH),
+    "independent_writers_take_over": (engine.independent_writers_take_over, ROUGH),
+    "zombies_and_sweeps": (engine.zombies_and_sweeps, SLOW),
+    "openers_stall": (engine.openers_stall, STALLING),
+    "keyed_batches_again": (engine.keyed_batches_again, SLOW),
+    "bulk_beside_writers": (engine.bulk_beside_writers, ROUGH),
+    "folders_race": (engine.folders_race, SLOW),
+    "outcomes_are_resolved": (engine.outcomes_are_resolved, SLOW),
+    "leases_hold": (engine.leases_hold, replace(STALLING, stall_s=(1.0, 15.0))),
 }

@@ -1,22 +1,31 @@
-"""Batches: operations that commit together, checked before anything is written."""
+"""Batches: operations that commit together, checked before anything is written.
+
+A batch is gathered piece by piece, in order: single puts and deletes, and whole tables of rows.
+What it means in columns is known only when it meets a namespace's schema, in `encode`.
+"""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 import pyarrow as pa
 
+from reef.engine.rows import to_ops
 from reef.errors import InvalidInputError, Kind
-from reef.formats.batch import KEY_BYTES_MAX, OpKind, Ops, encode_ops
+from reef.formats.batch import KEY_BYTES_MAX, OpKind, Ops, concat_ops, encode_ops
 from reef.formats.schema import Schema
 
-__all__ = ["Batch", "EncodedBatch", "encode_key"]
+__all__ = ["Batch", "EncodedBatch", "check_idempotency_key", "encode_key"]
+
+IDEMPOTENCY_KEY_BYTES_MAX = 1024
+"""Keys are kept in the window, which is part of every manifest."""
 
 
 def encode_key(key: Any, what: str = "a key") -> bytes:
     """Return a key as bytes; text is UTF-8. InvalidInputError names what is wrong."""
     if isinstance(key, str):
-        key = key.encode()
+        key = _utf8(key, what)
     if not isinstance(key, bytes):
         raise InvalidInputError(
             f"{what} is bytes or text, got {type(key).__name__}", kind=Kind.INVALID_KEY
@@ -28,73 +37,193 @@ def encode_key(key: Any, what: str = "a key") -> bytes:
     return key
 
 
+def check_idempotency_key(key: Any) -> None:
+    """Refuse what could not be read back from the log by everyone; None is no key."""
+    if key is None:
+        return
+    if not isinstance(key, str):
+        raise InvalidInputError(f"an idempotency key is text, got {type(key).__name__}")
+    length = len(_utf8(key, "an idempotency key"))
+    if not 1 <= length <= IDEMPOTENCY_KEY_BYTES_MAX:
+        raise InvalidInputError(
+            f"an idempotency key has 1 to {IDEMPOTENCY_KEY_BYTES_MAX} bytes, got {length}"
+        )
+
+
+def _utf8(key: str, what: str) -> bytes:
+    try:
+        return key.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInputError(f"{what} is not text: {error}", kind=Kind.INVALID_KEY) from error
+
+
 @dataclass(frozen=True, slots=True)
 class EncodedBatch:
     """A batch in the shape in which it is committed."""
 
     ops: Ops
     record: bytes
-    digest: str
-    """Tells a repeated batch from another one with the same idempotency key."""
+    schema_id: int
+    """The schema by which the record is read."""
+
+    def digest(self) -> str:
+        """Tell a repeated batch from another one with the same idempotency key."""
+        return hashlib.blake2b(self.record, digest_size=12).hexdigest()
 
 
 @dataclass(slots=True)
 class Batch:
-    """Puts and deletes, in order. Chain them: `Batch().put("a", b"1").delete("b")`."""
+    """Puts, patches and deletes, in order: `Batch().put("a", b"1").delete("b")`."""
 
-    _kinds: list[int] = field(default_factory=list)
-    _keys: list[bytes] = field(default_factory=list)
-    _ends: list[bytes | None] = field(default_factory=list)
-    _values: list[bytes | None] = field(default_factory=list)
+    _pieces: "list[_Singles | _Rows]" = field(default_factory=list)
+    _ops: int = 0
 
     def __len__(self) -> int:
-        return len(self._keys)
+        """How many operations were named one by one; tables count once."""
+        return self._ops
 
-    def put(self, key: bytes | str, value: bytes) -> Self:
+    def put(
+        self, key: bytes | str, value: bytes | Mapping[str, Any], *, ttl_s: float | None = None
+    ) -> Self:
+        """Set a key to bytes, or in a namespace with columns to a row."""
+        encoded = encode_key(key, f"row {self._ops}: a key")
+        if isinstance(value, Mapping):
+            return self._add_rows(_Rows(OpKind.PUT, [(encoded, dict(value))], ttl_s))
         if not isinstance(value, bytes | bytearray | memoryview):
             raise InvalidInputError(
-                f"row {len(self)}, column value: bytes expected, got {type(value).__name__}"
+                f"row {self._ops}, column value: bytes expected, got {type(value).__name__}"
             )
-        return self._add(OpKind.PUT, key, None, bytes(value))
+        if ttl_s is not None:
+            return self._add_rows(_Rows(OpKind.PUT, [(encoded, {"value": bytes(value)})], ttl_s))
+        return self._add(OpKind.PUT, encoded, None, bytes(value))
+
+    def upsert(self, rows: Any, *, ttl_s: float | None = None) -> Self:
+        """Set whole rows: a list of dicts, a dict of columns, Arrow, pandas or polars."""
+        return self._add_rows(_Rows(OpKind.PUT, rows, ttl_s))
+
+    def patch(self, rows: Any) -> Self:
+        """Set only the named columns, of rows that are there."""
+        return self._add_rows(_Rows(OpKind.PATCH, rows, None))
 
     def delete(self, key: bytes | str) -> Self:
-        return self._add(OpKind.DELETE, key, None, None)
+        return self._add(OpKind.DELETE, encode_key(key, f"row {self._ops}: a key"), None, None)
 
     def delete_range(self, start: bytes | str, end: bytes | str) -> Self:
         """Delete all keys of [start, end)."""
-        last = encode_key(end, f"row {len(self)}: the end of a range")
-        if encode_key(start, f"row {len(self)}: the start of a range") >= last:
+        first = encode_key(start, f"row {self._ops}: the start of a range")
+        last = encode_key(end, f"row {self._ops}: the end of a range")
+        if first >= last:
             raise InvalidInputError(
-                f"row {len(self)}: the range from {start!r} to {end!r} is empty",
+                f"row {self._ops}: the range from {start!r} to {end!r} is empty",
                 kind=Kind.INVALID_RANGE,
             )
-        return self._add(OpKind.DELETE_RANGE, start, last, None)
+        return self._add(OpKind.DELETE_RANGE, first, last, None)
 
-    def _add(self, kind: OpKind, key: Any, end: bytes | None, value: bytes | None) -> Self:
-        self._keys.append(encode_key(key, f"row {len(self)}: a key"))
-        self._kinds.append(kind)
-        self._ends.append(end)
-        self._values.append(value)
-        return self
-
-    def encode(self, schema: Schema, bytes_max: int) -> EncodedBatch:
+    def encode(self, schema: Schema, bytes_max: int, now_ms: int = 0) -> EncodedBatch:
         """Return the batch as columns and as bytes; refuses an empty or too large one."""
-        if not self._keys:
+        if not self._pieces:
             raise InvalidInputError("a batch without operations")
-        columns = {}
-        if any(value is not None for value in self._values):
-            columns[schema.fields[0].number] = pa.array(self._values, pa.binary())
-        ends = self._ends if any(end is not None for end in self._ends) else None
-        ops = Ops(
-            pa.array(self._keys, pa.binary()),
-            pa.array(self._kinds, pa.uint8()),
-            None if ends is None else pa.array(ends, pa.binary()),
-            fields=columns,
-        )
+        ops = concat_ops([piece.to_ops(schema, now_ms) for piece in self._pieces], schema)
         record = encode_ops(ops)
         if len(record) > bytes_max:
             raise InvalidInputError(
                 f"a batch of {len(record)} bytes, the largest has {bytes_max}",
                 hint="Split it, raise batch_bytes_max, or load it with a bulk job",
             )
-        return EncodedBatch(ops, record, hashlib.blake2b(record, digest_size=12).hexdigest())
+        return EncodedBatch(ops, record, schema.id)
+
+    def _add(self, kind: OpKind, key: bytes, end: bytes | None, value: bytes | None) -> Self:
+        last = self._pieces[-1] if self._pieces else None
+        if not isinstance(last, _Singles):
+            last = _Singles()
+            self._pieces.append(last)
+        last.add(kind, key, end, value)
+        self._ops += 1
+        return self
+
+    def _add_rows(self, rows: "_Rows") -> Self:
+        last = self._pieces[-1] if self._pieces else None
+        if not (isinstance(last, _Rows) and last.join(rows)):
+            self._pieces.append(rows)
+        self._ops += 1
+        return self
+
+
+@dataclass(slots=True)
+class _Singles:
+    """Operations on plain keys and bytes, one behind the other."""
+
+    kinds: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
+    ends: list[bytes | None] = field(default_factory=list)
+    values: list[bytes | None] = field(default_factory=list)
+
+    def add(self, kind: OpKind, key: bytes, end: bytes | None, value: bytes | None) -> None:
+        self.kinds.append(kind)
+        self.keys.append(key)
+        self.ends.append(end)
+        self.values.append(value)
+
+    def to_ops(self, schema: Schema, now_ms: int) -> Ops:
+        _check_text(self.keys, schema)
+        columns = {}
+        if any(value is not None for value in self.values):
+            _check_plain(schema)
+            columns[schema.fields[0].number] = pa.array(self.values, pa.binary())
+        has_ends = any(end is not None for end in self.ends)
+        return Ops(
+            pa.array(self.keys, pa.binary()),
+            pa.array(self.kinds, pa.uint8()),
+            pa.array(self.ends, pa.binary()) if has_ends else None,
+            fields=columns,
+        )
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Rows in whatever form they came, or a list of keys with their columns."""
+
+    kind: OpKind
+    data: Any
+    ttl_s: float | None
+
+    def join(self, other: "_Rows") -> bool:
+        """Take in another piece of single rows, if both are of one kind."""
+        alike = self.kind == other.kind and self.ttl_s == other.ttl_s
+        if alike and _is_keyed(self.data) and _is_keyed(other.data):
+            self.data = [*self.data, *other.data]
+            return True
+        return False
+
+    def to_ops(self, schema: Schema, now_ms: int) -> Ops:
+        data = self.data
+        if _is_keyed(data):
+            data = [{**row, schema.key.name: key} for key, row in data]
+        return to_ops(data, schema, kind=self.kind, ttl_s=self.ttl_s, now_ms=now_ms)
+
+
+def _is_keyed(data: Any) -> bool:
+    return isinstance(data, list) and bool(data) and isinstance(data[0], tuple)
+
+
+def _check_plain(schema: Schema) -> None:
+    if not schema.is_plain:
+        names = ", ".join(column.name for column in schema.fields)
+        raise InvalidInputError(
+            f"a row is expected, not bytes: this namespace has the columns {names}",
+            hint='put(key, {"column": value}) or upsert(rows)',
+        )
+
+
+def _check_text(keys: list[bytes], schema: Schema) -> None:
+    """Where keys are text, bytes that are none would never come out again."""
+    if schema.key.type != "string":
+        return
+    for place, key in enumerate(keys):
+        try:
+            key.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidInputError(
+                f"row {place}, column {schema.key.name}: the key {key!r} is not UTF-8",
+                kind=Kind.INVALID_KEY,
+            ) from error

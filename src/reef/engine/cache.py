@@ -5,7 +5,7 @@ kept (H9).
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 from reef.runtime import leaf_lock
@@ -29,25 +29,42 @@ class ByteCache:
         self._size = metrics.gauge(f"{name}.bytes")
         self.bytes = 0
 
+    def peek(self, key: Hashable) -> Any | None:
+        """Return the value, or None where there is none: a hit or a miss all the same."""
+        with self._lock:
+            found = self._values.get(key)
+            if found is not None:
+                self._values.move_to_end(key)
+        (self._misses if found is None else self._hits).add()
+        return None if found is None else found[0]
+
+    def peek_many(self, keys: Sequence[Hashable]) -> list[Any | None]:
+        """Return what is here of many keys, None for the others."""
+        values, found = self._values, []
+        with self._lock:
+            for key in keys:
+                entry = values.get(key)
+                if entry is not None:
+                    values.move_to_end(key)
+                found.append(None if entry is None else entry[0])
+        misses = found.count(None)
+        self._misses.add(misses)
+        self._hits.add(len(keys) - misses)
+        return found
+
     def get(self, key: Hashable, load: Callable[[], tuple[T, int]]) -> T:
         """Return the value, loading it on a miss; `load` returns it with its size.
 
         Two threads that miss at once both load: cheaper than making one wait.
         """
-        with self._lock:
-            found = self._values.get(key)
-            if found is not None:
-                self._values.move_to_end(key)
-        if found is not None:
-            self._hits.add()
-            value: T = found[0]
-            return value
-        self._misses.add()
+        known: T | None = self.peek(key)
+        if known is not None:
+            return known
         value, size = load()
-        self._put(key, value, size)
+        self.put(key, value, size)
         return value
 
-    def _put(self, key: Hashable, value: object, size: int) -> None:
+    def put(self, key: Hashable, value: object, size: int) -> None:
         if size > self._bytes_max:
             return
         with self._lock:

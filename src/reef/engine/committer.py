@@ -11,19 +11,38 @@ those who do not wait. In the steady state a commit is one PUT and nothing else.
 
 A lost slot stops sending until all in flight are answered. In prefix order everything behind
 the lost slot is then lost or void, so all of it is put back, in order.
+
+A caller that is interrupted gives up waiting, not the commit: what it was sending is handed
+over. If a step of the books breaks off in the middle, or the store refuses, the writer ends.
+Either way every waiter gets an answer (H26).
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import StrEnum
+from typing import TypeVar
 
 from reef.config import WriterSettings
-from reef.engine.flights import Answers, Flight, Pending, give, receipt_of, unknown_outcome
+from reef.engine.flights import (
+    Answers,
+    Flight,
+    Pending,
+    State,
+    broken,
+    give,
+    left_over,
+    no_room,
+    note_in_flight,
+    note_launch,
+    stopped,
+)
+from reef.engine.footprints import Footprints
 from reef.engine.group_queue import GroupQueue
 from reef.engine.log import Log
 from reef.engine.log_rules import Verdict
 from reef.engine.opening import Opened
 from reef.engine.resync import Resync
+from reef.engine.sending import Sender
 from reef.engine.tail import Tail
 from reef.errors import FencedError, InternalError, ReefError, UnavailableError
 from reef.formats.wal_object import WalHeader, WalKind, WalObject
@@ -36,14 +55,7 @@ from reef.types import Receipt
 
 __all__ = ["Committer"]
 
-
-class State(StrEnum):
-    """Where a writer's life stands. Only OPEN sends."""
-
-    OPEN = "open"
-    LOST = "lost"
-    """A slot was lost; a resync follows when all in flight are answered."""
-    ENDED = "ended"
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -72,6 +84,7 @@ class Committer:
     def __post_init__(self) -> None:
         self.tail = self.opened.tail
         self._queue = GroupQueue(self.settings)
+        self._sender = Sender(self.log, self.heads, self.settings.commit_deadline_s, self.runtime)
         self._changed = self.runtime.condition()
         self._start_after_tail()
 
@@ -80,9 +93,12 @@ class Committer:
         """Queue a batch, waiting for room as long as the deadline allows."""
         deadline = self.runtime.deadline(self.settings.write_deadline_s)
         with self._changed:
-            while self._is_full() and self._end is None:
+            while self._end is None and (
+                self._queue.bytes > self.settings.queue_bytes_max
+                or self.tail.bytes > self.settings.unfolded_bytes_max
+            ):
                 if deadline.passed():
-                    raise self._no_room()
+                    raise no_room(self.namespace, self._queue.bytes, self.tail.bytes)
                 self._changed.wait(max(0.001, deadline.remaining_s()))
             if self._end is not None:
                 raise self._end
@@ -90,12 +106,17 @@ class Committer:
 
     def drive(self, until: "Future[Receipt]") -> None:
         """Send and settle until a batch is answered: the caller's thread does the work."""
-        while not until.done():
-            flight = self._next_flight(until)
-            self._give_answers()
-            if flight is not None:
-                self._send(flight)
+        me = object()
+        try:
+            while not until.done():
+                flight = self._next_flight(until, me)
                 self._give_answers()
+                if flight is not None:
+                    self._send(flight)
+                    self._give_answers()
+        except BaseException as error:
+            self._hand_over(me, error)
+            raise
 
     def drive_in_background(self) -> None:
         """Make sure that somebody sends although nobody waits."""
@@ -129,13 +150,29 @@ class Committer:
         with self._changed:
             return next((p for p in self._unanswered() if p.header.key == key), None)
 
+    def begin(self, footprints: Footprints) -> int:
+        """Begin a transaction, at a moment at which nothing is just being applied."""
+        with self._changed:
+            return footprints.begin()
+
+    def look_again(self) -> None:
+        """Take up the newest manifest from within a decision: the lock is held already."""
+        self._run_resync()
+
     def rebase(self) -> None:
-        """Go on from the newest manifest: a fold has moved what was in memory to segments."""
+        """Go on from the newest manifest, and with what others have put into the log.
+
+        While something is in flight only the manifest is taken up: a slot that was lost to
+        another is seen by the answer.
+        """
+        with self._changed:
+            if self._state is State.OPEN and not self._flights:
+                self._whole(self._run_resync)
+                return
         manifest = self.heads.find().manifest
         with self._changed:
-            if self.tail.manifest.generation < manifest.generation:
-                if manifest.wal_floor <= self.tail.next_lsn:
-                    self.tail.rebase(manifest)
+            if self.tail.follows(manifest):
+                self.tail.rebase(manifest)
                 self._changed.notify_all()
 
     # --- taking -------------------------------------------------------------------
@@ -149,35 +186,72 @@ class Committer:
                 if not waiting:
                     self._helpers -= 1
                     return
-            self.drive(waiting[0].future)
+            try:
+                self.drive(waiting[0].future)
+            except BaseException as error:
+                with self._changed:
+                    self._helpers -= 1
+                if isinstance(error, Exception):
+                    return  # the writer has ended, and everyone was told
+                raise
 
-    def _next_flight(self, until: "Future[Receipt]") -> Flight | None:
+    def _hand_over(self, me: object, error: BaseException) -> None:
+        """Let others go on with what an interrupted thread was sending: it may land yet."""
+        with self._changed:
+            if isinstance(error, Exception):  # not an interrupt: the next one would fail as well
+                self._finish(broken(self.namespace, error))
+            for flight in self._flights:
+                if flight.sender is me:
+                    flight.sender, flight.doubt = None, True
+            waiting = self._unanswered()
+            self._changed.notify_all()
+        self._give_answers()
+        if waiting:
+            self.drive_in_background()
+
+    def _whole(self, step: Callable[[], T]) -> T:
+        """Run a step of the books; one that breaks off in the middle ends this writer."""
+        try:
+            return step()
+        except BaseException as error:
+            if not isinstance(error, UnavailableError):  # which changes nothing before it comes
+                self._finish(broken(self.namespace, error))
+            raise
+
+    def _next_flight(self, until: "Future[Receipt]", me: object) -> Flight | None:
         """Wait for something to send. Ends a resync on the way, if one is due."""
         with self._changed:
             while not until.done() and not self._answers:
-                if self._state is State.LOST and self._all_answered():
-                    self._run_resync()
+                if self._state is State.LOST and all(f.answer is not None for f in self._flights):
+                    self._whole(self._run_resync)
                     continue
-                flight = self._take() if self._state is State.OPEN else None
+                flight = self._whole(lambda: left_over(self._flights, me) or self._take(me))
                 if flight is not None:
                     return flight
                 if not self._answers:
                     self._changed.wait(self._queue.patience_s(len(self._flights)))
         return None
 
-    def _take(self) -> Flight | None:
+    def _take(self, me: object) -> Flight | None:
+        if self._state is not State.OPEN:
+            return None
         group = self._queue.next_group(len(self._flights), flushing=self._flushing > 0)
-        if group and group[0].decide is not None:
-            try:
+        if not group:
+            return None
+        try:
+            if group[0].decide is not None:
                 group[0].decide()
-            except ReefError as error:
-                self._answers.add(group[0], error)
-                return None
-        if group:
             self._changed.notify_all()  # there is room again
-        return self._launch(group) if group else None
+            return self._launch(group, me)
+        except ReefError as error:
+            self._answers.add(group[0], error)
+            return None
+        except BaseException:
+            if not any(flight.batches is group for flight in self._flights):
+                self._queue.put_back(group)
+            raise
 
-    def _launch(self, batches: list[Pending]) -> Flight:
+    def _launch(self, batches: list[Pending], me: object) -> Flight:
         lsn = self._next_lsn
         in_order = self.settings.ack == "prefix"
         header = WalHeader(
@@ -188,62 +262,43 @@ class Committer:
             write_id=self.runtime.ulid(),
             created_at_ms=int(self.runtime.wall_s() * 1000),
             after=tuple(self._ids_before) if in_order else None,
-            schema_id=self.tail.manifest.schema.id,
+            schema_id=batches[0].schema_id,
             batches=tuple(pending.header for pending in batches),
         )
         body = WalObject.encode(header, tuple(pending.record for pending in batches))
-        flight = Flight(header, body, batches, self.runtime.stopwatch())
+        flight = Flight(header, body, batches, self.runtime.stopwatch(), me)
         self._flights.append(flight)
         self._ids_before.append(header.write_id)
         self._next_lsn = lsn + 1
-        self.metrics.histogram("commit.group_batches", unit=1.0).record(len(batches))
-        self.metrics.histogram("commit.object_bytes", unit=1.0).record(len(body))
-        self.metrics.histogram("commit.object_rows", unit=1.0).record(
-            sum(len(p.ops) for p in batches)
-        )
-        self._note_in_flight()
+        note_launch(self.metrics, flight)
+        note_in_flight(self.metrics, self._flights)
         return flight
-
-    def _note_in_flight(self) -> None:
-        self.metrics.gauge("commit.in_flight").set(len(self._flights))
-        self.metrics.gauge("commit.in_flight_bytes").set(sum(len(f.body) for f in self._flights))
 
     # --- sending ------------------------------------------------------------------
     def _send(self, flight: Flight) -> None:
         """PUT until the answer is definite, then settle what can be settled."""
         with operation(self.metrics, "commit"):
-            answer = self._put(flight)
-        if answer.landed and flight.sent.elapsed_s() > self.tail.manifest.grace_ms / 2000:
-            answer = self._prove(flight)
+            answer = self._sender.send(flight)
         with self._changed:
-            flight.answer = answer
-            if answer.outcome is Outcome.UNKNOWN:
-                self._finish(unknown_outcome(self.namespace, flight.header, 0, answer.cause))
-            self._settle()
-            self._changed.notify_all()
+            self._whole(lambda: self._take_answer(flight, answer))
 
-    def _put(self, flight: Flight) -> WriteResult:
-        deadline = self.runtime.deadline(self.settings.commit_deadline_s)
-        while True:
-            try:
-                answer = self.log.fill(flight.lsn, flight.body)
-            except UnavailableError as error:
-                answer = WriteResult(Outcome.UNKNOWN, cause=error)
-            if answer.outcome is not Outcome.UNKNOWN or deadline.passed():
-                return answer
-            self.runtime.sleep(self.runtime.uniform(0.01, 0.2))
+    def _take_answer(self, flight: Flight, answer: WriteResult) -> None:
+        flight.answer = answer
+        if answer.outcome is Outcome.UNKNOWN:
+            self._give_up(flight, answer)
+        self._settle()
+        self._changed.notify_all()
 
-    def _prove(self, flight: Flight) -> WriteResult:
-        """A slow PUT may have landed in a collected slot: only the floor tells (H13)."""
-        try:
-            self.heads.forget()
-            manifest = self.heads.find().manifest
-        except ReefError as error:
-            return WriteResult(Outcome.UNKNOWN, cause=error)
-        counted = {entry.write_id for entry in manifest.dedup}
-        if flight.lsn >= manifest.wal_floor or flight.header.write_id in counted:
-            return WriteResult(Outcome.CREATED)
-        return WriteResult(Outcome.UNKNOWN)
+    def _give_up(self, flight: Flight, answer: WriteResult) -> None:
+        """End the writer: behind a slot that may or may not be filled nothing can be sent."""
+        refusal = answer.cause
+        if flight.doubt or not isinstance(refusal, ReefError):
+            self._finish(stopped(self.namespace, flight.lsn, refusal))
+        elif flight in self._flights:
+            self._flights.remove(flight)
+            for pending in flight.batches:
+                self._answers.add(pending, refusal)
+            self._finish(refusal)
 
     # --- settling -----------------------------------------------------------------
     def _settle(self) -> None:
@@ -259,8 +314,9 @@ class Committer:
                 self._state = State.LOST
                 break
             self._apply(flight)
-            self._flights.popleft()
-        self._note_in_flight()
+            if self._flights:  # or it was the end
+                self._flights.popleft()
+        note_in_flight(self.metrics, self._flights)
         self.metrics.gauge("commit.unfolded_bytes").set(self.tail.bytes)
 
     def _settle_independently(self) -> None:
@@ -286,19 +342,19 @@ class Committer:
         if not flight.acknowledged:
             flight.acknowledged = True
             self.metrics.histogram("commit.seconds").record(flight.sent.elapsed_s())
-            for index, pending in enumerate(flight.batches):
-                self._answers.add(pending, receipt_of(self.namespace, flight.header, index))
+            self._answers.add_receipts(self.namespace, flight)
 
     def _give_answers(self) -> None:
         with self._changed:
             ready = self._answers.take()
-        if ready:
+        if not ready:
+            return
+        try:
             give(ready)
+        finally:
             with self._changed:
+                self._answers.put_back(ready)
                 self._changed.notify_all()
-
-    def _all_answered(self) -> bool:
-        return all(flight.answer is not None for flight in self._flights)
 
     # --- after a lost slot --------------------------------------------------------
     def _run_resync(self) -> None:
@@ -309,13 +365,13 @@ class Committer:
         lost = [p for f in self._flights if not f.acknowledged for p in f.batches]
         try:
             self.tail = self.resync.run(self.tail)
-        except FencedError as error:
-            # All of it is known not to count: lost its slot, or void behind one that did.
-            self._queue.put_back(lost)
-            self._flights.clear()
-            self._finish(error)
-            return
         except ReefError as error:
+            if isinstance(error, UnavailableError) and self._state is State.OPEN:
+                raise  # nothing was lost: it was only a look
+            if isinstance(error, FencedError):
+                # All of it is known not to count: lost its slot, or void behind one that did.
+                self._queue.put_back(lost)
+                self._flights.clear()
             self._finish(error)
             return
         self._flights.clear()
@@ -336,24 +392,9 @@ class Committer:
         self._state, self._end = State.ENDED, error
         for flight in self._flights:
             if not flight.acknowledged:
-                for index, pending in enumerate(flight.batches):
-                    told = unknown_outcome(self.namespace, flight.header, index, error)
-                    self._answers.add(pending, told)
+                self._answers.add_unknown(self.namespace, flight, error)
         self._flights.clear()
-        self._note_in_flight()
+        note_in_flight(self.metrics, self._flights)
         for pending in self._queue.clear():
             self._answers.add(pending, error)
         self._changed.notify_all()
-
-    def _is_full(self) -> bool:
-        return (
-            self._queue.bytes > self.settings.queue_bytes_max
-            or self.tail.bytes > self.settings.unfolded_bytes_max
-        )
-
-    def _no_room(self) -> UnavailableError:
-        return UnavailableError(
-            f"{self.namespace.name} has no room: {self._queue.bytes} bytes wait to be sent, "
-            f"{self.tail.bytes} to be folded",
-            hint="Fold the log, write more slowly, or raise the bounds",
-        )

@@ -6,16 +6,19 @@ add anything more. Cut every source there, and what was cut off can be merged an
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
-
-import numpy as np
+from collections.abc import Iterator, Sequence
 
 from reef.engine.segments import SegmentStore
 from reef.formats.manifest import SegmentEntry
-from reef.formats.versions import Versions
+from reef.formats.schema import Schema
+from reef.formats.versions import KeysInOrder, Versions
 from reef.types import KeyRange
 
 __all__ = ["Cursor", "RowsCursor", "SegmentCursor", "merged"]
+
+
+AHEAD_MAX = 16
+"""Groups that are read at once: about a megabyte."""
 
 
 class Cursor(ABC):
@@ -23,32 +26,31 @@ class Cursor(ABC):
 
     def __init__(self) -> None:
         self._rows: Versions | None = None
-        self._keys: list[bytes] = []
 
     def load(self) -> bool:
         """Have a piece at hand; False at the end."""
-        while not self._keys:
-            rows = self._next()
-            if rows is None:
+        while self._rows is None or not len(self._rows):
+            self._rows = self._next()
+            if self._rows is None:
                 return False
-            self._rows, self._keys = rows, rows.keys.to_pylist()
         return True
 
     def edge(self, reverse: bool) -> bytes:
         """Return the last key of the piece, in the direction of reading."""
-        return self._keys[0] if reverse else self._keys[-1]
+        assert self._rows is not None
+        return KeysInOrder(self._rows.keys)[0 if reverse else -1]
 
     def take(self, bound: bytes, reverse: bool) -> Versions:
         """Cut off what lies up to `bound`, itself included."""
-        assert self._rows is not None
-        if reverse:
-            place = bisect_left(self._keys, bound)
-            taken = self._rows.slice(place, len(self._keys))
-            self._rows, self._keys = self._rows.slice(0, place), self._keys[:place]
-        else:
-            place = bisect_right(self._keys, bound)
-            taken = self._rows.slice(0, place)
-            self._rows, self._keys = self._rows.slice(place, len(self._rows)), self._keys[place:]
+        rows = self._rows
+        assert rows is not None
+        if self.edge(reverse) == bound:  # all of it
+            self._rows = None
+            return rows
+        keys = KeysInOrder(rows.keys)
+        place = bisect_left(keys, bound) if reverse else bisect_right(keys, bound)
+        low, high = rows.slice(0, place), rows.slice(place, len(rows))
+        taken, self._rows = (high, low) if reverse else (low, high)
         return taken
 
     @abstractmethod
@@ -72,30 +74,43 @@ class SegmentCursor(Cursor):
     """The groups of a segment that lie in a range."""
 
     def __init__(
-        self, segments: SegmentStore, entry: SegmentEntry, wanted: KeyRange, reverse: bool
+        self,
+        segments: SegmentStore,
+        entry: SegmentEntry,
+        wanted: KeyRange,
+        *,
+        reverse: bool,
+        schema: Schema,
+        columns: Sequence[int] | None = None,
+        needless: frozenset[int] = frozenset(),
     ) -> None:
         super().__init__()
         self._segments, self._entry, self._wanted = segments, entry, wanted
-        index = segments.tail(entry).index
+        self._schema, self._columns = schema, columns
+        tail = segments.tail(entry)
+        index = tail.index
         first = bisect_left(index.last_keys, wanted.start)
         last = len(index) if wanted.end is None else bisect_left(index.first_keys, wanted.end)
-        numbers = range(first, last)
-        self._numbers = iter(reversed(numbers) if reverse else numbers)
+        self._left = [number for number in range(first, last) if number not in needless]
+        self._reverse = reverse
+        self._ahead = 1
 
     def _next(self) -> Versions | None:
-        number = next(self._numbers, None)
-        if number is None:
+        numbers = self._take_numbers()
+        if not numbers:
             return None
-        rows = self._segments.group(self._entry, number).rows
-        keys = rows.keys.to_pylist()
-        end = len(keys) if self._wanted.end is None else bisect_left(keys, self._wanted.end)
-        rows = rows.slice(bisect_left(keys, self._wanted.start), end)
-        if not self._entry.visible_lsn:
-            return rows
-        lsns = np.full(len(rows), self._entry.visible_lsn, np.int64)
-        return Versions(
-            rows.keys, lsns, rows.seqs, rows.kinds, rows.fields, rows.expires_at_ms, rows.touched
-        )
+        rows = self._segments.rows(self._entry, numbers, self._columns)
+        rows = rows.under(self._schema).within(self._wanted)
+        return rows.with_lsn(self._entry.visible_lsn) if self._entry.visible_lsn else rows
+
+    def _take_numbers(self) -> list[int]:
+        """Take the next groups: more and more at once, since whoever goes on reading will."""
+        count = min(self._ahead, len(self._left))
+        self._ahead = min(2 * self._ahead, AHEAD_MAX)
+        split = len(self._left) - count if self._reverse else count
+        first, last = self._left[:split], self._left[split:]
+        taken, self._left = (last, first) if self._reverse else (first, last)
+        return taken
 
 
 def merged(cursors: list[Cursor], reverse: bool) -> Iterator[list[Versions]]:

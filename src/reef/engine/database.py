@@ -1,21 +1,34 @@
 """A database: the namespaces of one bucket. Wires the parts together; no algorithms."""
 
-from typing import Any, Self
+from datetime import datetime
+from typing import Any, Literal, Self, overload
+
+import pyarrow as pa
 
 from reef.config import ReaderSettings, WriterSettings
 from reef.engine.cache import ByteCache
+from reef.engine.changes import check_lsn
 from reef.engine.committer import Committer
+from reef.engine.cursor import ChangeCursor, register_cursor
+from reef.engine.display import html_table
+from reef.engine.history import AsOf, Wanted
+from reef.engine.info import Info
 from reef.engine.log import Log
 from reef.engine.opening import Opened, WriterOpening
 from reef.engine.outcomes import Outcomes
+from reef.engine.pinned import PinnedReader
 from reef.engine.reader import Reader
 from reef.engine.resync import Resync
 from reef.engine.segments import SegmentStore
+from reef.engine.snapshots import Snapshot, list_snapshots, resolve_snapshot, take_snapshot
 from reef.engine.writer import Writer
-from reef.errors import NotFoundError
-from reef.formats.schema import DEFAULT_SCHEMA
-from reef.manifest.edits import lower_parallel_writes, new_namespace
+from reef.errors import ConflictError, InvalidInputError, Kind, NotFoundError
+from reef.formats.manifest import Manifest
+from reef.formats.schema import DEFAULT_SCHEMA, Schema
+from reef.manifest.edits import grow_schema, lower_parallel_writes, new_namespace
+from reef.manifest.head import HeadFinder
 from reef.manifest.publish import Publisher
+from reef.manifest.snapshots import drop_cursor
 from reef.paths import Namespace
 from reef.runtime import Runtime
 from reef.stores import Store, agree_on_cas
@@ -35,6 +48,41 @@ class Database:
         self._runtime: Runtime = store.runtime
         self._proved = False
 
+    def create(self, name: str, schema: pa.Schema | None = None, *, key: str = "id") -> Info:
+        """Make a namespace with these columns, or a plain one; return what it is.
+
+        One that is there already with the same columns is left as it is; with others, it is a
+        ConflictError, and `alter` is the way.
+        """
+        wanted = DEFAULT_SCHEMA if schema is None else Schema.of(schema, key)
+        namespace = Namespace(name)
+        self._prove_store()
+        manifest = self._ensure(namespace, wanted).heads.find().manifest
+        if manifest.schema.fingerprint != wanted.fingerprint:
+            raise ConflictError(
+                f"namespace {name} is there already, with other columns: "
+                f"{', '.join(manifest.schema.arrow().names)}",
+                hint="Change them with alter(), or choose another name",
+                namespace=name,
+            )
+        return Info.of(name, manifest)
+
+    def alter(self, name: str, schema: pa.Schema) -> Info:
+        """Let the columns of a namespace grow: new ones, or wider numbers. Nothing is rewritten.
+
+        Rows from before have null in a new column. A change that would lose data is refused.
+        """
+        publisher = Publisher(self.store, Namespace(name), metrics=self.metrics)
+
+        def grow(head: Manifest) -> Manifest | None:
+            return grow_schema(head, head.schema.grown(schema))
+
+        return Info.of(name, publisher.publish(grow))
+
+    def info(self, name: str) -> Info:
+        """Return what a namespace is, as of its newest manifest."""
+        return Info.of(name, HeadFinder(self.store, Namespace(name)).find().manifest)
+
     def writer(self, name: str, **settings: Any) -> Writer:
         """Take the writer role of a namespace, which is made if there is none.
 
@@ -43,9 +91,9 @@ class Database:
         wanted = WriterSettings().changed(settings)
         namespace = Namespace(name)
         self._prove_store()
-        publisher = self._ensure(namespace)
+        publisher = self._ensure(namespace, DEFAULT_SCHEMA)
         writer_id = self._runtime.ulid()
-        cache = ByteCache(ReaderSettings().cache_bytes, self.metrics)
+        cache = ByteCache(wanted.cache_bytes, self.metrics)
         segments = SegmentStore(self.store, namespace, cache)
         with operation(self.metrics, "open_writer"):
             opened = WriterOpening(
@@ -76,7 +124,6 @@ class Database:
                 namespace,
                 log,
                 publisher.heads,
-                segments,
                 opened.epoch,
                 writer_id,
                 self.metrics,
@@ -86,13 +133,101 @@ class Database:
         outcomes = Outcomes(log, publisher.heads)
         return Writer(namespace, committer, outcomes, wanted, self._runtime)
 
-    def reader(self, name: str, **settings: Any) -> Reader:
-        """Open a namespace for reading; NotFoundError if there is none."""
+    @overload
+    def reader(
+        self, name: str, *, as_of: AsOf | datetime | int | dict[str, Any], **settings: Any
+    ) -> PinnedReader: ...
+
+    @overload
+    def reader(self, name: str, *, snapshot: Snapshot | str, **settings: Any) -> PinnedReader: ...
+
+    @overload
+    def reader(self, name: str, *, pin: Literal[True], **settings: Any) -> PinnedReader: ...
+
+    @overload
+    def reader(self, name: str, **settings: Any) -> Reader: ...
+
+    def reader(
+        self,
+        name: str,
+        *,
+        as_of: Any = None,
+        snapshot: Any = None,
+        pin: bool = False,
+        **settings: Any,
+    ) -> Reader | PinnedReader:
+        """Open a namespace for reading; NotFoundError if there is none.
+
+        `as_of` (a generation, a datetime, or an AsOf), `snapshot` (itself, its id or its name) and
+        `pin=True` (now) open one moment, which a lease keeps until it is closed.
+        """
         wanted = ReaderSettings().changed(settings)
+        namespace = Namespace(name)
         with operation(self.metrics, "open_reader"):
-            return Reader(
-                self.store, Namespace(name), wanted, metrics=self.metrics, events=self.events
+            if as_of is None and snapshot is None and not pin:
+                return Reader(
+                    self.store, namespace, wanted, metrics=self.metrics, events=self.events
+                )
+            moment = self._moment(namespace, as_of, snapshot)
+            return PinnedReader(
+                self.store, namespace, wanted, moment, pin=True, metrics=self.metrics
             )
+
+    # --- views in time ------------------------------------------------------------
+    def snapshot(
+        self,
+        namespace: str,
+        name: str | None = None,
+        *,
+        ttl_s: float | None = None,
+        generation: int | None = None,
+    ) -> Snapshot:
+        """Keep everything that is committed now, until it is released or `ttl_s` has passed.
+
+        With `generation`, keep that one, which must still be active; several may share one.
+        """
+        names = Namespace(namespace)
+        self._prove_store()
+        publisher = Publisher(self.store, names, metrics=self.metrics)
+        with operation(self.metrics, "snapshot"):
+            return take_snapshot(
+                self.store,
+                publisher,
+                self._segments(names),
+                names,
+                name=name,
+                ttl_s=ttl_s,
+                generation=generation,
+            )
+
+    def snapshots(self, namespace: str) -> list[Snapshot]:
+        """Return the snapshots of a namespace that are not over, the oldest first."""
+        return list_snapshots(self.store, Namespace(namespace))
+
+    def cursor(self, namespace: str, name: str, after_lsn: int | None = None) -> ChangeCursor:
+        """Read changes by a cursor that has a name, and for which the log is kept.
+
+        A new one begins after an LSN, or at the end of the log; one that is there goes on from
+        where it was last committed.
+        """
+        names = Namespace(namespace)
+        if after_lsn is not None:
+            check_lsn(after_lsn, "after_lsn")
+        self._prove_store()
+        publisher = Publisher(self.store, names, metrics=self.metrics)
+        segments = self._segments(names)
+        register_cursor(self.store, names, name, after_lsn, segments=segments, publisher=publisher)
+        return ChangeCursor(self.store, names, name, segments, publisher)
+
+    def cursors(self, namespace: str) -> dict[str, int]:
+        """Return the registered cursors, and up to which LSN each has committed."""
+        head = HeadFinder(self.store, Namespace(namespace)).find().manifest
+        return {name: entry.lsn for name, entry in sorted(head.cursors.items())}
+
+    def drop_cursor(self, namespace: str, name: str) -> None:
+        """Let the sweep take what was kept for a cursor; one that is not there is fine."""
+        publisher = Publisher(self.store, Namespace(namespace), metrics=self.metrics)
+        publisher.publish(lambda head: drop_cursor(head, name))
 
     def __enter__(self) -> Self:
         return self
@@ -102,6 +237,10 @@ class Database:
 
     def __repr__(self) -> str:
         return f"<Database {self.store.url}>"
+
+    def _repr_html_(self) -> str:
+        proved = "proved" if self._proved else "not tried yet"
+        return html_table("Database", {"store": self.store.url, "create-only writes": proved})
 
     def _note_opened(self, namespace: Namespace, opened: Opened) -> None:
         report = opened.report
@@ -117,15 +256,30 @@ class Database:
             seconds=round(report.seconds, 3),
         )
 
+    def _moment(self, namespace: Namespace, as_of: Any, snapshot: Any) -> Wanted:
+        if as_of is not None and snapshot is not None:
+            raise InvalidInputError(
+                "as_of= and snapshot= both name a moment", kind=Kind.INVALID_OPTION
+            )
+        if snapshot is not None:
+            return Wanted(resolve_snapshot(self.store, namespace, snapshot).generation)
+        return Wanted() if as_of is None else AsOf.of(as_of).wanted()
+
+    def _segments(self, namespace: Namespace) -> SegmentStore:
+        cache = ByteCache(ReaderSettings().cache_bytes, self.metrics)
+        return SegmentStore(self.store, namespace, cache)
+
     def _prove_store(self) -> None:
         if not self._proved:
             self.store = as_proved(self.store, agree_on_cas(self.store))
             self._proved = True
 
-    def _ensure(self, namespace: Namespace) -> Publisher:
+    def _ensure(self, namespace: Namespace, schema: Schema) -> Publisher:
+        """Make a namespace if there is none."""
         publisher = Publisher(self.store, namespace, metrics=self.metrics)
+        looked = self._runtime.stopwatch()
         try:
             publisher.heads.find()
         except NotFoundError:
-            publisher.create(new_namespace(DEFAULT_SCHEMA))
+            publisher.create(new_namespace(schema), looked)
         return publisher

@@ -1,20 +1,45 @@
 """A batch on its way: queued, in flight with others, answered."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from enum import StrEnum
 
-from reef.errors import OutcomeUnknownError, ReefError
+from reef.errors import InternalError, OutcomeUnknownError, ReefError, UnavailableError
 from reef.formats.batch import Ops
 from reef.formats.wal_object import BatchHeader, WalHeader
 from reef.paths import Namespace
 from reef.runtime import Future, Stopwatch
 from reef.stores import WriteResult
+from reef.telemetry import Metrics
 from reef.types import Receipt
 
-__all__ = ["Answers", "Flight", "Pending", "give", "receipt_of", "unknown_outcome"]
+__all__ = [
+    "Answers",
+    "Flight",
+    "Pending",
+    "State",
+    "broken",
+    "give",
+    "left_over",
+    "no_room",
+    "note_in_flight",
+    "note_launch",
+    "receipt_of",
+    "stopped",
+    "unknown_outcome",
+]
 
 HEADER_BYTES = 64
 """About what the header says of a batch."""
+
+
+class State(StrEnum):
+    """Where a writer's life stands. Only OPEN sends."""
+
+    OPEN = "open"
+    LOST = "lost"
+    """A slot was lost; a resync follows when all in flight are answered."""
+    ENDED = "ended"
 
 
 @dataclass(eq=False, slots=True)
@@ -28,6 +53,12 @@ class Pending:
     queued: Stopwatch
     decide: Callable[[], None] | None = None
     """Raises if a conditional batch is refused, judged on what is durable at this moment."""
+    schema_id: int = 1
+    """The schema by which the record is read; an object has records of one schema only."""
+
+    def __post_init__(self) -> None:
+        # What was handed over cannot be cancelled: it may be on its way already (H26).
+        self.future.set_running_or_notify_cancel()
 
     @property
     def size(self) -> int:
@@ -42,12 +73,39 @@ class Flight:
     body: bytes
     batches: list[Pending]
     sent: Stopwatch
+    sender: object | None
+    """Who sends it; None if that one was interrupted, and another has to go on."""
     answer: WriteResult | None = None
+    doubt: bool = False
+    """Whether some try may have landed although nobody was told so."""
     acknowledged: bool = False
 
     @property
     def lsn(self) -> int:
         return self.header.lsn
+
+
+def left_over(flights: Iterable[Flight], taker: object) -> Flight | None:
+    """Return a flight whose sender was interrupted, now to be sent by `taker`."""
+    for flight in flights:
+        if flight.sender is None and flight.answer is None:
+            flight.sender = taker
+            return flight
+    return None
+
+
+def note_launch(metrics: Metrics, flight: Flight) -> None:
+    """Count what goes into one object."""
+    rows = sum(len(pending.ops) for pending in flight.batches)
+    metrics.histogram("commit.group_batches", unit=1.0).record(len(flight.batches))
+    metrics.histogram("commit.object_bytes", unit=1.0).record(len(flight.body))
+    metrics.histogram("commit.object_rows", unit=1.0).record(rows)
+
+
+def note_in_flight(metrics: Metrics, flights: Collection[Flight]) -> None:
+    """Show how much is on its way."""
+    metrics.gauge("commit.in_flight").set(len(flights))
+    metrics.gauge("commit.in_flight_bytes").set(sum(len(flight.body) for flight in flights))
 
 
 @dataclass(slots=True)
@@ -65,9 +123,21 @@ class Answers:
     def add(self, pending: Pending, answer: Receipt | ReefError) -> None:
         self._ready.append((pending, answer))
 
+    def add_receipts(self, namespace: Namespace, flight: Flight) -> None:
+        for index, pending in enumerate(flight.batches):
+            self.add(pending, receipt_of(namespace, flight.header, index))
+
+    def add_unknown(self, namespace: Namespace, flight: Flight, cause: object) -> None:
+        for index, pending in enumerate(flight.batches):
+            self.add(pending, unknown_outcome(namespace, flight.header, index, cause))
+
     def take(self) -> list[tuple[Pending, Receipt | ReefError]]:
         ready, self._ready = self._ready, []
         return ready
+
+    def put_back(self, answers: list[tuple[Pending, Receipt | ReefError]]) -> None:
+        """Keep what was taken and not given, since its giver was interrupted."""
+        self._ready = [*(a for a in answers if not a[0].future.done()), *self._ready]
 
 
 def give(answers: list[tuple[Pending, Receipt | ReefError]]) -> None:
@@ -102,4 +172,31 @@ def unknown_outcome(
         hint="resolve() this error before trying again",
         namespace=namespace.name,
         receipt=receipt_of(namespace, header, index),
+    )
+
+
+# --- the ends of a writer ---------------------------------------------------------------
+def stopped(namespace: Namespace, lsn: int, cause: object) -> UnavailableError:
+    """Return the error for what was not sent because something before it has no answer."""
+    return UnavailableError(
+        f"the writer of {namespace.name} has stopped: LSN {lsn} has no answer: {cause}",
+        hint="Open the writer again",
+        namespace=namespace.name,
+    )
+
+
+def broken(namespace: Namespace, cause: BaseException) -> InternalError:
+    """Return the error for a writer whose books cannot be trusted any more."""
+    return InternalError(
+        f"the writer of {namespace.name} broke off in the middle of a step: {cause!r}",
+        hint="Open the writer again",
+        namespace=namespace.name,
+    )
+
+
+def no_room(namespace: Namespace, queued: int, unfolded: int) -> UnavailableError:
+    """Return the error for a batch that found no room within its deadline."""
+    return UnavailableError(
+        f"{namespace.name} has no room: {queued} bytes wait to be sent, {unfolded} to be folded",
+        hint="Fold the log, write more slowly, or raise the bounds",
     )

@@ -55,7 +55,7 @@ class GroupQueue:
             return []
         group = [self._pop()]
         size = group[0].size
-        while self._waiting and self._joins(self._waiting[0], size):
+        while self._waiting and self._joins(self._waiting[0], group[0], size):
             size += self._waiting[0].size
             group.append(self._pop())
         return group
@@ -64,6 +64,8 @@ class GroupQueue:
         """How long the next group may still gather; None if time alone changes nothing."""
         if not self._waiting or not 0 < in_flight < self._settings.max_parallel_writes:
             return None
+        if self._waiting[0].decide is not None:
+            return None  # a barrier waits for answers
         return max(0.0005, self._window_left_s())
 
     def _is_due(self) -> bool:
@@ -72,7 +74,9 @@ class GroupQueue:
     def _window_left_s(self) -> float:
         return self._settings.group_window_ms / 1000 - self._waiting[0].queued.elapsed_s()
 
-    def _joins(self, pending: Pending, size: int) -> bool:
+    def _joins(self, pending: Pending, first: Pending, size: int) -> bool:
+        if pending.schema_id != first.schema_id:
+            return False
         if pending.decide is not None or pending.size > self._settings.skip_memtable_bytes:
             return False
         return size + pending.size <= self._settings.group_bytes_max

@@ -9,7 +9,8 @@ LSN order, and so agree:
   other ingest of that job in between) and its key was not committed below it.
 - LSNs that a repair has skipped do not count.
 
-A slot's write id is that of whatever object holds it, void or not.
+A slot's write id is that of whatever object holds it, void or not. Of a skipped slot it is
+not known, and so it makes nothing void: what was acknowledged behind it would be lost too.
 """
 
 from collections import OrderedDict
@@ -24,6 +25,10 @@ __all__ = ["IDS_KEPT", "Judgement", "LogReader", "Verdict"]
 
 IDS_KEPT = 64
 """Write ids remembered below the floor; `max_parallel_writes` may not exceed it."""
+
+
+UNKNOWN_ID = ""
+"""Stands for the write id of a slot that a repair has skipped."""
 
 
 class Verdict(StrEnum):
@@ -72,7 +77,7 @@ class LogReader:
         """Pass over the next LSN, whose object a repair has given up."""
         if self.next_lsn not in self._skipped:
             raise ValueError(f"LSN {self.next_lsn} was not skipped by a repair")
-        self._ids[self.next_lsn] = ""
+        self._ids[self.next_lsn] = UNKNOWN_ID
         self.next_lsn += 1
 
     @property
@@ -104,7 +109,7 @@ class LogReader:
             return False
         first = header.lsn - len(header.after)
         expected = enumerate(header.after, start=first)
-        return any(self._ids.get(lsn) != write_id for lsn, write_id in expected)
+        return any(self._ids.get(lsn) not in (write_id, UNKNOWN_ID) for lsn, write_id in expected)
 
     def _begin(self, header: WalHeader) -> None:
         if header.job is not None and header.job.id not in self._jobs:

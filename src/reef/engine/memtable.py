@@ -1,29 +1,41 @@
 """The newest rows, in memory: what was committed and is not folded yet.
 
+Batches stay as the columns they came as, one behind the other; an index leads from each key
+to its newest row. Taking in a batch of 100,000 rows is a few calls into C, not a loop. Range
+deletes stand beside the rows as versions of their own. A patch also knows the row that it
+was laid over, so that reading can go down to a whole row.
+
 It knows the LSNs that it covers, and changes by whole WAL objects only, so that a cut never
-falls inside a batch (H15). For each key it keeps the newest version; range deletes stand
-beside them as versions of their own. When a fold has passed, `drop_below` removes what the
-segments now hold.
+falls inside a batch (H15). When a fold has passed, `drop_below` removes what the segments now
+hold.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from reef.engine.arena import Arena
+from reef.engine.merge import sorted_places
+from reef.engine.rows_out import to_python
+from reef.engine.tombstones import RangeTombstones
 from reef.formats.batch import OpKind, Ops
+from reef.formats.manifest import SegmentEntry
 from reef.formats.schema import Schema
-from reef.formats.versions import RangeTombstone, Versions
+from reef.formats.versions import RangeTombstone, Versions, split_ops
 from reef.runtime import leaf_lock
+from reef.types import KeyRange
 
-__all__ = ["Entry", "Memtable"]
+__all__ = ["Entry", "Memtable", "Moment", "entry_at"]
 
-ENTRY_BYTES = 200
-"""About what Python needs around a key and a value."""
+INDEXED_LATER = 1000
+"""Batches of this many rows are indexed by the first read after them, not by the write."""
+KEY_BYTES = 150
+"""About what Python needs around a key in the index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +45,21 @@ class Entry:
     lsn: int
     seq: int
     kind: int
-    values: tuple[object, ...]
-    """In the order of the schema's columns."""
+    values: Mapping[int, Any] = field(default_factory=dict)
+    """By field number; a column that is not there is null."""
+    touched: frozenset[int] = frozenset()
+    """Of a patch: the columns that it sets."""
     expires_at_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What a memtable had of a range at one moment."""
+
+    last_lsn: int
+    rows: Versions
+    range_tombstones: Sequence[RangeTombstone]
+    ingested: tuple[SegmentEntry, ...]
 
 
 class Memtable:
@@ -45,124 +69,192 @@ class Memtable:
         self.schema = schema
         self.first_lsn = first_lsn
         self.last_lsn = first_lsn - 1
-        self.bytes = 0
+        self.range_tombstones = RangeTombstones()
+        self.ingested: tuple[SegmentEntry, ...] = ()
+        """Segments of ingests that are not folded yet."""
+        self._arena = Arena(schema)
+        self._index: dict[bytes, int] = {}
+        self._under: dict[int, int] = {}
+        """From a patch to the row that was the newest of its key before."""
+        self._newest_lsn = 0
         self._lock = leaf_lock()
-        self._entries: dict[bytes, Entry] = {}
-        self._keys: list[bytes] = []
-        self._unsorted = False
-        self.range_tombstones: tuple[RangeTombstone, ...] = ()
+        self._unindexed: list[tuple[pa.Array, int]] = []
+        """Large batches, and their first rows: indexed when somebody reads."""
+        self._sorted: list[bytes] = []
 
     def __len__(self) -> int:
-        return len(self._entries)
+        with self._lock:
+            return len(self._ready_index())
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes."""
+        return self._arena.bytes + KEY_BYTES * len(self._index)
 
     def apply(self, lsn: int, batches: Sequence[Ops]) -> None:
         """Take in one WAL object whole; sequences count over all its batches."""
+        seq = 0
         with self._lock:
-            rows = chain.from_iterable(_rows(ops, self.schema) for ops in batches)
-            for seq, row in enumerate(rows):
-                self._apply_row(lsn, seq, row)
+            for ops in batches:
+                rows, tombstones = split_ops(ops, lsn, seq)
+                for tombstone in tombstones:
+                    self.range_tombstones = self.range_tombstones.with_(tombstone)
+                if len(rows):
+                    self._add(rows, lsn)
+                seq += len(ops)
+            self._newest_lsn = max(self._newest_lsn, lsn)
+            self.last_lsn = max(self.last_lsn, lsn)
+
+    def ingest(self, lsn: int, segments: Sequence[SegmentEntry]) -> None:
+        """Take in the segments that an ingest makes visible."""
+        with self._lock:
+            self.ingested = (*self.ingested, *segments)
             self.last_lsn = max(self.last_lsn, lsn)
 
     def pass_over(self, lsn: int) -> None:
         """Note an LSN that changes no row."""
         self.last_lsn = max(self.last_lsn, lsn)
 
-    def get(self, key: bytes) -> Entry | None:
-        """Return the newest version here, a range delete included; None if there is none."""
-        entry = self._entries.get(key)
-        for tombstone in self.range_tombstones:
-            if tombstone.start <= key < tombstone.end and _newer(tombstone, entry):
-                entry = Entry(tombstone.lsn, tombstone.seq, OpKind.DELETE, ())
-        return entry
+    def chain(self, key: bytes) -> list[Entry]:
+        """Return the versions of a key, newest first: patches, and what they were laid over.
 
-    def versions(self, start: bytes, end: bytes | None) -> Versions:
-        """Return the rows of [start, end) as they are now, sorted by key."""
+        All of one moment: a batch that deletes a range and puts a key is seen whole (H15).
+        """
         with self._lock:
-            if self._unsorted:
-                self._keys.sort()
-                self._unsorted = False
-            last = len(self._keys) if end is None else bisect_left(self._keys, end)
-            keys = self._keys[bisect_left(self._keys, start) : last]
-            entries = [self._entries[key] for key in keys]
-        return _to_versions(keys, entries, self.schema)
+            return list(self._chain(key))
 
-    def drop_below(self, floor: int) -> "Memtable":
+    def _chain(self, key: bytes) -> Iterator[Entry]:
+        row = self._find(key)
+        cover = self.range_tombstones.covering(key) if self.range_tombstones else None
+        while row is not None:
+            entry = entry_at(*self._arena.locate(row))
+            if cover is not None and (cover.lsn, cover.seq) > (entry.lsn, entry.seq):
+                break
+            yield entry
+            row = self._under.get(row)
+        if cover is not None:
+            yield Entry(cover.lsn, cover.seq, OpKind.DELETE)
+
+    def look_up(self, keys: Sequence[bytes]) -> Moment:
+        """Return what is here of some sorted keys, all of one moment."""
+        with self._lock:
+            rows = [row for row in map(self._ready_index().get, keys) if row is not None]
+            wanted = KeyRange(keys[0], keys[-1] + b"\0")
+            return Moment(
+                self.last_lsn,
+                self._gather(rows),
+                self.range_tombstones.within(wanted),
+                self.ingested,
+            )
+
+    def moment(self, wanted: KeyRange) -> Moment:
+        """Return what is here of a range, all of one moment: no batch is seen in part."""
+        with self._lock:
+            keys, end = self._sorted_keys(), wanted.end
+            first = bisect_left(keys, wanted.start)
+            keys = keys[first : len(keys) if end is None else bisect_left(keys, end)]
+            rows = self._gather(list(map(self._index.__getitem__, keys)))
+            return Moment(self.last_lsn, rows, self.range_tombstones.within(wanted), self.ingested)
+
+    def drop_below(self, floor: int, schema: Schema | None = None) -> "Memtable":
         """Return a memtable without what lies below `floor`."""
-        kept = Memtable(self.schema, floor)
+        kept = Memtable(schema or self.schema, floor)
         with self._lock:
-            kept._entries = {key: e for key, e in self._entries.items() if e.lsn >= floor}
-            kept.range_tombstones = tuple(t for t in self.range_tombstones if t.lsn >= floor)
+            self._ready_index()
+            kept._arena = self._arena.from_lsn(floor, kept.schema)
+            first = kept._arena.first_row
+            kept._index = {key: row for key, row in self._index.items() if row >= first}
+            kept._under = {row: below for row, below in self._under.items() if below >= first}
+            kept.range_tombstones = self.range_tombstones.from_lsn(floor)
+            kept.ingested = tuple(e for e in self.ingested if e.lsn_max >= floor)
             kept.last_lsn = max(self.last_lsn, floor - 1)
-        kept._keys = sorted(kept._entries)
-        kept.bytes = sum(_entry_bytes(key, e) for key, e in kept._entries.items())
+            kept._newest_lsn = self._newest_lsn
         return kept
 
-    def _apply_row(self, lsn: int, seq: int, row: "_Row") -> None:
-        if row.kind == OpKind.DELETE_RANGE:
-            tombstone = RangeTombstone(row.key, row.end or b"", lsn, seq)
-            self.range_tombstones = (*self.range_tombstones, tombstone)
-            return
-        entry = Entry(lsn, seq, row.kind, row.values, row.expires_at_ms)
-        before = self._entries.get(row.key)
-        if before is None:
-            self._keys.append(row.key)
-            self._unsorted = self._unsorted or (len(self._keys) > 1 and self._keys[-2] > row.key)
-            self.bytes += _entry_bytes(row.key, entry)
-        elif (before.lsn, before.seq) > (lsn, seq):
-            return  # independent acknowledgements may arrive out of order
+    def _add(self, rows: Versions, lsn: int) -> None:
+        rows = rows.under(self.schema)
+        first = self._arena.append(rows)
+        if lsn < self._newest_lsn or (rows.kinds == OpKind.PATCH).any():
+            self._ready_index()
+            self._add_one_by_one(rows.keys.to_pylist(), range(first, first + len(rows)))
         else:
-            self.bytes += _entry_bytes(row.key, entry) - _entry_bytes(row.key, before)
-        self._entries[row.key] = entry
+            self._unindexed.append((rows.keys, first))
+            if len(rows) < INDEXED_LATER:
+                self._ready_index()
+
+    def _find(self, key: bytes) -> int | None:
+        return self._ready_index().get(key)
+
+    def _ready_index(self) -> dict[bytes, int]:
+        """Bring the index up to date. Later rows of a key take the place of earlier ones."""
+        for keys, first in self._unindexed:
+            self._index.update(zip(keys.to_pylist(), range(first, first + len(keys)), strict=True))
+        self._unindexed = []
+        return self._index
+
+    def _sorted_keys(self) -> list[bytes]:
+        """Return all keys in order. The index keeps the order in which keys were first seen, so
+        new ones stand at its end.
+        """
+        known = len(self._sorted)
+        if len(self._ready_index()) > known:
+            self._sorted = sorted([*self._sorted, *islice(self._index, known, None)])
+        return self._sorted
+
+    def _add_one_by_one(self, keys: list[bytes], numbers: range) -> None:
+        """Patches look at what is below; independent objects may come out of order."""
+        for key, row in zip(keys, numbers, strict=True):
+            chunk, place = self._arena.locate(row)
+            below = self._index.get(key)
+            if below is not None and self._is_newer(below, chunk, place):
+                self._slip_under(key, row)
+                continue
+            if below is not None and chunk.kinds[place] == OpKind.PATCH:
+                self._under[row] = below
+            self._index[key] = row
+
+    def _is_newer(self, row: int, chunk: Versions, place: int) -> bool:
+        there, at = self._arena.locate(row)
+        return (there.lsns[at], there.seqs[at]) > (chunk.lsns[place], chunk.seqs[place])
+
+    def _slip_under(self, key: bytes, row: int) -> None:
+        """Find the place of a late row below the patches that are newer than it."""
+        chunk, place = self._arena.locate(row)
+        above = self._index[key]
+        while self._kind(above) == OpKind.PATCH:
+            below = self._under.get(above)
+            if below is None or not self._is_newer(below, chunk, place):
+                self._under[above] = row
+                if below is not None and chunk.kinds[place] == OpKind.PATCH:
+                    self._under[row] = below
+                return
+            above = below
+
+    def _kind(self, row: int) -> int:
+        chunk, place = self._arena.locate(row)
+        return int(chunk.kinds[place])
+
+    def _gather(self, rows: list[int]) -> Versions:
+        below = list(self._below(rows)) if self._under else []
+        found = self._arena.take(np.array(rows + below, np.int64))
+        return found.take(sorted_places(found)) if below else found
+
+    def _below(self, rows: list[int]) -> Iterator[int]:
+        for row in rows:
+            under = self._under.get(row)
+            while under is not None:
+                yield under
+                under = self._under.get(under)
 
 
-class _Row(NamedTuple):
-    kind: int
-    key: bytes
-    end: bytes | None
-    values: tuple[object, ...]
-    expires_at_ms: int | None
-
-
-def _newer(tombstone: RangeTombstone, entry: Entry | None) -> bool:
-    return entry is None or (tombstone.lsn, tombstone.seq) > (entry.lsn, entry.seq)
-
-
-def _entry_bytes(key: bytes, entry: Entry) -> int:
-    return (
-        ENTRY_BYTES
-        + len(key)
-        + sum(len(v) if isinstance(v, bytes | str) else 8 for v in entry.values)
-    )
-
-
-def _rows(ops: Ops, schema: Schema) -> Iterator[_Row]:
-    """Yield the operations of a batch, in order."""
-    count = len(ops)
-    nothing: list[object] = [None] * count
-    ends = ops.end_keys.to_pylist() if ops.end_keys is not None else nothing
-    expiries = ops.expires_at_ms.to_pylist() if ops.expires_at_ms is not None else nothing
-    given = ops.fields or {}
-    columns = [
-        given[field.number].to_pylist() if field.number in given else nothing
-        for field in schema.fields
-    ]
-    values = zip(*columns, strict=True) if columns else iter([()] * count)
-    return map(_Row, ops.kinds.to_pylist(), ops.keys.to_pylist(), ends, values, expiries)
-
-
-def _to_versions(keys: list[bytes], entries: list[Entry], schema: Schema) -> Versions:
-    expires = [entry.expires_at_ms for entry in entries]
-    fields = {
-        field.number: pa.array(
-            [entry.values[place] if entry.values else None for entry in entries], field.arrow
-        )
-        for place, field in enumerate(schema.fields)
-    }
-    return Versions(
-        pa.array(keys, pa.binary()),
-        np.array([entry.lsn for entry in entries], np.int64),
-        np.array([entry.seq for entry in entries], np.uint32),
-        np.array([entry.kind for entry in entries], np.uint8),
-        fields,
-        pa.array(expires, pa.int64()) if any(e is not None for e in expires) else None,
-    )
+def entry_at(rows: Versions, place: int) -> Entry:
+    """Return one version, as Python values."""
+    kind = int(rows.kinds[place])
+    expiry = rows.expires_at_ms[place].as_py() if rows.expires_at_ms is not None else None
+    values = {}
+    if kind != OpKind.DELETE:
+        values = {number: to_python(array[place]) for number, array in rows.fields.items()}
+    touched: frozenset[int] = frozenset()
+    if kind == OpKind.PATCH:
+        touched = frozenset(n for n, array in rows.touched.items() if array[place].as_py())
+    return Entry(int(rows.lsns[place]), int(rows.seqs[place]), kind, values, touched, expiry)

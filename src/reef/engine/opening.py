@@ -26,6 +26,7 @@ from reef.errors import (
     InternalError,
     OutcomeUnknownError,
     ReefError,
+    UnavailableError,
 )
 from reef.formats.manifest import Manifest
 from reef.formats.wal_object import WalHeader, WalKind, WalObject
@@ -232,7 +233,15 @@ class WriterOpening:
         if found is not None:
             return found
         self._publisher.heads.forget()
-        self._check_epoch(self._publisher.heads.find().manifest)
+        manifest = self._publisher.heads.find().manifest
+        self._check_epoch(manifest)
+        if lsn < manifest.wal_floor:
+            raise UnavailableError(
+                f"LSN {lsn} of {self._namespace.name} was folded and swept during a replay that "
+                f"outlasted its lease",
+                hint="Open again",
+                namespace=self._namespace.name,
+            )
         raise CorruptionError(
             f"LSN {lsn} of {self._namespace.name} is missing from the log",
             hint="Run verify, then repair",

@@ -5,36 +5,44 @@ probes the next LSN and the next generation. After a pause, and once a minute, i
 instead, since probes past swept ids would say "no news" for ever (H47). It needs no lease and
 works with read-only credentials; what it reads may be swept, and then it starts again from
 the current head.
+
+Damage is told, never hidden: up to a damaged object of the log it serves what is before it
+(H17), and where the newest manifest is damaged, the one before it (H18).
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any, Self, TypeVar
+import logging
+from datetime import datetime
+from typing import Any, Self
+
+import pyarrow as pa
 
 from reef.config import ReaderSettings
-from reef.engine.batch import encode_key
 from reef.engine.cache import ByteCache
+from reef.engine.changes import Changes, LogFollower, changes_arrow, check_lsn
+from reef.engine.display import human_bytes
+from reef.engine.history import AsOf, Wanted
+from reef.engine.info import Info
 from reef.engine.log import Log
 from reef.engine.log_rules import Verdict, contiguous
-from reef.engine.reading import read_range, row_of
+from reef.engine.pinned import PinnedReader
+from reef.engine.readable import Readable
+from reef.engine.row_cache import RowCache
 from reef.engine.segments import SegmentStore
 from reef.engine.tail import Tail
 from reef.engine.view import View
 from reef.errors import ClosedError, CorruptionError, NotFoundError, UnavailableError
-from reef.formats.manifest import Manifest
-from reef.manifest.head import HeadFinder
+from reef.manifest.head import Head, HeadFinder
 from reef.paths import Namespace
-from reef.runtime import Runtime, Stopwatch
+from reef.runtime import Runtime, Stopwatch, leaf_lock
 from reef.stores import Store
 from reef.telemetry import Events, Metrics, operation
-from reef.types import KeyRange
 
 __all__ = ["Reader"]
 
-T = TypeVar("T")
 RESTARTS_MAX = 10
 
 
-class Reader:
+class Reader(Readable):
     """A handle that reads one namespace. Safe for threads; picklable; survives a fork."""
 
     def __init__(
@@ -47,8 +55,8 @@ class Reader:
         events: Events | None = None,
     ) -> None:
         self.namespace = namespace.name
-        self.damage: CorruptionError | None = None
-        """What keeps the reader from going on, if anything does (H17)."""
+        self._damaged_log: CorruptionError | None = None
+        self._damaged_head: CorruptionError | None = None
         self._store = store
         self._names = namespace
         self._settings = settings
@@ -59,40 +67,29 @@ class Reader:
         self._log = Log(store, namespace)
         cache = ByteCache(settings.cache_bytes, self._metrics)
         self._segments = SegmentStore(store, namespace, cache)
+        self._row_cache = RowCache(settings.row_cache_bytes)
+        self._guard = leaf_lock()
         self._turn = self._runtime.lock()
+        self._home = self._locks_home = self._runtime.process_id()
         self._closed = False
         self._listed: Stopwatch
         self._refreshed: Stopwatch
+        self._due_s: float
         self._tail = self._open()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Reader, (self._store, self._names, self._settings)
 
-    # --- reads --------------------------------------------------------------------
-    def get(self, key: bytes | str) -> bytes | None:
-        """Return a key's value; None if it has none."""
-        encoded = encode_key(key)
-        with operation(self._metrics, "get"):
-            return row_of(self._read(lambda view: view.get(encoded, self._now_ms())))
-
-    def scan(
-        self,
-        start: bytes | str | None = None,
-        end: bytes | str | None = None,
-        *,
-        prefix: bytes | str | None = None,
-        reverse: bool = False,
-        limit: int | None = None,
-    ) -> Iterator[tuple[bytes, bytes]]:
-        """Yield keys and values of [start, end) in order, from either end."""
-        wanted = KeyRange.of(start, end, prefix)
-        view = self._current()
-        return read_range(view, wanted, self._now_ms(), reverse=reverse, limit=limit)
-
+    # --- what it sees -------------------------------------------------------------
     @property
     def last_lsn(self) -> int:
         """The newest LSN that this reader has seen."""
         return self._tail.view().last_lsn
+
+    @property
+    def damage(self) -> CorruptionError | None:
+        """What keeps the reader from seeing all there is, if anything does (H17, H18)."""
+        return self._damaged_head or self._damaged_log
 
     def refresh(self) -> None:
         """See what is new, now."""
@@ -112,6 +109,75 @@ class Reader:
             self._runtime.sleep(min(0.05, deadline.remaining_s()))
         return True
 
+    # --- views in time ------------------------------------------------------------
+    def as_of(
+        self,
+        *,
+        generation: int | None = None,
+        lsn: int | None = None,
+        time: datetime | None = None,
+        pin: bool = False,
+    ) -> PinnedReader:
+        """Return a view of one past moment, which never changes.
+
+        With `pin` a lease keeps what it needs until it is closed; and without a moment, that
+        is now. NotFoundError(kind="collected") if the moment is gone.
+        """
+        self._check()
+        given = (generation, lsn, time) != (None, None, None)
+        wanted = Wanted()
+        if given or not pin:
+            wanted = AsOf(generation=generation, lsn=lsn, time=time).wanted()
+        return PinnedReader(
+            self._store,
+            self._names,
+            self._settings,
+            wanted,
+            pin=pin,
+            segments=self._segments,
+            metrics=self._metrics,
+        )
+
+    def changes(
+        self, after_lsn: int = 0, *, follow: bool = False, timeout_s: float | None = None
+    ) -> Changes:
+        """Yield what was committed after an LSN, in order, up to the end of the log.
+
+        With `follow` it waits there for more, at most `timeout_s` at a time. Where the log was
+        collected, NotFoundError(kind="collected"); a cursor keeps it.
+        """
+        self._check()
+        return Changes(
+            self._follower(after_lsn),
+            after_lsn,
+            self._runtime,
+            follow=follow,
+            timeout_s=timeout_s,
+            check=self._check,
+        )
+
+    def changes_arrow(
+        self, after_lsn: int = 0, upto_lsn: int | None = None
+    ) -> pa.RecordBatchReader:
+        """Return the changes of (after_lsn, upto_lsn] as a stream of Arrow batches.
+
+        Without `upto_lsn`, up to the newest that this reader sees after a refresh.
+        """
+        if upto_lsn is None or check_lsn(upto_lsn, "upto_lsn") > self.last_lsn:
+            self.refresh()
+        upto_lsn = self.last_lsn if upto_lsn is None else upto_lsn
+        if upto_lsn > self.last_lsn:
+            raise NotFoundError(
+                f"LSN {upto_lsn} is not in the log of {self.namespace} yet",
+                hint="Wait for it with wait_for",
+                lsn=upto_lsn,
+            )
+        return changes_arrow(self._follower(after_lsn), upto_lsn)
+
+    def _follower(self, after_lsn: int) -> LogFollower:
+        check_lsn(after_lsn, "after_lsn")
+        return LogFollower(self._store, self._names, self._segments, after_lsn)
+
     def close(self) -> None:
         self._closed = True
 
@@ -123,33 +189,62 @@ class Reader:
 
     def __repr__(self) -> str:
         manifest = self._tail.manifest
-        return f"<Reader {self.namespace}, generation {manifest.generation}, LSN {self.last_lsn}>"
+        where = f"generation {manifest.generation}, LSN {self.last_lsn}"
+        damaged = f", damaged: {self.damage.context['object']}" if self.damage else ""
+        closed = ", closed" if self._closed else ""
+        return f"<Reader {self.namespace}, {where}{damaged}{closed}>"
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "state": "closed" if self._closed else "open",
+            "LSN": str(self.last_lsn),
+            "not folded": human_bytes(self._tail.bytes),
+        }
+        if self.damage is not None:
+            facts["damage"] = str(self.damage)
+        return Info.of(self.namespace, self._tail.manifest).html_of_handle("Reader of", facts)
 
     # --- inside -------------------------------------------------------------------
-    def _read(self, read: Callable[[View], T]) -> T:
-        """Read; if an object was swept underneath, start again from the current head."""
-        for _ in range(RESTARTS_MAX):
-            try:
-                return read(self._current())
-            except NotFoundError:
-                with self._turn:
-                    self._tail = self._open()
-        raise UnavailableError(f"{self.namespace} is swept faster than it can be read")
+    def _replan(self, generation: int, missing: NotFoundError) -> View:
+        """Return a view on a newer generation; what the head itself names is lost, not swept."""
+        if self._home != self._runtime.process_id():  # an iterator that was begun before a fork
+            self._move_in()
+        with self._turn:
+            if self._tail.manifest.generation <= generation:
+                self._tail = self._open()
+            view = self._tail.view()
+        if view.manifest.generation > generation:
+            return view
+        raise CorruptionError(
+            f"{missing.message}, though generation {generation} needs it",
+            hint="Run verify, then repair",
+            **missing.context,
+        ) from (self.damage or missing)
 
-    def _current(self) -> View:
-        self._check()
-        age_s = self._refreshed.elapsed_s()
-        if age_s * 1000 >= self._settings.refresh_interval_ms:
+    def _view(self) -> View:
+        if self._closed or self._home != self._runtime.process_id():
+            self._check()
+        if self._runtime.boottime_s() >= self._due_s:
             with self._turn:
-                self._advance()
+                if self._runtime.boottime_s() >= self._due_s:  # nobody else did meanwhile
+                    self._advance()
         return self._tail.view()
+
+    def _is_ready(self) -> bool:
+        at_home = not self._closed and self._home == self._runtime.process_id()
+        return at_home and self._runtime.boottime_s() < self._due_s
 
     def _open(self) -> Tail:
         """Manifest first, listing second; a listed object that is gone means: once more (H10)."""
         for _ in range(RESTARTS_MAX):
             self._heads.forget()
-            self._listed = self._refreshed = self._runtime.stopwatch()
-            tail = Tail(self._heads.find().manifest, self._segments)
+            self._listed = self._note_refresh()
+            head = self._heads.find(fallback=True)
+            tail = Tail(head.manifest, self._segments)
+            self._row_cache.lost_track()
+            tail.watch(self._row_cache)
+            self._damaged_log = None
+            self._note_head(head)
             if self._take_listed(tail):
                 return tail
         raise UnavailableError(f"{self.namespace} is swept faster than it can be opened")
@@ -159,8 +254,9 @@ class Reader:
         slots = {slot.lsn: slot.size for slot in self._log.filled(tail.next_lsn)}
         skipped = tail.manifest.skipped_lsns
         lsns = contiguous([*slots, *skipped], tail.next_lsn)
+        sound = [lsn for lsn in lsns if lsn not in skipped]
         try:
-            found = dict(zip(lsns, self._log.read_many(lsns), strict=True))
+            found = dict(zip(sound, self._log.read_many(sound), strict=True))
         except CorruptionError:
             return self._take_up_to_damage(tail, lsns)
         for lsn in lsns:
@@ -168,7 +264,7 @@ class Reader:
                 tail.skip()
                 continue
             read = found[lsn]
-            if read is None:
+            if read is None or not tail.knows(read.header):
                 return False
             tail.take(read, slots.get(lsn, 0))
         return True
@@ -182,10 +278,9 @@ class Reader:
             try:
                 read = self._log.read(lsn)
             except CorruptionError as error:
-                self.damage = error
-                self._events.emit("damaged_log", namespace=self.namespace, lsn=lsn)
+                self._note_damaged_log(error, lsn)
                 return True
-            if read is None:
+            if read is None or not tail.knows(read.header):
                 return False
             tail.take(read)
         return True
@@ -194,12 +289,17 @@ class Reader:
         if self._must_list():
             self._tail = self._open()
             return
-        self._refreshed = self._runtime.stopwatch()
+        self._note_refresh()
         before = self._tail.next_lsn
         with operation(self._metrics, "refresh"):
             self._take_probed()
-            self._move_to(self._heads.find().manifest)
+            self._move_to(self._heads.find(fallback=True))
         self._note_lag(self._tail.next_lsn - before)
+
+    def _note_refresh(self) -> Stopwatch:
+        self._refreshed = self._runtime.stopwatch()
+        self._due_s = self._runtime.boottime_s() + self._settings.refresh_interval_ms / 1000
+        return self._refreshed
 
     def _must_list(self) -> bool:
         grace_s = self._tail.manifest.grace_ms / 1000
@@ -207,25 +307,45 @@ class Reader:
         return paused or self._listed.elapsed_s() > self._settings.list_interval_s
 
     def _take_probed(self) -> None:
-        while self.damage is None:
+        while self._damaged_log is None:
             try:
                 found = self._log.read(self._tail.next_lsn)
             except CorruptionError as error:
-                self.damage = error
+                self._note_damaged_log(error, self._tail.next_lsn)
                 return
             if found is None:
+                return
+            if not self._tail.knows(found.header):
+                self._tail = self._open()  # a newer manifest says how to read it
                 return
             if self._tail.take(found).verdict is Verdict.VOID:
                 self._metrics.counter("log.void").add()
 
-    def _move_to(self, manifest: Manifest) -> None:
-        if manifest.generation == self._tail.manifest.generation:
+    def _move_to(self, head: Head) -> None:
+        self._note_head(head)
+        before, manifest = self._tail.manifest, head.manifest
+        if manifest.generation <= before.generation:
             return
-        if manifest.wal_floor <= self._tail.next_lsn and not self.damage:
+        repaired = manifest.skipped_lsns != before.skipped_lsns
+        if manifest.wal_floor <= self._tail.next_lsn and not self._damaged_log and not repaired:
             self._tail.rebase(manifest)
         else:
-            self.damage = None
             self._tail = self._open()
+
+    def _note_head(self, head: Head) -> None:
+        if head.damage is not None and self._damaged_head is None:
+            self._events.emit(
+                "damaged_manifest",
+                level=logging.WARNING,
+                namespace=self.namespace,
+                object=head.damage.context["object"],
+                served_generation=head.manifest.generation,
+            )
+        self._damaged_head = head.damage
+
+    def _note_damaged_log(self, error: CorruptionError, lsn: int) -> None:
+        self._damaged_log = error
+        self._events.emit("damaged_log", level=logging.WARNING, namespace=self.namespace, lsn=lsn)
 
     def _note_lag(self, lsns: int) -> None:
         """Note how far behind the reader was until now: in LSNs, and since the newest of them."""
@@ -234,9 +354,21 @@ class Reader:
         self._metrics.gauge("reader.lag_s").set(age_s if lsns else 0.0)
         self._metrics.gauge("reader.last_lsn").set(self.last_lsn)
 
-    def _now_ms(self) -> int:
-        return int(self._runtime.wall_s() * 1000)
-
     def _check(self) -> None:
         if self._closed:
             raise ClosedError(f"the reader of {self.namespace} is closed", hint="Open another one")
+        if self._home != self._runtime.process_id():
+            self._move_in()
+
+    def _move_in(self) -> None:
+        """Start again in a forked child: what another thread had half done stays so (H51)."""
+        process_id = self._runtime.process_id()
+        with self._guard:
+            if self._locks_home != process_id:  # one that was held at the fork has no owner here
+                self._turn, self._locks_home = self._runtime.lock(), process_id
+        with self._turn:
+            if self._home != process_id:
+                self._heads = HeadFinder(self._store, self._names)
+                self._row_cache = RowCache(self._settings.row_cache_bytes)
+                self._tail = self._open()
+                self._home = process_id

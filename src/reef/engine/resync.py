@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from reef.engine.log import Log
 from reef.engine.log_rules import Verdict, contiguous
-from reef.engine.segments import SegmentStore
 from reef.engine.tail import Tail
 from reef.errors import CorruptionError, FencedError, InternalError, UnavailableError
 from reef.formats.wal_object import WalHeader, WalKind, WalObject
@@ -27,7 +26,6 @@ class Resync:
     namespace: Namespace
     log: Log
     heads: HeadFinder
-    segments: SegmentStore
     epoch: int
     writer_id: str
     metrics: Metrics
@@ -40,17 +38,21 @@ class Resync:
         # From whichever is lower: below the floor only batches are collected, so a fence
         # that was folded already is still found.
         known = min(tail.next_lsn, manifest.wal_floor)
+        # What a repair has given up is not read: it is damaged, and stays in its slot.
+        skipped = manifest.skipped_lsns
         listed = [slot.lsn for slot in self.log.filled(known)]
-        found = dict(zip(listed, self.log.read_many(listed), strict=True))
-        for lsn in listed:
-            if lsn >= tail.next_lsn:
-                self._judge_writer(self._present(lsn, found[lsn]).header)
+        new = [lsn for lsn in listed if lsn >= tail.next_lsn and lsn not in skipped]
+        found = dict(zip(new, self.log.read_many(new), strict=True))
+        for lsn in new:
+            self._judge_writer(self._present(lsn, found[lsn]).header)
         if manifest.wal_floor > tail.next_lsn:
-            tail = Tail(manifest, self.segments)
-        for lsn in contiguous(listed, tail.next_lsn):
+            tail = tail.restarted(manifest)
+        for lsn in contiguous(new, tail.next_lsn):
             judgement = tail.take(self._present(lsn, found[lsn]))
             if judgement.verdict is Verdict.VOID:
                 self.metrics.counter("log.void").add()
+        if tail.follows(manifest):
+            tail.rebase(manifest)
         self.events.emit("resynced", namespace=self.namespace.name, last_lsn=tail.next_lsn - 1)
         return tail
 

@@ -1,36 +1,57 @@
-"""Reading segments: one GET for the tail, then one for each group that is needed.
+"""Reading segments: one GET for the tail, then one for what is needed of its groups.
 
-Tails and decoded groups are kept in a cache that is bounded in bytes. An object that is
-missing was swept, or the namespace was damaged; the caller knows which to suspect.
+Tails, key blocks and column blocks are kept, decoded, in a cache that is bounded in bytes:
+each on its own, so that a scan of two columns neither loads nor keeps the others. What is
+missing of several groups comes with one ranged GET. An object that is missing was swept, or
+the namespace was damaged; the caller knows which to suspect.
 """
 
 from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
 
 from reef.engine.cache import ByteCache
+from reef.formats.batch import concat_numbered
+from reef.formats.coding import Buffer
 from reef.formats.filter import hash_key
 from reef.formats.manifest import SegmentEntry
+from reef.formats.segment_index import KEYS
 from reef.formats.segment_tail import SegmentTail, decode_tail
-from reef.formats.versions import Versions
+from reef.formats.versions import Versions, concat_versions
 from reef.paths import Namespace
 from reef.stores import Store
+from reef.stores.fetch import read_again
 
 __all__ = ["Group", "SegmentStore"]
 
 
 @dataclass(slots=True)
 class Group:
-    """A decoded group, and its keys as Python values once someone looked one up."""
+    """The rows of a group, and their keys as Python values once someone looked one up."""
 
     rows: Versions
+    block: "Group | None" = None
+    """The cached key block that this one was made from."""
     _keys: list[bytes] | None = field(default=None)
 
-    def find(self, key: bytes) -> int | None:
-        """Return the place of a key's newest version; None if the group does not have it."""
+    @property
+    def keys(self) -> list[bytes]:
+        if self.block is not None:
+            return self.block.keys
         if self._keys is None:
             self._keys = self.rows.keys.to_pylist()
-        place = bisect_left(self._keys, key)
-        return place if place < len(self._keys) and self._keys[place] == key else None
+        return self._keys
+
+    def places(self, key: bytes) -> range:
+        """Return where a key's versions stand, newest first."""
+        keys = self.keys
+        first = last = bisect_left(keys, key)
+        while last < len(keys) and keys[last] == key:
+            last += 1
+        return range(first, last)
 
 
 class SegmentStore:
@@ -45,10 +66,6 @@ class SegmentStore:
         """Return all that is needed to plan reads of a segment."""
         return self._cache.get(("tail", entry.id), lambda: self._load_tail(entry))
 
-    def group(self, entry: SegmentEntry, number: int) -> Group:
-        """Return a group with all its columns."""
-        return self._cache.get((entry.id, number), lambda: self._load_group(entry, number))
-
     def may_have(self, entry: SegmentEntry, key: bytes) -> bool:
         """Whether a look at the segment's groups could find the key."""
         return self.tail(entry).filter.may_have(hash_key(key))
@@ -59,18 +76,100 @@ class SegmentStore:
         number = bisect_left(index.last_keys, key)
         if number == len(index) or index.first_keys[number] > key:
             return None
-        return self.group(entry, number)
+        return self.groups(entry, [number])[0]
+
+    def groups(
+        self, entry: SegmentEntry, numbers: Sequence[int], columns: Iterable[int] | None = None
+    ) -> list[Group]:
+        """Return groups with these columns, all by default; one request for what is missing."""
+        tail = self.tail(entry)
+        wanted = _wanted(tail, columns)
+        found = self._blocks(entry, tail, numbers, wanted)
+        return [_assembled(group, wanted, found) for group in numbers]
+
+    def rows(
+        self, entry: SegmentEntry, numbers: Sequence[int], columns: Iterable[int] | None = None
+    ) -> Versions:
+        """Return the rows of several groups as one piece: what scans read."""
+        tail = self.tail(entry)
+        wanted = _wanted(tail, columns)
+        found = self._blocks(entry, tail, numbers, wanted)
+        parts = [found[group, KEYS].rows for group in numbers]
+        keys = concat_versions(parts, tail.footer.schema)
+        types = tail.footer.schema.types()
+        columns_of = [
+            (len(part), {n: found[group, n] for n in wanted if (group, n) in found})
+            for group, part in zip(numbers, parts, strict=True)
+        ]
+        return keys.with_fields(concat_numbered(columns_of, types))
+
+    def _blocks(
+        self,
+        entry: SegmentEntry,
+        tail: SegmentTail,
+        numbers: Sequence[int],
+        columns: Sequence[int],
+    ) -> dict[tuple[int, int], Any]:
+        """Return key blocks and columns of groups, where they have them."""
+        of_group = tail.index.column_range
+        blocks = [(group, KEYS) for group in numbers]
+        blocks += [(g, n) for n in columns for g in numbers if of_group(g, n) is not None]
+        known = self._cache.peek_many([(entry.id, *block) for block in blocks])
+        found = dict(zip(blocks, known, strict=True))
+        missing = sorted(block for block, value in found.items() if value is None)
+        if missing:
+            for block, value in zip(missing, self._fetch(entry, tail, missing), strict=True):
+                found[block] = value
+                self._cache.put((entry.id, *block), value, _bytes_of(value))
+        return found
+
+    def _fetch(
+        self, entry: SegmentEntry, tail: SegmentTail, blocks: Sequence[tuple[int, int]]
+    ) -> list[Any]:
+        """Read and decode blocks; a wrong checksum is read again, as it may be the network's."""
+        key = self._namespace.segment(entry.id)
+        spans = [_span(tail, *block) for block in blocks]
+
+        def read() -> list[Any]:
+            fetched = self._store.get_ranges(key, spans)
+            return [_decoded(tail, *b, data) for b, data in zip(blocks, fetched, strict=True)]
+
+        return read_again(read)
 
     def _load_tail(self, entry: SegmentEntry) -> tuple[SegmentTail, int]:
         key = self._namespace.segment(entry.id)
-        data = self._store.get_range(key, entry.size - entry.tail_bytes, entry.size)
-        return decode_tail(data, entry.size, key), 2 * len(data)
+        start = entry.size - entry.tail_bytes
+        tail = read_again(
+            lambda: decode_tail(self._store.get_range(key, start, entry.size), entry.size, key)
+        )
+        return tail, 2 * entry.tail_bytes
 
-    def _load_group(self, entry: SegmentEntry, number: int) -> tuple[Group, int]:
-        tail = self.tail(entry)
-        numbers = sorted(tail.footer.schema.types())
-        spans = tail.ranges(number, numbers)
-        blocks = self._store.get_ranges(self._namespace.segment(entry.id), spans)
-        rows = tail.decode_group(number, numbers, blocks)
-        size = rows.keys.nbytes + 40 * len(rows) + sum(a.nbytes for a in rows.fields.values())
-        return Group(rows), size
+
+def _wanted(tail: SegmentTail, columns: Iterable[int] | None) -> list[int]:
+    return sorted(tail.footer.schema.types() if columns is None else columns)
+
+
+def _assembled(group: int, columns: Iterable[int], found: dict[tuple[int, int], Any]) -> Group:
+    keys: Group = found[group, KEYS]
+    fields = {n: found[group, n] for n in columns if (group, n) in found}
+    return Group(keys.rows.with_fields(fields), keys)
+
+
+def _span(tail: SegmentTail, group: int, number: int) -> tuple[int, int]:
+    found = (
+        tail.index.key_range(group) if number == KEYS else tail.index.column_range(group, number)
+    )
+    assert found is not None  # only blocks that are present are asked for
+    return found
+
+
+def _decoded(tail: SegmentTail, group: int, number: int, data: Buffer) -> Group | pa.Array:
+    if number == KEYS:
+        return Group(tail.decode_keys(group, data))
+    return tail.decode_column(group, number, data)
+
+
+def _bytes_of(value: Group | pa.Array) -> int:
+    if isinstance(value, Group):
+        return int(2 * value.rows.keys.nbytes + 60 * len(value.rows))
+    return int(value.nbytes)

@@ -5,10 +5,15 @@ jobs and floor all belong together (H61). What an object amounts to is decided b
 of the log, once, here.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
 from reef.engine.log_rules import Judgement, LogReader, Verdict
 from reef.engine.memtable import Memtable
 from reef.engine.segments import SegmentStore
 from reef.engine.view import View
+from reef.errors import InternalError
 from reef.formats.batch import Ops, decode_ops
 from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.schema import Schema
@@ -16,6 +21,19 @@ from reef.formats.wal_object import WalHeader, WalKind, WalObject
 from reef.manifest.dedup import DedupWindow
 
 __all__ = ["Tail", "ingested_segments"]
+
+
+class Watcher(Protocol):
+    """Whoever wants to know what is written: told before it can be read, and after."""
+
+    def applying(
+        self, batches: Sequence[Ops] = (), segments: Sequence[SegmentEntry] = ()
+    ) -> None: ...
+
+    def applied(self) -> None: ...
+
+    def lost_track(self) -> None:
+        """Something was applied that nobody can tell."""
 
 
 class Tail:
@@ -31,16 +49,33 @@ class Tail:
         self.created_at_ms = manifest.published_at_ms
         self._segments = segments
         self._schemas = {schema.id: schema for schema in manifest.schemas}
-        self._memtable = Memtable(manifest.schema, manifest.wal_floor)
-        self._ingested: tuple[SegmentEntry, ...] = ()
+        self._view = View(manifest, segments, Memtable(manifest.schema, manifest.wal_floor))
         self._early: set[int] = set()
+        self._watchers: tuple[Watcher, ...] = ()
 
     @property
     def next_lsn(self) -> int:
         return self.rules.next_lsn
 
     def view(self) -> View:
-        return View(self.manifest, self._segments, self._memtable, self._ingested)
+        """Return what is visible. Manifest and memory are replaced together, never one by one."""
+        return self._view
+
+    def watch(self, *watchers: Watcher) -> None:
+        """Tell these of everything that is applied from now on."""
+        self._watchers = (*self._watchers, *watchers)
+
+    def restarted(self, manifest: Manifest) -> "Tail":
+        """Return a tail from a newer manifest on, where this one cannot follow."""
+        tail = Tail(manifest, self._segments)
+        tail.watch(*self._watchers)
+        for watcher in self._watchers:
+            watcher.lost_track()
+        return tail
+
+    @property
+    def _memtable(self) -> Memtable:
+        return self._view.memtable
 
     def take(self, found: WalObject, size: int = 0) -> Judgement:
         """Take in the object of the next slot."""
@@ -56,8 +91,7 @@ class Tail:
         """Take in an object that this process wrote, without decoding it again."""
         judgement = self.rules.judge(header)
         if judgement.verdict is Verdict.APPLIES and header.lsn not in self._early:
-            self._memtable.apply(header.lsn, batches)
-            self.dedup.add(header)
+            self._apply_batches(header, batches)
         self._early.discard(header.lsn)
         self._count(header.lsn, size)
         return judgement
@@ -66,20 +100,31 @@ class Tail:
         """Show an object that landed before those in front of it (independent order)."""
         if header.lsn not in self._early:
             self._early.add(header.lsn)
-            self._memtable.apply(header.lsn, batches)
-            self.dedup.add(header)
+            self._apply_batches(header, batches)
 
     def skip(self) -> None:
         """Pass over a slot that a repair has given up."""
         self._memtable.pass_over(self.next_lsn)
         self.rules.skip()
 
+    def knows(self, header: WalHeader) -> bool:
+        """Whether an object can be read: a newer schema comes with a newer manifest."""
+        return header.kind is not WalKind.BATCHES or header.schema_id in self._schemas
+
+    def follows(self, manifest: Manifest) -> bool:
+        """Whether a manifest is newer, and begins where this tail is already."""
+        newer = manifest.generation > self.manifest.generation
+        return newer and manifest.wal_floor <= self.next_lsn
+
     def rebase(self, manifest: Manifest) -> None:
         """Go on from a newer manifest: drop from memory what its segments hold now."""
+        if manifest.schema.id != self.manifest.schema.id:
+            for watcher in self._watchers:
+                watcher.lost_track()
         if manifest.wal_floor > self.next_lsn:
             raise ValueError(f"floor {manifest.wal_floor} lies behind LSN {self.next_lsn}")
-        self._memtable = self._memtable.drop_below(manifest.wal_floor)
-        self._ingested = tuple(e for e in self._ingested if e.lsn_max >= manifest.wal_floor)
+        memtable = self._memtable.drop_below(manifest.wal_floor, manifest.schema)
+        self._view = View(manifest, self._segments, memtable)
         self._schemas = {schema.id: schema for schema in manifest.schemas}
         self._sizes = {lsn: n for lsn, n in self._sizes.items() if lsn >= manifest.wal_floor}
         self.bytes = sum(self._sizes.values())
@@ -92,13 +137,34 @@ class Tail:
     def _apply(self, found: WalObject) -> None:
         header = found.header
         if header.kind is WalKind.INGEST:
-            self._ingested = (*self._ingested, *ingested_segments(header, self.manifest.schema))
+            segments = ingested_segments(header, self.manifest.schema)
+            with self._watched(segments=segments):
+                self._memtable.ingest(header.lsn, segments)
+            self.dedup.add(header)
             return
-        schema = self._schemas.get(header.schema_id, self.manifest.schema)
+        schema = self._schemas.get(header.schema_id)
+        if schema is None:
+            raise InternalError(f"LSN {header.lsn} is of schema {header.schema_id}, not known here")
         name = f"LSN {header.lsn}"
         batches = [decode_ops(record, schema, name) for record in found.records]
-        self._memtable.apply(header.lsn, batches)
+        self._apply_batches(header, batches)
+
+    def _apply_batches(self, header: WalHeader, batches: list[Ops]) -> None:
+        with self._watched(batches):
+            self._memtable.apply(header.lsn, batches)
         self.dedup.add(header)
+
+    @contextmanager
+    def _watched(
+        self, batches: Sequence[Ops] = (), segments: Sequence[SegmentEntry] = ()
+    ) -> Iterator[None]:
+        for watcher in self._watchers:
+            watcher.applying(batches, segments)
+        try:
+            yield
+        finally:
+            for watcher in self._watchers:
+                watcher.applied()
 
 
 def ingested_segments(header: WalHeader, schema: Schema) -> list[SegmentEntry]:

@@ -1,26 +1,28 @@
 """A view: one moment of a namespace, and how it is read.
 
-A view is a manifest, what was committed since, and the segments to look into. It never
-changes; a writer or a reader replaces it by the next one. Point reads go from the newest
-source to the oldest and stop as soon as nothing older can matter. Scans merge all sources
-group by group, in bounded memory.
+A view is a manifest, what was committed since, and the segments to look into. What is in
+memory goes on to grow under it, by whole WAL objects; a read takes its moment at the call, and
+sees that moment to its end. Point reads go from the newest source to the oldest and stop as
+soon as nothing older can matter. Scans merge all sources group by group, in bounded memory.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from reef.engine.cursors import Cursor, RowsCursor, SegmentCursor, merged
-from reef.engine.memtable import Entry, Memtable
-from reef.engine.merge import drop_covered, drop_deleted, newest_versions
+from reef.engine.memtable import Entry, Memtable, Moment, entry_at
+from reef.engine.merge import drop_deleted, newest_versions
+from reef.engine.projection import EVERYTHING, Projection
 from reef.engine.segments import SegmentStore
 from reef.formats.batch import OpKind
 from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.versions import RangeTombstone, Versions
 from reef.types import KeyRange
 
-__all__ = ["View"]
+__all__ = ["Scan", "View"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +32,8 @@ class View:
     manifest: Manifest
     segments: SegmentStore
     memtable: Memtable
-    ingested: tuple[SegmentEntry, ...] = ()
-    """Segments of ingests that are not folded yet."""
+    staged: Memtable | None = None
+    """What a transaction has written and not committed: newer than everything else."""
 
     @property
     def last_lsn(self) -> int:
@@ -39,70 +41,153 @@ class View:
 
     def get(self, key: bytes, now_ms: int) -> Entry | None:
         """Return the row that a key has now; None if it has none."""
-        newest = self.memtable.get(key)
+        entry = self.newest(key)
+        if entry is None or entry.kind != OpKind.PUT:
+            return None
+        if entry.expires_at_ms is not None and entry.expires_at_ms <= now_ms:
+            return None
+        return entry
+
+    def newest(self, key: bytes) -> Entry | None:
+        """Return a key's newest version, patches laid over what they patch; None if never seen."""
+        found = list(self.staged.chain(key)) if self.staged is not None else []
+        if not found or found[-1].kind == OpKind.PATCH:
+            found += self.memtable.chain(key)
         for entry in self._newest_first(key):
-            if newest is not None and newest.lsn > entry.lsn_max:
+            whole = max((e.lsn for e in found if e.kind != OpKind.PATCH), default=-1)
+            if whole > entry.lsn_max:
                 break
-            newest = _newer(newest, self._in_segment(entry, key))
-        if newest is None or newest.kind == OpKind.DELETE:
-            return None
-        if newest.expires_at_ms is not None and newest.expires_at_ms <= now_ms:
-            return None
-        return newest
+            found += self._in_segment(entry, key)
+        return resolve(found)
 
-    def scan(self, wanted: KeyRange, now_ms: int, *, reverse: bool = False) -> Iterator[Versions]:
-        """Yield the rows of a range in pieces, by key, from either end."""
-        overlapping = [e for e in self._all_segments() if wanted.touches(e.min_key, e.max_key)]
-        tombstones = self._range_tombstones(overlapping)
-        cursors: list[Cursor] = [RowsCursor(self.memtable.versions(wanted.start, wanted.end))]
-        cursors += [SegmentCursor(self.segments, entry, wanted, reverse) for entry in overlapping]
-        for piece in merged(cursors, reverse):
-            rows = newest_versions(piece, self.manifest.schema)
-            rows = drop_deleted(drop_covered(rows, tombstones), now_ms)
-            if len(rows):
-                yield rows.take(np.arange(len(rows) - 1, -1, -1)) if reverse else rows
+    def scan(
+        self,
+        wanted: KeyRange,
+        now_ms: int,
+        *,
+        reverse: bool = False,
+        projection: Projection = EVERYTHING,
+    ) -> "Scan":
+        """Return the rows of a range, as of now; nothing is fetched before they are asked for."""
+        if projection.where is not None:
+            wanted = wanted.both(projection.where.key_range())
+        moments = self.moments(wanted)
+        return Scan(self.manifest, self.segments, moments, wanted, now_ms, reverse, projection)
 
-    def _all_segments(self) -> Sequence[SegmentEntry]:
-        return (*self.ingested, *self.manifest.segments)
+    def moments(self, wanted: KeyRange) -> tuple[Moment, ...]:
+        """Return what is in memory of a range."""
+        tables = (self.memtable,) if self.staged is None else (self.memtable, self.staged)
+        return tuple(table.moment(wanted) for table in tables)
 
     def _newest_first(self, key: bytes) -> list[SegmentEntry]:
-        having = [e for e in self._all_segments() if e.min_key <= key <= e.max_key]
+        everything = (*self.memtable.ingested, *self.manifest.segments)
+        having = [e for e in everything if e.min_key <= key <= e.max_key]
         return sorted(having, key=lambda entry: entry.lsn_max, reverse=True)
 
-    def _in_segment(self, entry: SegmentEntry, key: bytes) -> Entry | None:
-        found = None
-        if entry.tombstones:
-            for tombstone in self.segments.tail(entry).range_tombstones:
-                if tombstone.start <= key < tombstone.end:
-                    covering = Entry(tombstone.lsn, tombstone.seq, OpKind.DELETE, ())
-                    found = _newer(found, covering)
-        if self.segments.may_have(entry, key):
-            found = _newer(found, self._in_groups(entry, key))
-        return found
-
-    def _in_groups(self, entry: SegmentEntry, key: bytes) -> Entry | None:
+    def _in_segment(self, entry: SegmentEntry, key: bytes) -> Iterator[Entry]:
+        for tombstone in range_tombstones_of(self.segments, entry):
+            if tombstone.start <= key < tombstone.end:
+                yield Entry(tombstone.lsn, tombstone.seq, OpKind.DELETE)
+        if not self.segments.may_have(entry, key):
+            return
         group = self.segments.group_of(entry, key)
-        place = group.find(key) if group is not None else None
-        if group is None or place is None:
-            return None
-        rows = group.rows
-        values = tuple(
-            rows.fields[field.number][place].as_py() if field.number in rows.fields else None
-            for field in self.manifest.schema.fields
+        if group is not None:
+            for place in group.places(key):
+                found = entry_at(group.rows, place)
+                yield replace(found, lsn=entry.visible_lsn) if entry.visible_lsn else found
+
+
+def resolve(versions: Iterable[Entry]) -> Entry | None:
+    """Lay the patches of one key over the newest whole row below them."""
+    ordered = sorted(versions, key=lambda entry: (entry.lsn, entry.seq), reverse=True)
+    patches: list[Entry] = []
+    for entry in ordered:
+        if entry.kind != OpKind.PATCH:
+            return _laid_over(entry, patches)
+        patches.append(entry)
+    return None
+
+
+def _laid_over(whole: Entry, patches: list[Entry]) -> Entry:
+    if not patches or whole.kind == OpKind.DELETE:
+        return whole
+    values = dict(whole.values)
+    for patch in reversed(patches):
+        values |= {number: patch.values.get(number) for number in patch.touched}
+    return replace(whole, lsn=patches[0].lsn, seq=patches[0].seq, values=values)
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """The rows of a range at one moment. Can be read more than once."""
+
+    manifest: Manifest
+    segments: SegmentStore
+    moments: tuple[Moment, ...]
+    """What was in memory: the namespace's first, then what a transaction has staged."""
+    wanted: KeyRange
+    now_ms: int
+    reverse: bool
+    projection: Projection = EVERYTHING
+    """Rows that cannot match may be left out; whether the others do is for the caller to see."""
+
+    def __iter__(self) -> Iterator[Versions]:
+        """Yield the rows in pieces, by key, from the end that was asked for."""
+        overlapping = self.overlapping()
+        tombstones = [t for moment in self.moments for t in moment.range_tombstones]
+        for entry in overlapping:
+            tombstones += range_tombstones_of(self.segments, entry)
+        cursors: list[Cursor] = [RowsCursor(moment.rows) for moment in self.moments]
+        cursors += [self._cursor(entry, overlapping) for entry in overlapping]
+        for piece in merged(cursors, self.reverse):
+            rows = newest_versions(piece, self.manifest.schema, tombstones)
+            rows = drop_deleted(rows, self.now_ms)
+            if len(rows):
+                yield rows.take(np.arange(len(rows) - 1, -1, -1)) if self.reverse else rows
+
+    def _cursor(self, entry: SegmentEntry, overlapping: list[SegmentEntry]) -> SegmentCursor:
+        return SegmentCursor(
+            self.segments,
+            entry,
+            self.wanted,
+            reverse=self.reverse,
+            schema=self.manifest.schema,
+            columns=self.projection.numbers,
+            needless=self._needless(entry, overlapping),
         )
-        expiry = rows.expires_at_ms[place].as_py() if rows.expires_at_ms is not None else None
-        lsn = entry.visible_lsn or int(rows.lsns[place])
-        return Entry(lsn, int(rows.seqs[place]), int(rows.kinds[place]), values, expiry)
 
-    def _range_tombstones(self, entries: Sequence[SegmentEntry]) -> list[RangeTombstone]:
-        tombstones = list(self.memtable.range_tombstones)
-        for entry in entries:
-            if entry.tombstones:
-                tombstones += self.segments.tail(entry).range_tombstones
-        return tombstones
+    def _needless(self, entry: SegmentEntry, overlapping: list[SegmentEntry]) -> frozenset[int]:
+        """Return the groups in which no row can match, and which hide nothing either.
+
+        A row that does not match may stand in front of an older one that would: such a group
+        is passed by only where no other source has keys between its first and its last.
+        """
+        tail = self.segments.tail(entry)
+        matching = self.projection.may_match(tail.index, tail.footer.schema)
+        if matching is None:
+            return frozenset()
+        others = [KeyRange(e.min_key, e.max_key + b"\0") for e in overlapping if e is not entry]
+        in_memory = sorted(key for m in self.moments for key in m.rows.keys.to_pylist())
+        bounds = zip(tail.index.first_keys, tail.index.last_keys, strict=True)
+        return frozenset(
+            number
+            for number, (low, high) in enumerate(bounds)
+            if not matching[number]
+            and not any(other.touches(low, high) for other in others)
+            and bisect_left(in_memory, low) == bisect_right(in_memory, high)
+        )
+
+    def overlapping(self) -> list[SegmentEntry]:
+        """Return the segments that may have a part in it."""
+        everything = (*self.moments[0].ingested, *self.manifest.segments)
+        return [e for e in everything if self.wanted.touches(e.min_key, e.max_key)]
 
 
-def _newer(one: Entry | None, other: Entry | None) -> Entry | None:
-    if one is None or other is None:
-        return one or other
-    return one if (one.lsn, one.seq) >= (other.lsn, other.seq) else other
+def range_tombstones_of(segments: SegmentStore, entry: SegmentEntry) -> Sequence[RangeTombstone]:
+    """Return a segment's range tombstones; those of an ingest have its LSN, and store 0."""
+    if not entry.tombstones:
+        return ()
+    stored = segments.tail(entry).range_tombstones
+    if not entry.visible_lsn:
+        return stored
+    return [replace(tombstone, lsn=entry.visible_lsn) for tombstone in stored]

@@ -4,28 +4,41 @@ A write returns when it is durable. With `wait=False` it returns a future at onc
 batches are sent in order by a helper. Reads see everything that was acknowledged here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Self
 
 from reef.config import WriterSettings
-from reef.engine.batch import Batch, EncodedBatch, encode_key
+from reef.engine.batch import Batch, EncodedBatch, check_idempotency_key
 from reef.engine.committer import Committer
+from reef.engine.conditions import Condition
+from reef.engine.display import human_bytes
 from reef.engine.flights import Pending
+from reef.engine.footprints import Footprints
+from reef.engine.info import Info
+from reef.engine.opening import ReplayReport
 from reef.engine.outcomes import Outcomes
-from reef.engine.reading import read_range, row_of
+from reef.engine.readable import Readable
+from reef.engine.row_cache import RowCache
+from reef.engine.transactions import Transaction
 from reef.engine.view import View
-from reef.errors import ClosedError, InvalidInputError, OutcomeUnknownError
+from reef.engine.writable import Writable
+from reef.errors import (
+    ClosedError,
+    CorruptionError,
+    InvalidInputError,
+    NotFoundError,
+    OutcomeUnknownError,
+)
 from reef.formats.manifest import DedupEntry
 from reef.formats.wal_object import BatchHeader
 from reef.paths import Namespace
 from reef.runtime import Future, ProcessBound, Runtime
-from reef.telemetry import operation
-from reef.types import KeyRange, Receipt
+from reef.types import Receipt
 
 __all__ = ["Writer"]
 
 
-class Writer(ProcessBound):
+class Writer(ProcessBound, Readable, Writable):
     """A handle on the writer role of one namespace. Safe for threads, bound to its process."""
 
     def __init__(
@@ -42,31 +55,41 @@ class Writer(ProcessBound):
         self._outcomes = outcomes
         self._settings = settings
         self._runtime = runtime
+        self._metrics = committer.metrics
+        self._row_cache = RowCache(settings.row_cache_bytes)
+        self._footprints = Footprints(settings.footprint_bytes_max)
+        committer.tail.watch(self._row_cache, self._footprints)
         self._keyed = runtime.lock()
         self._closed = False
 
     # --- writes -------------------------------------------------------------------
-    def put(self, key: bytes | str, value: bytes, *, wait: bool = True, **options: Any) -> Any:
-        return self.write(Batch().put(key, value), wait=wait, **options)
-
-    def delete(self, key: bytes | str, *, wait: bool = True, **options: Any) -> Any:
-        return self.write(Batch().delete(key), wait=wait, **options)
-
-    def delete_range(
-        self, start: bytes | str, end: bytes | str, *, wait: bool = True, **options: Any
+    def _write(
+        self,
+        batch: Batch,
+        *,
+        idempotency_key: str | None = None,
+        when: Sequence[Condition] = (),
+        wait: bool = True,
     ) -> Any:
-        return self.write(Batch().delete_range(start, end), wait=wait, **options)
+        encoded = self._encode(batch)
+        conditions = [condition.check(self._schema_now()) for condition in when]
+        for condition in conditions:  # warm up, so that deciding needs no request
+            self._read(lambda view, key=condition.key: view.newest(key))  # type: ignore[misc]
+        decide = (lambda: self._decide(conditions)) if conditions else None
+        record = [condition.record() for condition in conditions] or None
+        return self._commit(encoded, idempotency_key, decide, record, wait=wait)
 
-    def write(self, batch: Batch, *, idempotency_key: str | None = None, wait: bool = True) -> Any:
-        """Commit a batch; return its receipt, or with `wait=False` a future of it."""
+    def transaction(self) -> Transaction:
+        """Begin a transaction: `with writer.transaction() as tx:`."""
         self._check()
-        encoded = batch.encode(self._committer.tail.manifest.schema, self._settings.batch_bytes_max)
-        future = self._submit(encoded, idempotency_key)
-        if not wait:
-            self._committer.drive_in_background()
-            return future
-        self._committer.drive(future)
-        return future.result()
+        return Transaction(
+            self,
+            self._footprints,
+            self._committer.begin(self._footprints),
+            self._commit_transaction,
+            reads_max=self._settings.transaction_reads_max,
+            bytes_max=self._settings.batch_bytes_max,
+        )
 
     def flush(self) -> None:
         """Return when everything that was written before is durable."""
@@ -78,8 +101,10 @@ class Writer(ProcessBound):
         if not self._closed:
             self.check_process()
             self._closed = True
-            self._committer.flush()
-            self._committer.end(ClosedError(f"the writer of {self.namespace} is closed"))
+            try:
+                self._committer.flush()
+            finally:
+                self._committer.end(ClosedError(f"the writer of {self.namespace} is closed"))
 
     def resolve(
         self, what: OutcomeUnknownError | Receipt | str
@@ -88,29 +113,14 @@ class Writer(ProcessBound):
         self.check_process()
         return self._outcomes.resolve(what)
 
-    # --- reads --------------------------------------------------------------------
-    def get(self, key: bytes | str) -> bytes | None:
-        """Return a key's value; None if it has none."""
-        self._check()
-        with operation(self._committer.metrics, "get"):
-            return row_of(self._view().get(encode_key(key), self._now_ms()))
-
-    def scan(
-        self,
-        start: bytes | str | None = None,
-        end: bytes | str | None = None,
-        *,
-        prefix: bytes | str | None = None,
-        reverse: bool = False,
-        limit: int | None = None,
-    ) -> Iterator[tuple[bytes, bytes]]:
-        """Yield keys and values of [start, end) in order, from either end."""
-        self._check()
-        wanted = KeyRange.of(start, end, prefix)
-        return read_range(self._view(), wanted, self._now_ms(), reverse=reverse, limit=limit)
+    # --- what it knows ------------------------------------------------------------
+    @property
+    def recovery(self) -> ReplayReport:
+        """What opening this writer read back from the log (H27)."""
+        return self._committer.opened.report
 
     def refresh(self) -> None:
-        """Move on to the newest manifest: what a fold has taken over leaves memory."""
+        """Take up what others did: what a fold has taken over leaves memory, loads come in."""
         self._check()
         self._committer.rebase()
 
@@ -122,22 +132,73 @@ class Writer(ProcessBound):
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"epoch {self._committer.opened.epoch}"
-        return f"<Writer {self.namespace}, {state}, LSN {self._view().last_lsn}>"
+        return f"<Writer {self.namespace}, {state}, LSN {self._committer.tail.view().last_lsn}>"
+
+    def _repr_html_(self) -> str:
+        tail, epoch = self._committer.tail, self._committer.opened.epoch
+        facts = {
+            "state": "closed" if self._closed else f"open, epoch {epoch}",
+            "LSN": str(tail.view().last_lsn),
+            "not folded": human_bytes(tail.bytes),
+        }
+        return Info.of(self.namespace, tail.manifest).html_of_handle("Writer of", facts)
 
     # --- inside -------------------------------------------------------------------
-    def _submit(self, encoded: EncodedBatch, key: str | None) -> "Future[Receipt]":
+    def _encode(self, batch: Batch) -> EncodedBatch:
+        self._check()
+        if not isinstance(batch, Batch):
+            raise InvalidInputError(
+                f"write() takes a Batch, got {type(batch).__name__}",
+                hint='For instance reef.Batch().put("a", b"1").delete("b")',
+            )
+        schema, bytes_max = self._schema_now(), self._settings.batch_bytes_max
+        try:
+            return batch.encode(schema, bytes_max, self._now_ms())
+        except InvalidInputError:
+            # Perhaps the schema has grown since this writer looked; a mistake stays one.
+            self._committer.rebase()
+            if self._schema_now().id == schema.id:
+                raise
+            return batch.encode(self._schema_now(), bytes_max, self._now_ms())
+
+    def _commit(
+        self,
+        encoded: EncodedBatch,
+        key: str | None,
+        decide: Callable[[], None] | None,
+        record: list[Any] | None,
+        *,
+        wait: bool,
+    ) -> Any:
+        check_idempotency_key(key)
         pending = Pending(
             encoded.ops,
             encoded.record,
-            BatchHeader(len(encoded.ops), key, encoded.digest if key else None),
+            BatchHeader(len(encoded.ops), key, encoded.digest() if key else None, record),
             self._runtime.future(),
             self._runtime.stopwatch(),
+            decide,
+            encoded.schema_id,
         )
-        if key is None:
+        future = self._submit(pending)
+        if not wait:
+            self._committer.drive_in_background()
+            return future
+        self._committer.drive(future)
+        return future.result()
+
+    def _commit_transaction(self, batch: Batch, transaction: Transaction) -> Receipt:
+        decide = transaction.check if transaction.has_read else None
+        receipt: Receipt = self._commit(self._encode(batch), None, decide, None, wait=True)
+        return receipt
+
+    def _submit(self, pending: Pending) -> "Future[Receipt]":
+        key, digest = pending.header.key, pending.header.digest
+        if key is None or digest is None:
             self._committer.submit(pending)
             return pending.future
         with self._keyed:  # check and append under one lock (H19)
-            known = self._known(key, encoded.digest)
+            known = self._known(key, digest)
             if known is None:
                 self._committer.submit(pending)
             return known or pending.future
@@ -156,11 +217,44 @@ class Writer(ProcessBound):
         answered.set_result(_replayed(self.namespace, entry))
         return answered
 
+    def _decide(self, conditions: Sequence[Condition]) -> None:
+        """Judge on what is durable at this moment; called when nothing is in flight (H20)."""
+        try:
+            self._judge(conditions)
+        except NotFoundError:  # swept underneath: look again, from the newest manifest
+            self._committer.look_again()
+            self._judge(conditions)
+
+    def _judge(self, conditions: Sequence[Condition]) -> None:
+        view = self._committer.tail.view()
+        for condition in conditions:
+            row = view.get(condition.key, self._now_ms())
+            if not condition.holds(row, view.manifest.schema):
+                raise condition.failed()
+
+    def _schema_now(self) -> Any:
+        return self._committer.tail.manifest.schema
+
     def _view(self) -> View:
+        self._check()
         return self._committer.tail.view()
 
-    def _now_ms(self) -> int:
-        return int(self._runtime.wall_s() * 1000)
+    def _is_ready(self) -> bool:
+        return not self._closed and self._runtime.process_id() == self._home_process
+
+    def _replan(self, generation: int, missing: NotFoundError) -> View:
+        """Return a view on a newer generation; what the head itself names is lost, not swept."""
+        self._committer.rebase()
+        view = self._view()
+        if view.manifest.generation > generation:
+            return view
+        if self._committer._end is not None:  # a writer that was fenced does not move on
+            raise self._committer._end from missing
+        raise CorruptionError(
+            f"{missing.message}, though generation {generation} needs it",
+            hint="Run verify, then repair",
+            **missing.context,
+        ) from missing
 
     def _check(self) -> None:
         self.check_process()

@@ -12,7 +12,7 @@ Columns by number:
 A row's sequence is its place in the batch, counted over the whole WAL object.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -23,7 +23,7 @@ from reef.formats.coding import Buffer, corrupt
 from reef.formats.columns import decode_columns, encode_columns
 from reef.formats.schema import Schema
 
-__all__ = ["OpKind", "Ops", "decode_ops", "encode_ops"]
+__all__ = ["OpKind", "Ops", "concat_ops", "decode_ops", "encode_ops"]
 
 KEY, KIND, END_KEY, EXPIRES = 0, 1, 2, 3
 FIRST_FIELD = 16
@@ -88,6 +88,45 @@ def decode_ops(data: Buffer, schema: Schema, name: str, offset: int = 0) -> Ops:
         _numbered(columns, FIRST_FIELD, FIRST_TOUCHED),
         _numbered(columns, FIRST_TOUCHED, 0x10000),
     )
+
+
+def concat_ops(parts: Sequence[Ops], schema: Schema) -> Ops:
+    """Return the operations of all parts in order; columns that a part lacks are null there."""
+    if len(parts) == 1:
+        return parts[0]
+    types = schema.types()
+    return Ops(
+        pa.concat_arrays([part.keys for part in parts]),
+        pa.concat_arrays([part.kinds for part in parts]),
+        concat_or_none([(len(p), p.end_keys) for p in parts], pa.binary()),
+        concat_or_none([(len(p), p.expires_at_ms) for p in parts], pa.int64()),
+        concat_numbered([(len(p), p.fields or {}) for p in parts], types),
+        concat_numbered(
+            [(len(p), p.touched or {}) for p in parts], dict.fromkeys(types, pa.bool_())
+        ),
+    )
+
+
+def concat_or_none(
+    parts: Sequence[tuple[int, pa.Array | None]], data_type: pa.DataType
+) -> pa.Array | None:
+    """Return arrays of these lengths in a row, null where there is none; None if all lack it."""
+    if all(array is None for _, array in parts):
+        return None
+    return pa.concat_arrays(
+        [pa.nulls(length, data_type) if array is None else array for length, array in parts]
+    )
+
+
+def concat_numbered(
+    parts: Sequence[tuple[int, Mapping[int, pa.Array]]], types: Mapping[int, pa.DataType]
+) -> dict[int, pa.Array]:
+    """Return the columns that any part has, in a row, null where a part lacks one."""
+    present = sorted({number for _, columns in parts for number in columns})
+    return {
+        number: concat_or_none([(length, c.get(number)) for length, c in parts], types[number])
+        for number in present
+    }
 
 
 def _numbered(columns: Mapping[int, pa.Array], first: int, end: int) -> dict[int, pa.Array]:

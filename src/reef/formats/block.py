@@ -48,6 +48,8 @@ class Codec(IntEnum):
     ZSTD = 2
 
 
+CODECS = frozenset(codec.value for codec in Codec)
+
 _compressors = {
     Codec.LZ4: pa.Codec("lz4_raw"),
     Codec.ZSTD: pa.Codec("zstd", ZSTD_LEVEL),
@@ -69,7 +71,7 @@ def decode_block(data: Buffer, kind: BlockKind, name: str, offset: int) -> Buffe
         cursor.fail(f"block of {length} bytes in a place of {cursor.left}")
     if crc32c(memoryview(data)[CHECKED_FROM:]) != expected:
         cursor.fail("checksum of the block does not match")
-    if found_kind != kind or zero or codec not in set(Codec):
+    if found_kind != kind or zero or codec not in CODECS:
         cursor.fail(f"block of kind {found_kind}, codec {codec}; kind {kind.value} was expected")
     if raw_length > length * RATIO_MAX + RATIO_SLACK_BYTES:
         cursor.fail(f"block of {length} bytes claims to hold {raw_length}")

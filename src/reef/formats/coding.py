@@ -114,7 +114,7 @@ def decode_msgpack(data: Buffer, kind: type, name: str, offset: int) -> msgspec.
     """Decode a checked payload; a mismatch is a writer's bug or damage, told alike."""
     try:
         value: msgspec.Struct = msgspec.msgpack.decode(data, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise corrupt(name, offset, f"not a {kind.__name__}: {error}") from error
     return value
 
@@ -128,4 +128,8 @@ def shared_bytes(left: bytes, right: bytes) -> int:
     length = min(len(left), len(right))
     if left[:length] == right[:length]:
         return length
-    return next(place for place in range(length) if left[place] != right[place])
+    low, high = 0, length - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if left[:middle] == right[:middle] else (low, middle - 1)
+    return low

@@ -12,12 +12,14 @@ Lengths and offsets are checked before Arrow sees them, since Arrow trusts its b
 
 import struct
 from collections.abc import Mapping
+from functools import lru_cache
+from typing import NoReturn
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from reef.formats.coding import Buffer, Cursor, padding
+from reef.formats.coding import ALIGNMENT, Buffer, corrupt, padding
 
 __all__ = ["decode_columns", "encode_columns"]
 
@@ -25,6 +27,8 @@ ABSENT = 0xFFFFFFFF
 HEAD = struct.Struct("<II")
 COLUMN = struct.Struct("<HH")
 COLUMNS_MAX = 65_535
+VARIABLE = frozenset({pa.string().id, pa.binary().id})
+LIST, FIXED_SIZE_LIST = pa.list_(pa.int8()).id, pa.list_(pa.int8(), 1).id
 
 
 def encode_columns(rows: int, columns: Mapping[int, pa.Array]) -> bytes:
@@ -46,88 +50,122 @@ def decode_columns(
     data: Buffer, types: Mapping[int, pa.DataType], name: str, offset: int = 0
 ) -> tuple[int, dict[int, pa.Array]]:
     """Return the number of rows and the arrays whose numbers stand in `types`."""
-    cursor = Cursor(data, name, offset)
-    rows, count = cursor.u32(), cursor.u32()
-    layout = _read_layout(cursor, count)
-    # Padding is relative to the set's own beginning, wherever it lies in the object.
-    cursor.take(-cursor.position % 8)
+    reader = _Reader(memoryview(data), name, offset)
+    rows, layout = reader.layout()
     arrays = {}
     for number, lengths in layout:
-        buffers = [_read_buffer(cursor, length) for length in lengths]
+        buffers = reader.buffers(lengths)
         if number in types:
-            arrays[number] = _Assembly(buffers, cursor).array(types[number], rows)
-    cursor.end()
+            arrays[number] = reader.array(types[number], rows, buffers)
+    reader.end()
     return rows, arrays
 
 
-def _read_layout(cursor: Cursor, count: int) -> list[tuple[int, list[int]]]:
-    if count > COLUMNS_MAX:
-        cursor.fail(f"{count} columns")
-    layout = []
-    for _ in range(count):
-        number, buffers = COLUMN.unpack(cursor.take(COLUMN.size))
-        layout.append((number, [cursor.u32() for _ in range(buffers)]))
-    return layout
+class _Reader:
+    """Walks over a column set once. Every scan goes through here, for each block."""
 
+    __slots__ = ("data", "name", "offset", "position", "size")
 
-def _read_buffer(cursor: Cursor, length: int) -> pa.Buffer | None:
-    if length == ABSENT:
-        return None
-    data = cursor.take(length)
-    cursor.take(-cursor.position % 8)
-    return pa.py_buffer(data)
+    def __init__(self, data: memoryview, name: str, offset: int) -> None:
+        self.data, self.name, self.offset = data, name, offset
+        self.position, self.size = 0, len(data)
 
+    def layout(self) -> tuple[int, list[tuple[int, tuple[int, ...]]]]:
+        """Return the number of rows, and of each column its number and buffers' lengths."""
+        rows, count = self._unpack(HEAD)
+        if count > COLUMNS_MAX:
+            self.fail(f"{count} columns")
+        layout = []
+        for _ in range(count):
+            number, buffers = self._unpack(COLUMN)
+            layout.append((number, self._unpack(_words(buffers))))
+        self._step(-self.position % ALIGNMENT)
+        return rows, layout
 
-class _Assembly:
-    """Puts an array together from its buffers, after checking that they can hold it."""
+    def buffers(self, lengths: tuple[int, ...]) -> list[pa.Buffer | None]:
+        """Return a column's buffers, those that come first at the list's end."""
+        found: list[pa.Buffer | None] = []
+        for length in lengths:
+            if length == ABSENT:
+                found.append(None)
+                continue
+            start = self.position
+            self._step(length + -length % ALIGNMENT)
+            found.append(pa.py_buffer(self.data[start : start + length]))
+        found.reverse()
+        return found
 
-    def __init__(self, buffers: list[pa.Buffer | None], cursor: Cursor) -> None:
-        self._buffers = buffers[::-1]
-        self._cursor = cursor
-
-    def array(self, data_type: pa.DataType, rows: int) -> pa.Array:
-        built = self._build(data_type, rows)
-        if self._buffers:
-            self._cursor.fail(f"{len(self._buffers)} buffers too many for {data_type}")
+    def array(self, data_type: pa.DataType, rows: int, buffers: list[pa.Buffer | None]) -> pa.Array:
+        """Put an array together, after checking that the buffers can hold it."""
+        built = self._build(data_type, rows, buffers)
+        if buffers:
+            self.fail(f"{len(buffers)} buffers too many for {data_type}")
         return built
 
-    def _build(self, data_type: pa.DataType, rows: int) -> pa.Array:
-        validity = self._next(-(-rows // 8), optional=True)
-        if pa.types.is_fixed_size_list(data_type):
-            child = self._build(data_type.value_type, rows * data_type.list_size)
+    def _build(
+        self, data_type: pa.DataType, rows: int, buffers: list[pa.Buffer | None]
+    ) -> pa.Array:
+        validity = self._next(buffers, -(-rows // 8), optional=True)
+        kind = data_type.id
+        if kind in VARIABLE:
+            offsets, end = self._offsets(buffers, rows)
+            data = self._next(buffers, end)
+            return pa.Array.from_buffers(data_type, rows, [validity, offsets, data])
+        if kind == FIXED_SIZE_LIST:
+            child = self._build(data_type.value_type, rows * data_type.list_size, buffers)
             return pa.Array.from_buffers(data_type, rows, [validity], children=[child])
-        if pa.types.is_list(data_type):
-            offsets, end = self._offsets(rows)
-            child = self._build(data_type.value_type, end)
+        if kind == LIST:
+            offsets, end = self._offsets(buffers, rows)
+            child = self._build(data_type.value_type, end, buffers)
             return pa.Array.from_buffers(data_type, rows, [validity, offsets], children=[child])
-        if pa.types.is_string(data_type) or pa.types.is_binary(data_type):
-            offsets, end = self._offsets(rows)
-            return pa.Array.from_buffers(data_type, rows, [validity, offsets, self._next(end)])
-        bits = 1 if pa.types.is_boolean(data_type) else data_type.bit_width
-        data = self._next(-(-rows * bits // 8))
+        data = self._next(buffers, -(-rows * data_type.bit_width // 8))
         return pa.Array.from_buffers(data_type, rows, [validity, data])
 
-    def _offsets(self, rows: int) -> tuple[pa.Buffer | None, int]:
+    def _offsets(self, buffers: list[pa.Buffer | None], rows: int) -> tuple[pa.Buffer | None, int]:
         """Return the offsets and where the last one points, once they are known to rise."""
-        buffer = self._next(4 * (rows + 1))
-        if buffer is None:
-            return buffer, 0
+        buffer = self._next(buffers, 4 * (rows + 1))
+        assert buffer is not None  # it may not be absent
         offsets = np.frombuffer(buffer, dtype="<i4", count=rows + 1)
-        if offsets[0] != 0 or (np.diff(offsets) < 0).any():
-            self._cursor.fail("offsets do not rise from 0")
+        if offsets[0] != 0 or (offsets[1:] < offsets[:-1]).any():
+            self.fail("offsets do not rise from 0")
         return buffer, int(offsets[-1])
 
-    def _next(self, least: int, *, optional: bool = False) -> pa.Buffer | None:
-        if not self._buffers:
-            self._cursor.fail("a buffer is missing")
-        buffer = self._buffers.pop()
+    def _next(
+        self, buffers: list[pa.Buffer | None], least: int, *, optional: bool = False
+    ) -> pa.Buffer | None:
+        if not buffers:
+            self.fail("a buffer is missing")
+        buffer = buffers.pop()
         if buffer is None:
             if not optional:
-                self._cursor.fail("a buffer is absent that cannot be")
+                self.fail("a buffer is absent that cannot be")
             return None
         if buffer.size < least:
-            self._cursor.fail(f"a buffer has {buffer.size} bytes, {least} are needed")
+            self.fail(f"a buffer has {buffer.size} bytes, {least} are needed")
         return buffer
+
+    def _unpack(self, layout: struct.Struct) -> tuple[int, ...]:
+        start = self.position
+        self._step(layout.size)
+        return layout.unpack_from(self.data, start)
+
+    def _step(self, length: int) -> None:
+        self.position += length
+        if self.position > self.size:
+            self.position -= length
+            self.fail(f"{length} bytes expected, {self.size - self.position} are left")
+
+    def end(self) -> None:
+        if self.position != self.size:
+            self.fail(f"{self.size - self.position} bytes too many")
+
+    def fail(self, what: str) -> NoReturn:
+        raise corrupt(self.name, self.offset + self.position, what)
+
+
+@lru_cache(maxsize=256)
+def _words(count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}I")
 
 
 def _buffers(array: pa.Array) -> list[Buffer | None]:

@@ -6,7 +6,9 @@ The key block is a column set:
     2  LSN       3  sequence      4  kind          5  expiry, absent where no row expires
     16 + n       whether a patch touches column n; absent where there is no patch
 
-In front of the set stands the keys' common prefix: u32 length, bytes, padding.
+In front of the set stands the keys' common prefix: u32 length, bytes, padding. It is taken off
+only as far as putting it back stays in proportion to the block (`_may_grow`): otherwise a few
+bytes could ask for gigabytes.
 """
 
 import numpy as np
@@ -25,12 +27,31 @@ __all__ = ["decode_column_block", "decode_key_block", "encode_group"]
 
 KEY_REST, LSN, SEQ, KIND, EXPIRES = 1, 2, 3, 4, 5
 TOUCHED = 16
+GROWTH_MAX = 16
+GROWTH_SLACK_BYTES = 1 << 20
 
 
 def encode_group(rows: Versions, codec: Codec) -> tuple[bytes, dict[int, bytes]]:
     """Return the key block, and the column blocks of the columns that have values."""
     first, last = rows.keys[0].as_py(), rows.keys[len(rows) - 1].as_py()
     prefix = first[: shared_bytes(first, last)]  # sorted: what the ends share, all share
+    keys = _encode_keys(rows, prefix, codec)
+    if not _may_grow(keys, prefix, len(rows)):
+        keys = _encode_keys(rows, b"", codec)
+    blocks = {
+        number: encode_block(BlockKind.COLUMN, encode_columns(len(rows), {number: array}), codec)
+        for number, array in rows.fields.items()
+        if array.null_count < len(array)
+    }
+    return keys, blocks
+
+
+def _may_grow(block: Buffer, prefix: bytes, rows: int) -> bool:
+    """Whether a key block's prefix, put back in front of each key, is in proportion to it."""
+    return len(prefix) * rows <= GROWTH_MAX * len(block) + GROWTH_SLACK_BYTES
+
+
+def _encode_keys(rows: Versions, prefix: bytes, codec: Codec) -> bytes:
     columns = {
         KEY_REST: strip_prefix(rows.keys, len(prefix)) if prefix else rows.keys,
         LSN: pa.array(rows.lsns),
@@ -42,12 +63,7 @@ def encode_group(rows: Versions, codec: Codec) -> tuple[bytes, dict[int, bytes]]
     columns |= {TOUCHED + number: array for number, array in rows.touched.items()}
     head = U32.pack(len(prefix)) + prefix
     payload = head + padding(len(head)) + encode_columns(len(rows), columns)
-    blocks = {
-        number: encode_block(BlockKind.COLUMN, encode_columns(len(rows), {number: array}), codec)
-        for number, array in rows.fields.items()
-        if array.null_count < len(array)
-    }
-    return encode_block(BlockKind.KEYS, payload, codec), blocks
+    return encode_block(BlockKind.KEYS, payload, codec)
 
 
 def decode_key_block(data: Buffer, schema: Schema, name: str, offset: int) -> Versions:
@@ -63,6 +79,8 @@ def decode_key_block(data: Buffer, schema: Schema, name: str, offset: int) -> Ve
     )
     if not types.keys() <= columns.keys():
         raise corrupt(name, offset, "a key block without its system columns")
+    if not _may_grow(data, prefix, len(columns[KEY_REST])):
+        raise corrupt(name, offset, f"{len(columns[KEY_REST])} keys with {len(prefix)} in common")
     kinds = columns[KIND].to_numpy(zero_copy_only=False)
     if len(kinds) and kinds.max() > OpKind.PATCH:
         raise corrupt(name, offset, f"unknown kind of row {kinds.max()}")

@@ -25,6 +25,7 @@ from reef.formats.schema import DEFAULT_SCHEMA, Schema
 
 __all__ = [
     "Condemned",
+    "CursorEntry",
     "DedupEntry",
     "Manifest",
     "NamespaceState",
@@ -105,6 +106,18 @@ class OpenJob(msgspec.Struct, frozen=True, omit_defaults=True):
     live_wins: bool = False
 
 
+class CursorEntry(msgspec.Struct, frozen=True, array_like=True):
+    """A registered reader of the log: up to where it has read, and what it goes on from.
+
+    What counts in the log is judged from some manifest's floor on: write ids, open jobs and
+    the dedup window. So the cursor names a generation whose floor is at most `lsn` + 1, and
+    keeps that manifest and the log from its floor on, but none of its segments.
+    """
+
+    lsn: int
+    generation: int
+
+
 class Condemned(msgspec.Struct, frozen=True, array_like=True):
     """An object that will be deleted: since which generation nobody new can need it."""
 
@@ -154,7 +167,7 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     skipped_lsns: tuple[int, ...] = ()
     skipped_generations: tuple[int, ...] = ()
     branch_pins: dict[str, int] = {}
-    cursors: dict[str, int] = {}
+    cursors: dict[str, CursorEntry] = {}
     parent: str | None = None
     key_ids: tuple[str, ...] = ()
 
@@ -168,9 +181,10 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         return self.schemas[-1]
 
 
+_FIELDS = msgspec.structs.fields(SegmentEntry)
 _Columns = msgspec.defstruct(
     "_Columns",
-    [(field.name, list[field.type], []) for field in msgspec.structs.fields(SegmentEntry)],  # type: ignore[name-defined]
+    [(field.name, list[field.type], []) for field in _FIELDS],  # type: ignore[name-defined]
     omit_defaults=True,
     forbid_unknown_fields=True,
 )
@@ -186,6 +200,8 @@ class _Envelope(msgspec.Struct, frozen=True):
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the object's bytes."""
     body = msgspec.json.encode(msgspec.structs.replace(manifest, segments=()))
+    # What cannot be read back would end the namespace: better not to publish it.
+    msgspec.json.decode(body, type=Manifest)
     columns = msgspec.json.encode(_to_columns(manifest.segments))
     rest = b'"format":%d,"manifest":%s,"segments":%s}' % (FORMAT, body, columns)
     text = b'{"crc32c":"%08x",' % crc32c(rest) + rest
@@ -209,7 +225,7 @@ def decode_manifest(data: bytes, name: str) -> Manifest:
             raise unsupported(name, "manifest", envelope.format, FORMAT)
         manifest = msgspec.json.decode(envelope.manifest, type=Manifest)
         segments = _from_columns(msgspec.json.decode(envelope.segments, type=_Columns))
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise corrupt(name, HEAD_BYTES, f"not a manifest: {error}") from error
     return msgspec.structs.replace(manifest, segments=segments)
 
@@ -217,7 +233,7 @@ def decode_manifest(data: bytes, name: str) -> Manifest:
 def _to_columns(segments: tuple[SegmentEntry, ...]) -> msgspec.Struct:
     """Columns that hold nothing but their default are left out."""
     columns = {}
-    for field in msgspec.structs.fields(SegmentEntry):
+    for field in _FIELDS:
         values = [getattr(segment, field.name) for segment in segments]
         if any(value != field.default for value in values):
             columns[field.name] = values
@@ -227,7 +243,7 @@ def _to_columns(segments: tuple[SegmentEntry, ...]) -> msgspec.Struct:
 def _from_columns(columns: msgspec.Struct) -> tuple[SegmentEntry, ...]:
     count = len(columns.id)  # type: ignore[attr-defined]  # made by defstruct
     values = []
-    for field in msgspec.structs.fields(SegmentEntry):
+    for field in _FIELDS:
         column = getattr(columns, field.name)
         if not column and field.default is not msgspec.NODEFAULT:
             column = [field.default] * count

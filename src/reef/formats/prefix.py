@@ -1,12 +1,14 @@
 """Takes a common prefix off many keys and puts it back, by arithmetic on their buffers.
 
-Arrow's own kernels for this either copy row by row or fail on sliced arrays
-(`binary_slice` in pyarrow 26), so the offsets are shifted and the bytes masked here.
+Keys of one length, the usual case, are a table of bytes: whole columns of it are cut off or
+added. Keys of several lengths go through Arrow's join, or, since `binary_slice` in pyarrow 26
+fails on sliced arrays, through a mask over their bytes.
 """
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 __all__ = ["add_prefix", "strip_prefix"]
 
@@ -17,24 +19,26 @@ Offsets = npt.NDArray[np.int32]
 def strip_prefix(keys: pa.Array, length: int) -> pa.Array:
     """Return the keys without their first `length` bytes, which all of them have."""
     offsets, data = _parts(keys)
+    width = _common_width(offsets)
+    if width is not None:
+        rest = np.ascontiguousarray(data.reshape(len(keys), width)[:, length:])
+        return _of_width(rest, width - length)
     shift = np.arange(len(offsets), dtype=np.int32) * np.int32(length)
     kept = np.ones(len(data), dtype=bool)
-    kept[_places(offsets[:-1], length)] = False
+    kept[(offsets[:-1].astype(np.int64)[:, None] + np.arange(length)).ravel()] = False
     return _binary(offsets - shift, data[kept])
 
 
 def add_prefix(keys: pa.Array, prefix: bytes) -> pa.Array:
     """Return the keys with `prefix` in front of each."""
     offsets, data = _parts(keys)
-    shift = np.arange(len(offsets), dtype=np.int32) * np.int32(len(prefix))
-    longer = offsets + shift
-    joined = np.empty(int(longer[-1]), dtype=np.uint8)
-    at_front = np.zeros(len(joined), dtype=bool)
-    places = _places(longer[:-1], len(prefix))
-    at_front[places] = True
-    joined[places] = np.tile(np.frombuffer(prefix, dtype=np.uint8), len(keys))
-    joined[~at_front] = data
-    return _binary(longer, joined)
+    width = _common_width(offsets)
+    if width is None:
+        return pc.binary_join_element_wise(_scalar(prefix), keys, _scalar(b""))
+    joined = np.empty((len(keys), len(prefix) + width), dtype=np.uint8)
+    joined[:, : len(prefix)] = np.frombuffer(prefix, dtype=np.uint8)
+    joined[:, len(prefix) :] = data.reshape(len(keys), width)
+    return _of_width(joined, len(prefix) + width)
 
 
 def _parts(keys: pa.Array) -> tuple[Offsets, Bytes]:
@@ -48,9 +52,25 @@ def _parts(keys: pa.Array) -> tuple[Offsets, Bytes]:
     return offsets - offsets[0], data
 
 
-def _places(starts: Offsets, length: int) -> npt.NDArray[np.int64]:
-    """Return the places of the `length` bytes from each start."""
-    return (starts.astype(np.int64)[:, None] + np.arange(length)).ravel()
+def _common_width(offsets: Offsets) -> int | None:
+    """Return the length that all keys have; None if they differ."""
+    if len(offsets) < 2:
+        return None
+    width = int(offsets[1])
+    if int(offsets[-1]) != width * (len(offsets) - 1):
+        return None
+    return width if (offsets[1:] - offsets[:-1] == width).all() else None
+
+
+def _scalar(value: bytes) -> pa.Scalar:
+    """`pa.scalar` would import pandas, where it is installed, to see whether this is its."""
+    offsets = np.array([0, len(value)], dtype=np.int32)
+    return _binary(offsets, np.frombuffer(value, dtype=np.uint8))[0]
+
+
+def _of_width(table: Bytes, width: int) -> pa.Array:
+    offsets = np.arange(len(table) + 1, dtype=np.int32) * np.int32(width)
+    return _binary(offsets, table.ravel())
 
 
 def _binary(offsets: Offsets, data: Bytes) -> pa.Array:

@@ -3,17 +3,43 @@
 A column is known in data by its field number, so that a schema can grow, and a segment
 written long ago still says which columns it has. The fingerprint is over names, types and
 numbers; two schemas with the same fingerprint are the same.
+
+`Schema.of` takes what a user has: large and view types, dictionaries and small decimals are
+other layouts of a type that Reef has, and become that type. All columns may be null.
+
+`Schema.grown` is the next version: columns are added, and numbers widened where no value
+can change. That holds between
+
+    int8 → int16 → int32 → int64        uint8 → uint16 → uint32 → uint64
+    uintN → any larger int              float32 → float64
+    8 and 16 bit integers → float32     integers up to 32 bits → float64
+    decimal → more digits, same scale   lists and vectors → the same of a wider type
+
+What was written before is read with the type it had, then cast (`cast_column`).
 """
 
 import hashlib
 import re
+from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 import pyarrow as pa
 
 from reef.errors import InvalidInputError
 
-__all__ = ["DEFAULT_SCHEMA", "Field", "Schema", "arrow_type", "type_name"]
+__all__ = [
+    "DEFAULT_SCHEMA",
+    "Field",
+    "Schema",
+    "arrow_type",
+    "cast_column",
+    "normal_type",
+    "type_name",
+]
+
+FIELDS_MAX = 32_000
+"""A column and its touched flag share the 16 bits of a column set's numbers."""
 
 SIMPLE = {
     "bool": pa.bool_(),
@@ -29,6 +55,13 @@ SIMPLE = {
     "date": pa.date32(),
 }
 NAMES = {arrow: name for name, arrow in SIMPLE.items()}
+FLOATS = (pa.float32(), pa.float64())
+OTHER_LAYOUTS = {
+    pa.large_string(): pa.string(),
+    pa.string_view(): pa.string(),
+    pa.large_binary(): pa.binary(),
+    pa.binary_view(): pa.binary(),
+}
 TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, (.+))?\]")
 DECIMAL = re.compile(r"decimal\((\d+), (\d+)\)")
 VECTOR = re.compile(r"vector<(float32|float64), (\d+)>")
@@ -66,6 +99,40 @@ class Schema(msgspec.Struct, frozen=True):
         """Return the Arrow type of each column but the key, by number."""
         return {field.number: field.arrow for field in self.fields}
 
+    @classmethod
+    def of(cls, arrow_schema: pa.Schema, key: str = "id") -> "Schema":
+        """Return the first version of a schema; InvalidInputError names what cannot be."""
+        columns = _checked_columns(arrow_schema, key)
+        others = [(name, typed) for name, typed in columns.items() if name != key]
+        return cls(1, Field(0, key, columns[key]), _numbered(others, 1))
+
+    def grown(self, wanted: pa.Schema) -> "Schema":
+        """Return the next version, with columns added or numbers widened; self if the same.
+
+        The columns keep their order, whatever the order in `wanted`, and new ones come last.
+        """
+        columns = _checked_columns(wanted, self.key.name)
+        kept = tuple(_grown_field(field, columns) for field in (self.key, *self.fields))
+        known = {field.name for field in kept}
+        added = [(name, typed) for name, typed in columns.items() if name not in known]
+        for name, _ in added:
+            _check_nullable(wanted.field(name))
+        if not added and kept == (self.key, *self.fields):
+            return self
+        next_number = max(field.number for field in kept) + 1
+        return Schema(self.id + 1, kept[0], kept[1:] + _numbered(added, next_number))
+
+    def arrow(self) -> pa.Schema:
+        """Return the Arrow schema: the key column, then the others in their order."""
+        return pa.schema([(field.name, field.arrow) for field in (self.key, *self.fields)])
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether rows are just a key and bytes, so that `get` returns bytes."""
+        return self.key.type == "binary" and [(f.name, f.type) for f in self.fields] == [
+            ("value", "binary")
+        ]
+
 
 DEFAULT_SCHEMA = Schema(id=1, key=Field(0, "id", "binary"), fields=(Field(1, "value", "binary"),))
 
@@ -79,10 +146,7 @@ def type_name(data_type: pa.DataType) -> str:
         return f"timestamp[{data_type.unit}{zone}]"
     if pa.types.is_decimal128(data_type):
         return f"decimal({data_type.precision}, {data_type.scale})"
-    if pa.types.is_fixed_size_list(data_type) and data_type.value_type in (
-        pa.float32(),
-        pa.float64(),
-    ):
+    if pa.types.is_fixed_size_list(data_type) and data_type.value_type in FLOATS:
         return f"vector<{NAMES[data_type.value_type]}, {data_type.list_size}>"
     if pa.types.is_list(data_type):
         return f"list<{type_name(data_type.value_type)}>"
@@ -91,6 +155,7 @@ def type_name(data_type: pa.DataType) -> str:
     )
 
 
+@lru_cache(maxsize=1024)
 def arrow_type(name: str) -> pa.DataType:
     """Return the Arrow type for a name that `type_name` gave."""
     if name in SIMPLE:
@@ -104,3 +169,143 @@ def arrow_type(name: str) -> pa.DataType:
     if match := LIST.fullmatch(name):
         return pa.list_(arrow_type(match[1]))
     raise InvalidInputError(f"{name!r} is not the name of a column type")
+
+
+def cast_column(array: pa.Array, field_type: pa.DataType) -> pa.Array:
+    """Return old data as the wider type that its column has by now."""
+    return array if array.type == field_type else array.cast(field_type)
+
+
+# --- what users give ----------------------------------------------------------------
+
+
+def normal_type(data_type: pa.DataType) -> pa.DataType:
+    """Return the type that Reef stores for this one: one layout for each kind of value."""
+    types = pa.types
+    if types.is_dictionary(data_type):
+        return normal_type(data_type.value_type)
+    if types.is_decimal(data_type) and data_type.bit_width < 128:
+        return pa.decimal128(data_type.precision, data_type.scale)
+    if types.is_list(data_type) or types.is_large_list(data_type):
+        return pa.list_(normal_type(data_type.value_type))
+    if types.is_fixed_size_list(data_type):
+        return pa.list_(normal_type(data_type.value_type), data_type.list_size)
+    return OTHER_LAYOUTS.get(data_type, data_type)
+
+
+def _checked_columns(given: pa.Schema, key: str) -> dict[str, str]:
+    """Return names and types of a schema that can be stored, the key column among them."""
+    if not isinstance(given, pa.Schema):
+        raise InvalidInputError(f"a schema is a pyarrow.Schema, got {type(given).__name__}")
+    _check_names(given.names)
+    if key not in given.names:
+        raise InvalidInputError(
+            f"the schema has no key column {key!r}, only {', '.join(given.names) or 'nothing'}",
+            hint="Add it, or name another with key=",
+        )
+    if len(given) - 1 > FIELDS_MAX:
+        raise InvalidInputError(f"{len(given) - 1} columns, a schema has at most {FIELDS_MAX}")
+    _check_key_type(key, normal_type(given.field(key).type))
+    return {field.name: _stored_type(field) for field in given}
+
+
+def _check_names(names: Sequence[str]) -> None:
+    seen: set[str] = set()
+    for place, name in enumerate(names):
+        if not name:
+            raise InvalidInputError(f"column {place} of the schema has an empty name")
+        if name.startswith("_"):
+            raise InvalidInputError(
+                f"column {name}: names that begin with _ are Reef's own", hint="Rename it"
+            )
+        if name in seen:
+            raise InvalidInputError(f"column {name} is there twice")
+        seen.add(name)
+
+
+def _check_key_type(key: str, data_type: pa.DataType) -> None:
+    if data_type not in (pa.string(), pa.binary()):
+        raise InvalidInputError(
+            f"column {key}: a key is string or binary, got {data_type}",
+            hint="Make binary keys that sort like the values with reef.keys.pack",
+        )
+
+
+def _check_nullable(field: pa.Field) -> None:
+    if not field.nullable:
+        raise InvalidInputError(
+            f"column {field.name}: a new column must be nullable, since older rows have none"
+        )
+
+
+def _stored_type(field: pa.Field) -> str:
+    problem = _type_problem(field.type)
+    if problem:
+        raise InvalidInputError(
+            f"column {field.name}: {field.type} is not a column type", hint=problem
+        )
+    return type_name(normal_type(field.type))
+
+
+def _type_problem(data_type: pa.DataType) -> str:
+    """Return why a type cannot be stored and what to take instead; empty if it can."""
+    data_type = normal_type(data_type)
+    if pa.types.is_fixed_size_list(data_type):
+        floats = data_type.value_type in FLOATS
+        return "" if floats and data_type.list_size else "Vectors hold 1 or more float32 or float64"
+    if pa.types.is_list(data_type):
+        return _type_problem(data_type.value_type)
+    if pa.types.is_date64(data_type):
+        return "Use date32 for days, timestamp for moments"
+    if pa.types.is_decimal128(data_type):
+        return "" if data_type.scale >= 0 else "The scale of a decimal is 0 or more"
+    known = data_type in NAMES or pa.types.is_timestamp(data_type)
+    return "" if known else "See the list of types in the docs"
+
+
+def _numbered(columns: Sequence[tuple[str, str]], first: int) -> tuple[Field, ...]:
+    return tuple(Field(n, name, typed) for n, (name, typed) in enumerate(columns, first))
+
+
+# --- growth -------------------------------------------------------------------------
+
+
+def _grown_field(field: Field, wanted: dict[str, str]) -> Field:
+    """Return the field with the type that is wanted now."""
+    if field.name not in wanted:
+        raise InvalidInputError(
+            f"column {field.name} is missing: to drop or rename it would lose data",
+            hint="Keep it in the schema; new columns may stand beside it",
+        )
+    new = wanted[field.name]
+    if new == field.type:
+        return field
+    if field.number == 0 or not _widens(field.arrow, arrow_type(new)):
+        raise InvalidInputError(
+            f"column {field.name}: a change from {field.type} to {new} would lose data",
+            hint="Add a column of the new type instead",
+        )
+    return Field(field.number, field.name, new)
+
+
+def _widens(old: pa.DataType, new: pa.DataType) -> bool:
+    """Whether each value of the old type is the same value in the new one."""
+    types = pa.types
+    if types.is_decimal(old) and types.is_decimal(new):
+        return bool(old.scale == new.scale and old.precision <= new.precision)
+    if types.is_fixed_size_list(old) and types.is_fixed_size_list(new):
+        return old.list_size == new.list_size and _widens(old.value_type, new.value_type)
+    if types.is_list(old) and types.is_list(new):
+        return _widens(old.value_type, new.value_type)
+    return old == new or _widens_number(old, new)
+
+
+def _widens_number(old: pa.DataType, new: pa.DataType) -> bool:
+    types = pa.types
+    if types.is_integer(old) and types.is_integer(new):
+        signs = types.is_unsigned_integer(old) or types.is_signed_integer(new)
+        return bool(signs and old.bit_width < new.bit_width)
+    if types.is_integer(old) and new in FLOATS:
+        # A float32 counts exactly up to 2**24, a float64 up to 2**53.
+        return bool(old.bit_width * 2 <= new.bit_width)
+    return bool(old == pa.float32() and new == pa.float64())

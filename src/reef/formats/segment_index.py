@@ -2,8 +2,9 @@
 
 One row per group, as a column set: key bounds, row count, LSN bounds, block lengths, and
 for each column the smallest and the largest value. Keys are delta-encoded: each says how
-many bytes it shares with the one before it, and what follows. Offsets are not stored, they
-are sums of lengths.
+many bytes it shares with the one before it, and what follows; where that would make long keys
+out of next to nothing (`_may_grow`), none shares any. Offsets are not stored, they are sums of
+lengths.
 
     0 / 1   first key: shared bytes, rest      2 / 3   last key: shared bytes, rest
     4       rows                               5 / 6   lowest and highest LSN
@@ -12,8 +13,8 @@ are sums of lengths.
     0x4010 + n  smallest value of column n     0x8010 + n  largest; null where not known
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,11 @@ from reef.formats.schema import Schema
 __all__ = ["GroupEntry", "SegmentIndex", "bounds_of"]
 
 FIRST_SHARED, FIRST_REST, LAST_SHARED, LAST_REST, ROWS, LSN_MIN, LSN_MAX, KEY_BLOCK = range(8)
+KEYS = -1
+"""Stands for the key block where blocks are named by column."""
 LENGTHS, SMALLEST, LARGEST = 0x10, 0x4010, 0x8010
+GROWTH_MAX = 64
+GROWTH_SLACK_BYTES = 1 << 20
 BOUND_BYTES_MAX = 64
 """Longer texts are cut: a bound need not be a value, only a bound."""
 
@@ -72,29 +77,34 @@ class SegmentIndex:
     column_blocks: Mapping[int, npt.NDArray[np.int64]]
     smallest: Mapping[int, pa.Array]
     largest: Mapping[int, pa.Array]
+    _spans: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    """Where the blocks lie, by column; worked out once."""
+
+    def __post_init__(self) -> None:
+        starts = self.starts[: len(self)]
+        ends = starts + self.key_blocks
+        self._spans[KEYS] = list(zip(starts.tolist(), ends.tolist(), strict=True))
+        for number in sorted(self.column_blocks):
+            starts, ends = ends, ends + self.column_blocks[number]
+            self._spans[number] = list(zip(starts.tolist(), ends.tolist(), strict=True))
 
     def __len__(self) -> int:
         return len(self.first_keys)
 
     def key_range(self, group: int) -> tuple[int, int]:
         """Return where the key block of a group lies."""
-        start = int(self.starts[group])
-        return start, start + int(self.key_blocks[group])
+        return self._spans[KEYS][group]
 
     def column_range(self, group: int, number: int) -> tuple[int, int] | None:
         """Return where a column's block of a group lies; None if it has none."""
-        if number not in self.column_blocks or not self.column_blocks[number][group]:
+        spans = self._spans.get(number)
+        if spans is None or spans[group][0] == spans[group][1]:
             return None
-        before = sum(int(self.column_blocks[n][group]) for n in self.column_blocks if n < number)
-        start = self.key_range(group)[1] + before
-        return start, start + int(self.column_blocks[number][group])
+        return spans[group]
 
     def end(self) -> int:
         """Return where the last group ends."""
-        if not len(self):
-            return 0
-        group = len(self) - 1
-        return self.key_range(group)[1] + sum(int(b[group]) for b in self.column_blocks.values())
+        return max((spans[-1][1] for spans in self._spans.values() if spans), default=0)
 
 
 def encode_index(groups: Sequence[GroupEntry], schema: Schema) -> bytes:
@@ -148,7 +158,22 @@ def _int64(array: pa.Array) -> npt.NDArray[np.int64]:
     return numbers
 
 
+def _may_grow(key_bytes: int, rest_bytes: int) -> bool:
+    """Whether keys are in proportion to what is stored of them."""
+    return key_bytes <= GROWTH_MAX * rest_bytes + GROWTH_SLACK_BYTES
+
+
 def _encode_keys(groups: Sequence[GroupEntry]) -> dict[int, pa.Array]:
+    deltas = _deltas(groups, shared_bytes)
+    key_bytes = sum(len(group.first_key) + len(group.last_key) for group in groups)
+    if not _may_grow(key_bytes, sum(map(len, deltas[FIRST_REST] + deltas[LAST_REST]))):
+        deltas = _deltas(groups, lambda before, key: 0)
+    return {number: pa.array(values, SYSTEM_TYPES[number]) for number, values in deltas.items()}
+
+
+def _deltas(
+    groups: Sequence[GroupEntry], shares: Callable[[bytes, bytes], int]
+) -> dict[int, list[Any]]:
     deltas: dict[int, list[Any]] = {
         n: [] for n in (FIRST_SHARED, FIRST_REST, LAST_SHARED, LAST_REST)
     }
@@ -158,23 +183,27 @@ def _encode_keys(groups: Sequence[GroupEntry]) -> dict[int, pa.Array]:
             (group.first_key, FIRST_SHARED, FIRST_REST),
             (group.last_key, LAST_SHARED, LAST_REST),
         ):
-            shared = shared_bytes(before, key)
+            shared = shares(before, key)
             deltas[shared_at].append(shared)
             deltas[rest_at].append(key[shared:])
             before = key
-    return {number: pa.array(values, SYSTEM_TYPES[number]) for number, values in deltas.items()}
+    return deltas
 
 
 def _decode_keys(
     columns: Mapping[int, pa.Array], name: str, offset: int
 ) -> tuple[list[bytes], list[bytes]]:
     parts = [columns[n].to_pylist() for n in (FIRST_SHARED, FIRST_REST, LAST_SHARED, LAST_REST)]
-    first_keys, last_keys, before = [], [], b""
+    rest_bytes = sum(map(len, parts[1])) + sum(map(len, parts[3]))
+    first_keys, last_keys, before, key_bytes = [], [], b"", 0
     for first_shared, first_rest, last_shared, last_rest in zip(*parts, strict=True):
         first = before[:first_shared] + first_rest
         last = first[:last_shared] + last_rest
         if first > last or first < before:
             raise corrupt(name, offset, "keys of the block index are out of order")
+        key_bytes += len(first) + len(last)
+        if not _may_grow(key_bytes, rest_bytes):
+            raise corrupt(name, offset, f"keys of the block index grow out of {rest_bytes} bytes")
         first_keys.append(first)
         last_keys.append(last)
         before = last

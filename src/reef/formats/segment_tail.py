@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
+import pyarrow as pa
 
 from reef.formats.block import BlockKind, decode_block
 from reef.formats.coding import Buffer, Cursor, corrupt, crc32c, decode_msgpack, unsupported
@@ -43,21 +44,35 @@ class SegmentTail:
         self, group: int, numbers: Iterable[int], blocks: Sequence[Buffer]
     ) -> Versions:
         """Return a group's rows from the bytes of `ranges(group, numbers)`."""
-        schema, name = self.footer.schema, self.name
+        rows = self.decode_keys(group, blocks[0])
+        present = [n for n in numbers if self.index.column_range(group, n) is not None]
+        fields = {
+            number: self.decode_column(group, number, block)
+            for number, block in zip(present, blocks[1:], strict=True)
+        }
+        return rows.with_fields(fields)
+
+    def decode_keys(self, group: int, block: Buffer) -> Versions:
+        """Return a group's rows without their columns, from its key block."""
         start, _ = self.index.key_range(group)
-        rows = decode_key_block(blocks[0], schema, name, start)
+        rows = decode_key_block(block, self.footer.schema, self.name, start)
         if len(rows) != int(self.index.rows[group]):
-            raise corrupt(name, start, f"{len(rows)} rows, {self.index.rows[group]} in the index")
-        fields, place = {}, 1
-        for number in numbers:
-            span = self.index.column_range(group, number)
-            if span is not None:
-                field = schema.field(number)
-                fields[number] = decode_column_block(blocks[place], field, len(rows), name, span[0])
-                place += 1
-        return Versions(
-            rows.keys, rows.lsns, rows.seqs, rows.kinds, fields, rows.expires_at_ms, rows.touched
-        )
+            raise corrupt(
+                self.name, start, f"{len(rows)} rows, {self.index.rows[group]} in the index"
+            )
+        return rows
+
+    def decode_column(self, group: int, number: int, block: Buffer) -> pa.Array:
+        """Return one column of a group, from its block."""
+        span = self.index.column_range(group, number)
+        field, rows = self.footer.schema.field(number), int(self.index.rows[group])
+        return decode_column_block(block, field, rows, self.name, span[0] if span else 0)
+
+
+class _Version(msgspec.Struct):
+    """What every version of a footer says: it is looked at before anything else."""
+
+    version: int = 0
 
 
 def decode_tail(tail: bytes, size: int, name: str) -> SegmentTail:
@@ -99,9 +114,10 @@ def _decode_footer(tail: bytes, base: int, name: str) -> tuple[Footer, int]:
     encoded = tail[start : -END.size]
     if crc32c(encoded) != expected:
         raise corrupt(name, base + start, "checksum of the footer does not match")
-    version = msgspec.msgpack.decode(encoded, type=dict).get("version", 0)
-    if version > VERSION:
-        raise unsupported(name, "segment", version, VERSION)
+    said = decode_msgpack(encoded, _Version, name, base + start)
+    assert isinstance(said, _Version)
+    if said.version > VERSION:
+        raise unsupported(name, "segment", said.version, VERSION)
     footer = decode_msgpack(encoded, Footer, name, base + start)
     assert isinstance(footer, Footer)
     return footer, base + start

@@ -5,16 +5,19 @@ segment's group decodes to, what merges take and return. Sorted by key, and for 
 the newest first.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from reef.formats.schema import Schema
+from reef.formats.batch import OpKind, Ops, concat_numbered, concat_or_none
+from reef.formats.schema import Schema, cast_column
+from reef.types import KeyRange
 
-__all__ = ["RangeTombstone", "Versions", "concat_versions"]
+__all__ = ["KeysInOrder", "RangeTombstone", "Versions", "concat_versions", "split_ops"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -25,6 +28,22 @@ class RangeTombstone:
     end: bytes
     lsn: int
     seq: int
+
+
+class KeysInOrder:
+    """Sorted keys of an Arrow array, for `bisect`: only those that it looks at become bytes."""
+
+    __slots__ = ("_keys",)
+
+    def __init__(self, keys: pa.Array) -> None:
+        self._keys = keys
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __getitem__(self, place: int) -> bytes:
+        key: bytes = self._keys[place].as_py()
+        return key
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +58,46 @@ class Versions:
     expires_at_ms: pa.Array | None = None
     touched: Mapping[int, pa.Array] = field(default_factory=dict)
 
+    @classmethod
+    def empty(cls, schema: Schema) -> "Versions":
+        """Return no rows."""
+        return cls(
+            pa.array([], pa.binary()),
+            np.zeros(0, np.int64),
+            np.zeros(0, np.uint32),
+            np.zeros(0, np.uint8),
+            {number: pa.array([], data_type) for number, data_type in schema.types().items()},
+        )
+
     def __len__(self) -> int:
         return len(self.keys)
+
+    def with_fields(self, fields: Mapping[int, pa.Array]) -> "Versions":
+        """Return the same rows with these columns."""
+        return replace(self, fields=fields)
+
+    def with_lsn(self, lsn: int) -> "Versions":
+        """Return the same rows at another LSN: those of an ingest store 0."""
+        return replace(self, lsns=np.full(len(self), lsn, np.int64))
+
+    def under(self, schema: Schema) -> "Versions":
+        """Return the rows as a newer schema has them: numbers may have been widened."""
+        types = schema.types()
+        if all(array.type == types.get(number) for number, array in self.fields.items()):
+            return self
+        known = {number: array for number, array in self.fields.items() if number in types}
+        return self.with_fields({n: cast_column(array, types[n]) for n, array in known.items()})
+
+    def within(self, wanted: KeyRange) -> "Versions":
+        """Return the rows of a range; they are sorted by key."""
+        if not len(self):
+            return self
+        keys = KeysInOrder(self.keys)
+        first = 0 if keys[0] >= wanted.start else bisect_left(keys, wanted.start)
+        last = len(keys)
+        if wanted.end is not None and keys[-1] >= wanted.end:
+            last = bisect_left(keys, wanted.end)
+        return self if last - first == len(keys) else self.slice(first, last)
 
     def slice(self, start: int, end: int) -> "Versions":
         """Return the rows [start, end), without copying."""
@@ -68,6 +125,29 @@ class Versions:
         )
 
 
+def split_ops(ops: Ops, lsn: int, first_seq: int) -> tuple[Versions, list[RangeTombstone]]:
+    """Return a batch's rows, in their own order, and its range deletes."""
+    count = len(ops)
+    kinds = ops.kinds.to_numpy(zero_copy_only=False).astype(np.uint8)
+    rows = Versions(
+        ops.keys,
+        np.full(count, lsn, np.int64),
+        np.arange(first_seq, first_seq + count, dtype=np.uint32),
+        kinds,
+        dict(ops.fields or {}),
+        ops.expires_at_ms,
+        dict(ops.touched or {}),
+    )
+    if ops.end_keys is None:
+        return rows, []
+    ranges = np.flatnonzero(kinds == OpKind.DELETE_RANGE).astype(np.int64)
+    tombstones = [
+        RangeTombstone(ops.keys[at].as_py(), ops.end_keys[at].as_py(), lsn, first_seq + at)
+        for at in ranges.tolist()
+    ]
+    return rows.take(np.flatnonzero(kinds != OpKind.DELETE_RANGE).astype(np.int64)), tombstones
+
+
 def concat_versions(parts: Sequence[Versions], schema: Schema) -> Versions:
     """Return all rows, one part after the other; columns that a part lacks are null there."""
     if len(parts) == 1:
@@ -78,38 +158,7 @@ def concat_versions(parts: Sequence[Versions], schema: Schema) -> Versions:
         np.concatenate([part.lsns for part in parts]),
         np.concatenate([part.seqs for part in parts]),
         np.concatenate([part.kinds for part in parts]),
-        _concat_columns([(len(p), p.fields) for p in parts], types),
-        _concat_expiry(parts),
-        _concat_columns([(len(p), p.touched) for p in parts], dict.fromkeys(types, pa.bool_())),
+        concat_numbered([(len(p), p.fields) for p in parts], types),
+        concat_or_none([(len(p), p.expires_at_ms) for p in parts], pa.int64()),
+        concat_numbered([(len(p), p.touched) for p in parts], dict.fromkeys(types, pa.bool_())),
     )
-
-
-def _concat_columns(
-    parts: Sequence[tuple[int, Mapping[int, pa.Array]]], types: Mapping[int, pa.DataType]
-) -> dict[int, pa.Array]:
-    present = {number for _, columns in parts for number in columns}
-    return {
-        number: pa.concat_arrays(
-            _filled(
-                (columns.get(number) for _, columns in parts), (n for n, _ in parts), types[number]
-            )
-        )
-        for number in sorted(present)
-    }
-
-
-def _concat_expiry(parts: Sequence[Versions]) -> pa.Array | None:
-    if all(part.expires_at_ms is None for part in parts):
-        return None
-    return pa.concat_arrays(
-        _filled((part.expires_at_ms for part in parts), (len(p) for p in parts), pa.int64())
-    )
-
-
-def _filled(
-    arrays: Iterable[pa.Array | None], lengths: Iterable[int], data_type: pa.DataType
-) -> list[pa.Array]:
-    return [
-        pa.nulls(length, data_type) if array is None else array
-        for array, length in zip(arrays, lengths, strict=True)
-    ]

@@ -111,7 +111,10 @@ class WalObject(msgspec.Struct, frozen=True):
     def encode(header: WalHeader, records: tuple[Buffer, ...] = ()) -> bytes:
         if len(records) != len(header.batches):
             raise ValueError(f"{len(header.batches)} batches, but {len(records)} records")
-        parts = [HEAD.pack(MAGIC, VERSION, 0), encode_frame(msgspec.msgpack.encode(header))]
+        encoded = msgspec.msgpack.encode(header)
+        # What cannot be read back would be acknowledged and then stop everyone who opens.
+        msgspec.msgpack.decode(encoded, type=WalHeader)
+        parts = [HEAD.pack(MAGIC, VERSION, 0), encode_frame(encoded)]
         parts += map(encode_frame, records)
         body = b"".join(parts)
         return body + FOOTER.pack(len(records), crc32c(body))

@@ -5,5 +5,6 @@ that threads here and Spark elsewhere run the very same functions.
 """
 
 from reef.jobs.fold import FoldReport, fold
+from reef.jobs.sweep import SweepReport, sweep
 
-__all__ = ["FoldReport", "fold"]
+__all__ = ["FoldReport", "SweepReport", "fold", "sweep"]

@@ -9,36 +9,30 @@ are kept: what they hide may lie in older segments. If the driver dies before th
 segments are orphans and the next fold does the work again under new names.
 """
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from reef.config import FoldSettings
 from reef.engine.database import Database
 from reef.engine.log import Log
 from reef.engine.log_rules import LogReader, Verdict, contiguous
-from reef.engine.merge import drop_covered, newest_versions, sorted_places
 from reef.engine.tail import ingested_segments
-from reef.errors import CorruptionError, NotFoundError
-from reef.formats.batch import OpKind, Ops, decode_ops
-from reef.formats.block import Codec
+from reef.errors import ConflictError, CorruptionError, NotFoundError, ReefError
 from reef.formats.manifest import Manifest, SegmentEntry
-from reef.formats.schema import Schema
-from reef.formats.segment import Lineage, SegmentSummary
-from reef.formats.segment_writer import SegmentWriter
-from reef.formats.versions import RangeTombstone, Versions, concat_versions
 from reef.formats.wal_object import WalKind, WalObject
 from reef.jobs.executor import Executor, LocalExecutor
+from reef.jobs.fold_task import FoldTask, missing_object, run_fold_task
 from reef.manifest import edits
 from reef.manifest.dedup import DedupWindow
 from reef.manifest.publish import Publisher
 from reef.paths import Namespace
-from reef.stores import Store
 from reef.telemetry import operation
 
 __all__ = ["FoldPlan", "FoldReport", "FoldTask", "fold", "plan_fold", "run_fold_task"]
+
+
+JUDGED_AT_ONCE = 128
+"""WAL objects in memory at a time while the driver looks at their headers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +41,6 @@ class FoldPlan:
 
     manifest: Manifest
     lsns: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FoldTask:
-    """The rows of some WAL objects, to be written as segments."""
-
-    store: Store
-    namespace: Namespace
-    schema: Schema
-    lsns: tuple[int, ...]
-    """Only those whose batches count."""
-    settings: FoldSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +79,37 @@ def _fold(db: Database, namespace: str, executor: Executor, wanted: FoldSettings
     log = Log(store, names)
     manifest = publisher.heads.find().manifest
     plan = plan_fold(manifest, [slot.lsn for slot in log.filled(manifest.wal_floor)])
-    judged = _judge(plan, log)
-    tasks = []
-    if judged.counting:
-        tasks = [FoldTask(store, names, manifest.schema, tuple(judged.counting), wanted)]
-    written = [entry for entries in executor.map(run_fold_task, tasks) for entry in entries]
+    try:
+        judged = _judge(plan, log, names)
+        written = _write(executor, FoldTask(store, names, manifest.generation, wanted), judged)
+    except NotFoundError as error:
+        raise _gone(publisher, manifest, error) from error
     store.runtime.reach("fold staged")
     published = manifest
     if judged.end > manifest.wal_floor:
         result = _result(manifest, judged, written, wanted, int(store.runtime.wall_s() * 1000))
         published = publisher.publish(lambda head: edits.fold(head, result))
     return _report(namespace, manifest, published, judged, written)
+
+
+def _write(executor: Executor, empty: FoldTask, judged: "_Judged") -> list[SegmentEntry]:
+    task = replace(empty, lsns=tuple(judged.counting), ingested=tuple(judged.ingested))
+    tasks = [task] if judged.counting else []
+    return [entry for entries in executor.map(run_fold_task, tasks) for entry in entries]
+
+
+def _gone(publisher: Publisher, manifest: Manifest, error: NotFoundError) -> ReefError:
+    """What the plan needs is gone: others went on and it was swept, or it is damage."""
+    publisher.heads.forget()
+    head = publisher.heads.find().manifest
+    swept = head.oldest_retained > manifest.generation
+    if head.wal_floor > manifest.wal_floor or swept:
+        return ConflictError(
+            f"{error.message}: others went on to generation {head.generation}, "
+            f"with its floor at LSN {head.wal_floor}",
+            hint="There is nothing left to do, or run it again",
+        )
+    return CorruptionError(f"{error.message}, and no fold has passed it", **error.context)
 
 
 def _result(
@@ -166,6 +168,10 @@ class _Judged:
         self.objects = 0
         self.voided = 0
         self._schema = manifest.schema
+        self._schema_ids = {0, *(schema.id for schema in manifest.schemas)}
+
+    def knows_schema(self, found: WalObject) -> bool:
+        return found.header.schema_id in self._schema_ids
 
     @property
     def end(self) -> int:
@@ -178,127 +184,27 @@ class _Judged:
         self.voided += verdict is Verdict.VOID
         if verdict is Verdict.APPLIES and header.kind is WalKind.INGEST:
             self.ingested += ingested_segments(header, self._schema)
+            self.dedup.add(header)
         elif verdict is Verdict.APPLIES:
             self.counting.append(header.lsn)
             self.dedup.add(header)
 
 
-def _judge(plan: FoldPlan, log: Log) -> _Judged:
+def _judge(plan: FoldPlan, log: Log, namespace: Namespace) -> _Judged:
     judged = _Judged(plan.manifest)
-    for lsn in plan.lsns:
-        if lsn in plan.manifest.skipped_lsns:
-            judged.rules.skip()
-            continue
-        found = log.read(lsn)
-        if found is None:
-            raise NotFoundError(f"LSN {lsn} was listed and is gone: another fold was first")
-        judged.take(found)
+    skipped = plan.manifest.skipped_lsns
+    for start in range(0, len(plan.lsns), JUDGED_AT_ONCE):
+        window = plan.lsns[start : start + JUDGED_AT_ONCE]
+        sound = [lsn for lsn in window if lsn not in skipped]
+        found = dict(zip(sound, log.read_many(sound), strict=True))
+        for lsn in window:
+            if lsn in skipped:
+                judged.rules.skip()
+                continue
+            read = found[lsn]
+            if read is None:
+                raise missing_object(namespace, lsn)
+            if not judged.knows_schema(read):
+                return judged  # of a newer manifest: the next fold has that one
+            judged.take(read)
     return judged
-
-
-def run_fold_task(task: FoldTask) -> tuple[SegmentEntry, ...]:
-    """Write the segments of a task; their names are new at every run."""
-    rows, tombstones = _read_rows(task)
-    if not len(rows) and not tombstones:
-        return ()
-    rows = drop_covered(newest_versions([rows], task.schema), tombstones)
-    return tuple(_write_segments(task, rows, tombstones))
-
-
-def _read_rows(task: FoldTask) -> tuple[Versions, list[RangeTombstone]]:
-    log = Log(task.store, task.namespace)
-    parts: list[Versions] = []
-    tombstones: list[RangeTombstone] = []
-    for lsn, found in zip(task.lsns, log.read_many(list(task.lsns)), strict=True):
-        if found is None:
-            raise CorruptionError(
-                f"LSN {lsn} of {task.namespace.name} vanished during a fold",
-                object=task.namespace.wal_object(lsn),
-                offset=0,
-            )
-        first_seq = 0
-        for record in found.records:
-            ops = decode_ops(record, task.schema, task.namespace.wal_object(lsn))
-            parts.append(_to_versions(ops, lsn, first_seq))
-            tombstones += _range_tombstones(ops, lsn, first_seq)
-            first_seq += len(ops)
-    rows = concat_versions(parts, task.schema)
-    is_row = np.flatnonzero(rows.kinds != OpKind.DELETE_RANGE).astype(np.int64)
-    rows = rows.take(is_row)
-    return rows.take(sorted_places(rows)), tombstones
-
-
-def _to_versions(ops: Ops, lsn: int, first_seq: int) -> Versions:
-    count = len(ops)
-    return Versions(
-        ops.keys,
-        np.full(count, lsn, np.int64),
-        np.arange(first_seq, first_seq + count, dtype=np.uint32),
-        ops.kinds.to_numpy(zero_copy_only=False).astype(np.uint8),
-        dict(ops.fields or {}),
-        ops.expires_at_ms,
-        dict(ops.touched or {}),
-    )
-
-
-def _range_tombstones(ops: Ops, lsn: int, first_seq: int) -> list[RangeTombstone]:
-    if ops.end_keys is None:
-        return []
-    kinds = ops.kinds.to_numpy(zero_copy_only=False)
-    places = np.flatnonzero(kinds == OpKind.DELETE_RANGE)
-    return [
-        RangeTombstone(ops.keys[p].as_py(), ops.end_keys[p].as_py(), lsn, first_seq + int(p))
-        for p in places.tolist()
-    ]
-
-
-def _write_segments(
-    task: FoldTask, rows: Versions, tombstones: list[RangeTombstone]
-) -> Iterator[SegmentEntry]:
-    """Cut by size; range tombstones go with the first piece, whose bounds then include them."""
-    pieces = list(_pieces(rows, task.settings.segment_bytes_max))
-    runtime = task.store.runtime
-    ids = [runtime.ulid() for _ in pieces]
-    for place, piece in enumerate(pieces):
-        siblings = tuple(other for other in ids if other != ids[place])
-        writer = SegmentWriter(
-            task.schema,
-            0,
-            Lineage(ids[place], int(runtime.wall_s() * 1000), siblings=siblings),
-            codec=Codec[task.settings.codec.upper()],
-            group_bytes=task.settings.group_bytes,
-            range_tombstones=tombstones if place == 0 else (),
-        )
-        key = task.namespace.segment(ids[place])
-        task.store.upload(key, writer.write([piece]))
-        yield _entry(ids[place], writer.summary)
-
-
-def _pieces(rows: Versions, bytes_max: int) -> Iterator[Versions]:
-    total = rows.keys.nbytes + sum(array.nbytes for array in rows.fields.values())
-    count = max(1, -(-total // bytes_max))
-    step = max(1, -(-len(rows) // count))
-    if not len(rows):
-        yield rows
-    for start in range(0, len(rows), step):
-        yield rows.slice(start, min(start + step, len(rows)))
-
-
-def _entry(segment_id: str, summary: SegmentSummary) -> SegmentEntry:
-    footer = summary.footer
-    return SegmentEntry(
-        id=segment_id,
-        level=footer.level,
-        size=summary.size,
-        checksum=summary.checksum,
-        rows=footer.rows,
-        tombstones=footer.tombstones,
-        min_key=footer.min_key,
-        max_key=footer.max_key,
-        lsn_min=footer.lsn_min,
-        lsn_max=footer.lsn_max,
-        tail_bytes=summary.tail_bytes,
-        schema_id=footer.schema.id,
-        set_hash=footer.set_hash,
-        patches=footer.patches,
-    )

@@ -8,9 +8,11 @@ another body is a mistake of the client, and is refused.
 from collections import OrderedDict
 from collections.abc import Iterable
 
+import msgspec
+
 from reef.errors import InvalidInputError
 from reef.formats.manifest import DedupEntry, Manifest
-from reef.formats.wal_object import WalHeader
+from reef.formats.wal_object import BatchHeader, WalHeader
 
 __all__ = ["DedupWindow"]
 
@@ -26,7 +28,11 @@ class DedupWindow:
         return cls(manifest.dedup)
 
     def add(self, header: WalHeader) -> None:
-        """Take in the keyed batches of an object that applies."""
+        """Take in the keyed batches of an object that applies, or an ingest's key (H57)."""
+        if header.job is not None and header.job.key is not None:
+            rows = sum(segment.rows for segment in header.job.segments)
+            keyed = BatchHeader(rows, header.job.key)
+            header = msgspec.structs.replace(header, batches=(keyed,))
         for index, batch in enumerate(header.batches):
             if batch.key is not None:
                 self._entries[batch.key] = DedupEntry(

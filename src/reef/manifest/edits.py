@@ -4,10 +4,23 @@ from dataclasses import dataclass
 
 import msgspec
 
-from reef.formats.manifest import DedupEntry, Manifest, OpenJob, SegmentEntry
+from reef.formats.manifest import Condemned, DedupEntry, Manifest, OpenJob, SegmentEntry
 from reef.formats.schema import Schema
+from reef.manifest.invariants import refuse_condemned
+from reef.manifest.roots import effective_grace_ms
 
-__all__ = ["FoldResult", "fold", "lower_parallel_writes", "new_namespace", "raise_writer_epoch"]
+__all__ = [
+    "Condemnation",
+    "FoldResult",
+    "condemn",
+    "fold",
+    "forget_condemned",
+    "grow_schema",
+    "lower_parallel_writes",
+    "new_namespace",
+    "raise_writer_epoch",
+    "set_grace",
+]
 
 
 def new_namespace(schema: Schema, max_parallel_writes: int = 1) -> Manifest:
@@ -19,6 +32,13 @@ def new_namespace(schema: Schema, max_parallel_writes: int = 1) -> Manifest:
         schemas=(schema,),
         max_parallel_writes=max_parallel_writes,
     )
+
+
+def grow_schema(manifest: Manifest, grown: Schema) -> Manifest | None:
+    """Add the next version of the schema; None if it is the same."""
+    if grown.id == manifest.schema.id:
+        return None
+    return msgspec.structs.replace(manifest, schemas=(*manifest.schemas, grown))
 
 
 def raise_writer_epoch(manifest: Manifest, max_parallel_writes: int) -> Manifest:
@@ -53,6 +73,7 @@ def fold(manifest: Manifest, result: FoldResult) -> Manifest | None:
     """Make a fold's segments visible and move the floor; None if another fold was first."""
     if manifest.wal_floor != result.floor:
         return None
+    refuse_condemned(manifest, [segment.id for segment in result.segments])
     return msgspec.structs.replace(
         manifest,
         segments=(*result.segments, *manifest.segments),
@@ -61,4 +82,62 @@ def fold(manifest: Manifest, result: FoldResult) -> Manifest | None:
         dedup=result.dedup,
         open_jobs=result.open_jobs,
         below_floor=result.below_floor,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Condemnation:
+    """What a sweep found that nobody needs, as of one generation."""
+
+    generation: int
+    """Of the head that it was planned on."""
+    oldest_retained: int
+    keys: tuple[str, ...]
+    """Relative to the namespace."""
+    since_ms: int
+    """By the store's clock."""
+    expired: frozenset[str] = frozenset()
+    """Snapshots that were not looked upon as roots: they go with what they held."""
+
+
+def condemn(manifest: Manifest, found: Condemnation) -> Manifest | None:
+    """Condemn keys; None if this is not the head on which the sweep was planned (H32).
+
+    No generation from the oldest retained on names them, and none will: from this publish on,
+    an edit that names one is refused. So a lease on such a generation does not hold them.
+    """
+    if manifest.generation != found.generation:
+        return None
+    known = {condemned.key for condemned in manifest.condemned}
+    new = [key for key in found.keys if key not in known]
+    return msgspec.structs.replace(
+        manifest,
+        oldest_retained=found.oldest_retained,
+        snapshots=tuple(s for s in manifest.snapshots if s.id not in found.expired),
+        condemned=(
+            *manifest.condemned,
+            *(Condemned(key, found.oldest_retained, found.since_ms) for key in new),
+        ),
+    )
+
+
+def forget_condemned(manifest: Manifest, deleted: frozenset[str]) -> Manifest | None:
+    """Drop keys whose objects are deleted; None if another sweep has."""
+    left = tuple(c for c in manifest.condemned if c.key not in deleted)
+    if len(left) == len(manifest.condemned):
+        return None
+    return msgspec.structs.replace(manifest, condemned=left)
+
+
+def set_grace(manifest: Manifest, grace_ms: int, now_ms: int) -> Manifest | None:
+    """Change the grace period; a lower one takes effect one old grace later (H62)."""
+    if grace_ms == manifest.grace_ms:
+        return None
+    before_ms = effective_grace_ms(manifest, now_ms)
+    if grace_ms >= before_ms:
+        return msgspec.structs.replace(
+            manifest, grace_ms=grace_ms, grace_before_ms=0, grace_lowered_at_ms=0
+        )
+    return msgspec.structs.replace(
+        manifest, grace_ms=grace_ms, grace_before_ms=before_ms, grace_lowered_at_ms=now_ms
     )

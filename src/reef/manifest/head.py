@@ -3,11 +3,17 @@
 Cold: LIST, then GET the last. Warm: probe the next number. A probe that finds nothing
 means "no news" only while the cached head is fresh: after half a grace period the numbers
 behind it may have been published and swept, and a probe would say "no news" for ever (H47).
+
+A damaged manifest that has a sound one after it is passed over: a repair publishes such a
+one. A damaged *newest* one is an error, for whoever would act on what is there: the one
+before it may name objects that are gone, and its epoch and window lie in the past (H18). So
+there is no fallback for a writer, not even a checked one: `repair` decides. Only a reader may
+ask for the newest sound one, and is told what it stands in for.
 """
 
 from dataclasses import dataclass
 
-from reef.errors import CorruptionError, NotFoundError
+from reef.errors import CorruptionError, NotFoundError, UnavailableError
 from reef.formats.manifest import Manifest, decode_manifest
 from reef.manifest.invariants import check_loaded
 from reef.paths import Namespace, number_of
@@ -15,6 +21,10 @@ from reef.runtime import Runtime, Stopwatch
 from reef.stores import Store, fetch
 
 __all__ = ["Head", "HeadFinder"]
+
+LISTINGS_MAX = 5
+FALLBACKS_MAX = 10
+"""How far a reader looks back for a sound manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +34,21 @@ class Head:
     manifest: Manifest
     seen: Stopwatch
     """Started before the request that showed it was sent."""
+    damage: CorruptionError | None = None
+    """What is wrong with the newest manifest, if this one stands in for it."""
 
     def fresh(self) -> bool:
         """Whether half a grace period has not passed since: the bound for trusting it."""
         return self.seen.elapsed_s() <= self.manifest.grace_ms / 2000
+
+    def trusts_put(self, sent: Stopwatch) -> bool:
+        """Whether a PUT was quick enough to need no proof that its slot was not collected.
+
+        Half a grace is the bound, as far as the grace is known. A lower one takes effect one
+        old grace after it was published, so what was seen longer ago proves nothing (H62).
+        """
+        grace_s = self.manifest.grace_ms / 1000
+        return sent.elapsed_s() <= grace_s / 2 and self.seen.elapsed_s() <= grace_s
 
 
 class HeadFinder:
@@ -38,19 +59,36 @@ class HeadFinder:
         self._namespace = namespace
         self._runtime: Runtime = store.runtime
         self._known: Head | None = None
+        self._last: Head | None = None
+        """The newest one ever found here: damage at rest does not take it from memory."""
 
-    def find(self) -> Head:
-        """Return the newest manifest; NotFoundError if the namespace has none."""
-        known = self._known
-        if known is None or not known.fresh():
-            self._known = self._list()
-        else:
-            self._known = self._probe(known)
-        return self._known
+    @property
+    def last(self) -> Head | None:
+        """The head that was found last, however long ago, without looking again."""
+        return self._last
+
+    def find(self, *, fallback: bool = False) -> Head:
+        """Return the newest manifest; NotFoundError if the namespace has none.
+
+        Where it is damaged: CorruptionError, or with `fallback` the newest sound one.
+        """
+        known, found = self._known, None
+        if known is not None and known.damage is None and known.fresh():
+            found = self._probe(known, fallback)
+        for _ in range(LISTINGS_MAX):
+            found = found or self._list(fallback)
+            if found is not None:
+                self._known = self._last = found
+                return found
+        raise UnavailableError(
+            f"manifests of {self._namespace.name} are swept faster than they can be read",
+            hint="The store is too slow for this grace period",
+            namespace=self._namespace.name,
+        )
 
     def published(self, head: Head) -> None:
         """Remember a manifest that was just published."""
-        self._known = head
+        self._known = self._last = head
 
     def forget(self) -> None:
         """Look again from scratch the next time."""
@@ -66,22 +104,58 @@ class HeadFinder:
             )
         return check_loaded(manifest, key)
 
-    def _list(self) -> Head:
+    def _list(self, fallback: bool) -> Head | None:
+        """Begin with the newest that a listing shows; None if that took too long."""
         seen = self._runtime.stopwatch()
-        generations = [number_of(info.key) for info in self._store.list(self._namespace.manifests)]
-        newest = max((number for number in generations if number), default=None)
-        if newest is None:
+        numbers = [number_of(info.key) for info in self._store.list(self._namespace.manifests)]
+        generations = sorted(number for number in numbers if number)
+        if not generations:
             raise NotFoundError(
                 f"there is no namespace {self._namespace.name} in {self._store.url}",
                 namespace=self._namespace.name,
             )
-        return self._probe(Head(self.load(newest), seen))
+        try:
+            manifest = self.load(generations[-1])
+        except CorruptionError as error:
+            return self._stand_in(generations, _explained(error), fallback, seen)
+        except NotFoundError:  # it was listed, superseded and swept: there are newer ones
+            return None
+        return self._probe(Head(manifest, seen), fallback)
 
-    def _probe(self, head: Head) -> Head:
-        """Step forward while there is a next one. Only a miss proves that this is the head."""
+    def _probe(self, head: Head, fallback: bool) -> Head | None:
+        """Step forward while there is a next one. Only a miss proves that this is the head.
+
+        And only a quick one, counted from when the first was known to be the head: after a slow
+        answer the numbers behind it may be swept. None then, which means: list.
+        """
         while True:
             seen = self._runtime.stopwatch()
             try:
-                head = Head(self.load(head.manifest.generation + 1), seen)
+                head = Head(self.load(head.manifest.generation + 1), head.seen)
             except NotFoundError:
-                return Head(head.manifest, seen)
+                return Head(head.manifest, seen) if head.fresh() else None
+            except CorruptionError:  # a listing shows whether a sound one comes after it
+                return self._list(fallback)
+
+    def _stand_in(
+        self, generations: list[int], damage: CorruptionError, fallback: bool, seen: Stopwatch
+    ) -> Head:
+        """Return the newest sound one for those who may have it; never go back in time."""
+        if not fallback:
+            raise damage
+        if self._last is not None:
+            return Head(self._last.manifest, seen, damage)
+        for generation in reversed(generations[-1 - FALLBACKS_MAX : -1]):
+            try:
+                return Head(self.load(generation), seen, damage)
+            except (CorruptionError, NotFoundError):
+                continue
+        raise damage
+
+
+def _explained(error: CorruptionError) -> CorruptionError:
+    return CorruptionError(
+        f"the newest manifest is damaged: {error.message}",
+        hint="Run repair: it publishes a sound one after it",
+        **error.context,
+    )

@@ -5,13 +5,13 @@ the way out means that the object was written by something else, or damaged in a
 its checksum does not show: nothing may be served from it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 
-from reef.errors import CorruptionError, InternalError
+from reef.errors import ConflictError, CorruptionError, InternalError
 from reef.formats.manifest import Manifest
 
-__all__ = ["check_loaded", "check_next"]
+__all__ = ["check_loaded", "check_next", "refuse_condemned"]
 
 Rule = Callable[[Manifest], bool]
 StepRule = Callable[[Manifest, Manifest], bool]
@@ -30,6 +30,9 @@ RULES: dict[str, Rule] = {
         s.min_key <= s.max_key and s.lsn_min <= s.lsn_max for s in m.segments
     ),
     "no live segment is condemned": lambda m: not _condemned_segments(m),
+    "no slot from the one below the floor on is condemned": lambda m: not _condemned_slots(m),
+    "no generation that is retained is condemned": lambda m: not _condemned_generations(m),
+    "the newest generation is retained": lambda m: m.oldest_retained <= m.generation,
     "snapshots have distinct ids": lambda m: _distinct([s.id for s in m.snapshots]),
     "the grace period is not negative": lambda m: m.grace_ms >= 0,
     "the last of the recent is this one": lambda m: (
@@ -48,12 +51,6 @@ STEP_RULES: dict[str, StepRule] = {
     "what was last seen never falls": lambda a, b: b.wal_id_last_seen >= a.wal_id_last_seen,
     "the oldest retained never falls": lambda a, b: b.oldest_retained >= a.oldest_retained,
     "schemas are only added": lambda a, b: b.schemas[: len(a.schemas)] == a.schemas,
-    "condemned keys are never revived": lambda a, b: (
-        not (
-            {f"segments/{s.id}.seg" for s in b.segments if s not in a.segments}
-            & {c.key for c in a.condemned}
-        )
-    ),
     "a write id is used once": lambda a, b: b.write_id not in {r.write_id for r in a.recent},
 }
 
@@ -70,14 +67,28 @@ def check_next(before: Manifest | None, after: Manifest) -> Manifest:
     """Return the next manifest, or raise if the edit that made it is wrong."""
     broken = [rule for rule, holds in RULES.items() if not holds(after)]
     if before is not None:
+        known = {segment.id for segment in before.segments}
+        refuse_condemned(before, [s.id for s in after.segments if s.id not in known])
         broken += [rule for rule, holds in STEP_RULES.items() if not holds(before, after)]
     if broken:
         raise InternalError(f"generation {after.generation} breaks: {'; '.join(broken)}")
     return after
 
 
-def _ids(manifest: Manifest) -> set[str]:
-    return {segment.id for segment in manifest.segments}
+def refuse_condemned(head: Manifest, segment_ids: Iterable[str]) -> None:
+    """Raise if an edit is about to name a segment that a sweep has condemned (H55).
+
+    No bug: whoever wrote it took longer than the grace period, and starts again.
+    """
+    condemned = {condemned.key for condemned in head.condemned}
+    for segment_id in segment_ids:
+        if _segment_key(segment_id) in condemned:
+            raise ConflictError(
+                f"segment {segment_id} waited longer than the grace period to be published, "
+                f"and was condemned",
+                hint="Run the job again",
+                segment=segment_id,
+            )
 
 
 def _distinct(ids: list[str]) -> bool:
@@ -90,4 +101,19 @@ def _rising(ids: list[int]) -> bool:
 
 def _condemned_segments(manifest: Manifest) -> set[str]:
     condemned = {condemned.key for condemned in manifest.condemned}
-    return {s.id for s in manifest.segments if f"segments/{s.id}.seg" in condemned}
+    return {s.id for s in manifest.segments if _segment_key(s.id) in condemned and not s.home}
+
+
+def _condemned_slots(manifest: Manifest) -> list[str]:
+    """Numbers have 20 digits: names sort as numbers do."""
+    needed = f"wal/{manifest.wal_floor - 1:020}.wal"
+    return [c.key for c in manifest.condemned if c.key.startswith("wal/0") and c.key >= needed]
+
+
+def _condemned_generations(manifest: Manifest) -> list[str]:
+    retained = f"manifest/{manifest.oldest_retained:020}."
+    return [c.key for c in manifest.condemned if c.key.startswith("manifest/") and c.key > retained]
+
+
+def _segment_key(segment_id: str) -> str:
+    return f"segments/{segment_id}.seg"

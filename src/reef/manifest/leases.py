@@ -8,8 +8,12 @@ that condemns, so that either it sees the lease or the holder sees the condemned
 Leases are among the few objects that are ever overwritten. A heartbeat never brings back a
 lease that was reaped: it is conditional, or, where the store has no If-Match, it writes a
 lease of a new name and removes the old one. A lease lapses `ttl_ms` after the store's date of
-its object: both ends of the comparison are the store's clock (H30).
+its object: both ends of the comparison are the store's clock (H30). Its holder counts from
+before it was written, and gives a lapsed one up: a sweep that saw it lapsed goes on without it.
 """
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import msgspec
 
@@ -18,7 +22,10 @@ from reef.formats.manifest import Manifest
 from reef.paths import Namespace
 from reef.stores import Store
 
-__all__ = ["Lease", "LeaseRecord"]
+__all__ = ["FoundLease", "Lease", "LeaseRecord", "find_leases"]
+
+UNREADABLE_TTL_MS = 24 * 3600 * 1000
+"""How long a lease that cannot be read holds everything."""
 
 
 class LeaseRecord(msgspec.Struct, frozen=True):
@@ -40,6 +47,7 @@ class Lease:
         self._store = store
         self._namespace = namespace
         self.record = record
+        self._written = store.runtime.stopwatch()
         self._tag = self._write()
 
     @classmethod
@@ -58,13 +66,17 @@ class Lease:
 
     def renew(self) -> None:
         """Push the expiry out; ConflictError if the lease was reaped meanwhile."""
+        before, written = self._written, self._store.runtime.stopwatch()
         if not self._store.capabilities.if_match or self._tag is None:
             self._move()
-            return
-        result = self._store.replace(self._key, self._encoded(), self._tag)
-        if not result.landed:
-            raise self._reaped()
-        self._tag = result.tag
+        else:
+            result = self._store.replace(self._key, self._encoded(), self._tag)
+            if not result.landed:
+                raise self._reaped()
+            self._tag = result.tag
+        if before.elapsed_s() * 1000 >= self.record.ttl_ms:
+            raise self._reaped()  # a sweep may have seen it lapsed before this arrived
+        self._written = written
 
     def release(self) -> None:
         self._store.delete(self._key)
@@ -98,3 +110,32 @@ class Lease:
             hint="Open another one, and read again from the current head",
             namespace=self._namespace.name,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class FoundLease:
+    """A lease as the sweep sees it."""
+
+    key: str
+    generation: int
+    lapsed: bool
+
+
+def find_leases(
+    store: Store, namespace: Namespace, now_s: float, margin_s: float
+) -> Iterator[FoundLease]:
+    """Yield the leases there are. `now_s` is the store's time, read before this is called.
+
+    Read later it could be long past the listing, and a lease that was renewed in between
+    would seem to have lapsed.
+    """
+    for info in store.list(namespace.leases):
+        try:
+            record = msgspec.json.decode(store.get(info.key), type=LeaseRecord)
+            generation, ttl_ms = record.generation, record.ttl_ms
+        except NotFoundError:
+            continue
+        except msgspec.DecodeError:  # nobody knows what it holds: all of it, for a day
+            generation, ttl_ms = 0, UNREADABLE_TTL_MS
+        age_s = now_s - info.last_modified_s
+        yield FoundLease(info.key, generation, age_s > ttl_ms / 1000 + margin_s)

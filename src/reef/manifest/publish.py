@@ -38,6 +38,7 @@ The publisher sets generation, write id, time and `recent`; the edit sets the re
 applied several times, to different heads, so it must be pure.
 """
 
+CREATED_QUICKLY_S = 1.0
 RECENT_MIN = 64
 RECENT_MS = 24 * 3600 * 1000
 
@@ -88,10 +89,18 @@ class Publisher:
             hint="Too many processes change this namespace at once; try again later",
         )
 
-    def create(self, first: Manifest) -> Manifest | None:
-        """Publish generation 1; None if another process was first."""
+    def create(self, first: Manifest, absent: Stopwatch | None = None) -> Manifest | None:
+        """Publish generation 1; None if another process was first.
+
+        `absent` was started before it was seen that there is no namespace. Another process may
+        have made one since, and swept its first generation: only a quick PUT proves itself.
+        """
         with self._turn:
-            return self._put(None, self._stamp(None, first), self._runtime.stopwatch())
+            following = self._stamp(None, first)
+            created = self._put(None, following, self._runtime.stopwatch())
+            if created is not None and absent and absent.elapsed_s() > CREATED_QUICKLY_S:
+                return self._prove(following)
+            return created
 
     def _attempt(self, head: Head, edit: Edit) -> Manifest | None:
         edited = edit(head.manifest)

@@ -2,7 +2,9 @@
 
 import pickle
 import threading
+from contextlib import ExitStack
 
+import msgspec
 import pytest
 
 import reef
@@ -17,9 +19,12 @@ from reef.errors import (
     OutcomeUnknownError,
     UnavailableError,
 )
+from reef.formats.manifest import encode_manifest
+from reef.formats.wal_object import WalHeader, WalKind, WalObject
 from reef.jobs import fold
+from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
-from reef.stores import Fault, RetryPolicy, Rule
+from reef.stores import Fault, RetryPolicy, Rule, Wrapper
 from reef.telemetry import RequestMeter
 from tests.forking import in_child
 
@@ -47,6 +52,22 @@ BAD_WRITES = [
     (lambda w: w.delete_range("b", "a"), "is empty"),
     (lambda w: w.delete_range("a", "a"), "is empty"),
     (lambda w: w.write(reef.Batch()), "without operations"),
+    (lambda w: w.put(None, b"v"), "bytes or text, got NoneType"),
+    (lambda w: w.put("\ud800", b"v"), "not text"),
+    (lambda w: w.delete(""), "1 to 65535 bytes, got 0"),
+    (lambda w: w.delete_range("a", b"z" * 65_536), "got 65536"),
+    (lambda w: w.delete_range("", "z"), "got 0"),
+    (lambda w: w.write({"a": b"1"}), "takes a Batch, got dict"),
+    (lambda w: w.put("k", b"v", idempotency_key=17), "idempotency key is text, got int"),
+    (lambda w: w.put("k", b"v", idempotency_key=""), "1 to 1024 bytes, got 0"),
+    (lambda w: w.put("k", b"v", idempotency_key="\ud800"), "idempotency key is not text"),
+    (lambda w: w.put("k", b"v", idempotency_key="é" * 513), "got 1026"),
+    (lambda w: w.put("k", 17, wait=False), "bytes expected, got int"),
+    (lambda w: w.get(17), "bytes or text, got int"),
+    (lambda w: w.get(""), "1 to 65535 bytes, got 0"),
+    (lambda w: w.scan(17), "bytes or text, got int"),
+    (lambda w: w.scan("\ud800"), "not text"),
+    (lambda w: w.scan(limit=-1), "limit=-1"),
 ]
 
 
@@ -61,7 +82,7 @@ def test_bad_input_is_refused_and_nothing_is_written(db, write, says):
         writer.put("k", b"v")
 
 
-@pytest.mark.parametrize("name", ["", "a/b", ".hidden", "x" * 129, "a b"])
+@pytest.mark.parametrize("name", ["", "a/b", ".hidden", "x" * 129, "a b", "..", "a\n", 17, None])
 def test_bad_namespace_names(db, name):
     """Names are checked before anything is touched."""
     with pytest.raises(InvalidInputError, match="not the name of a namespace"):
@@ -72,13 +93,17 @@ def test_bad_namespace_names(db, name):
 @pytest.mark.parametrize(
     "settings",
     [{"colour": 1}, {"ack": "never"}, {"max_parallel_writes": 0}, {"max_parallel_writes": 65},
-     {"group_window_ms": -1}],
+     {"max_parallel_writes": 1.5}, {"max_parallel_writes": None}, {"max_parallel_writes": True},
+     {"group_window_ms": -1}, {"group_window_ms": "fast"}, {"write_deadline_s": float("nan")}],
     ids=str,
 )  # fmt: skip
 def test_bad_settings(db, settings):
-    """A wrong setting is named."""
+    """A wrong setting is named, and the namespace stays as it was."""
+    db.writer("users").close()
+    before = objects(db)
     with pytest.raises(InvalidInputError, match=next(iter(settings))):
         db.writer("users", **settings)
+    assert objects(db) == before
 
 
 def test_a_closed_writer_refuses(db):
@@ -87,9 +112,21 @@ def test_a_closed_writer_refuses(db):
     writer.put("k", b"v")
     writer.close()
     writer.close()
-    for call in (lambda: writer.put("k", b"w"), lambda: writer.get("k"), writer.flush):
+    before = objects(db)
+    calls = [
+        lambda: writer.put("k", b"w"),
+        lambda: writer.put("k", b"w", wait=False),
+        lambda: writer.put("k", b"w", idempotency_key="once"),
+        lambda: writer.delete_range("a", "z"),
+        lambda: writer.get("k"),
+        writer.scan,
+        writer.flush,
+        writer.refresh,
+    ]
+    for call in calls:
         with pytest.raises(ClosedError):
             call()
+    assert objects(db) == before
 
 
 def test_a_closed_reader_refuses(db):
@@ -108,8 +145,10 @@ def test_a_fenced_writer_refuses_for_good(db):
     second = db.writer("users")
     assert second.get("k") == b"1"
     for _ in range(2):
+        before = objects(db)
         with pytest.raises(FencedError, match="epoch 2"):
             first.put("k", b"2")
+        assert objects(db) == before
     assert second.get("k") == b"1"
     second.put("k", b"3")
 
@@ -138,6 +177,78 @@ def test_a_reader_travels_and_survives_a_fork(tmp_path):
         reader = db.reader("users")
         assert pickle.loads(pickle.dumps(reader)).get("k") == b"v"
         assert in_child(lambda: (reader.refresh(), reader.get("k"))[1]) == (0, repr(b"v"))
+
+
+class Stuck(Wrapper):
+    """A store in which one thread does not get on."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.thread, self.reached, self.go_on = None, threading.Event(), threading.Event()
+
+    def get_tagged(self, key):
+        if threading.current_thread() is self.thread:
+            self.reached.set()
+            assert self.go_on.wait(30)
+        return self.inner.get_tagged(key)
+
+
+@pytest.mark.parametrize("pin", [False, True], ids=["reader", "pinned"])
+def test_H51_a_reader_survives_a_fork_in_the_middle_of_anything(tmp_path, pin):
+    """H51: locks that another thread held at the fork have no owner in the child."""
+    db = reef.open(str(tmp_path))
+    with db.writer("users") as writer:
+        for number in range(10):
+            writer.put(f"k{number}", b"v")
+        fold(db, "users")
+        db.store = stuck = Stuck(db.store)
+        reader = db.reader("users", pin=True) if pin else db.reader("users")
+        assert reader.get("k1") == b"v"
+        scan = reader.scan()
+        assert next(scan) == (b"k0", b"v")
+
+        def hold(*locks):
+            with ExitStack() as stack:
+                for lock in locks:
+                    stack.enter_context(lock)
+                held.set()
+                assert stuck.go_on.wait(30)
+
+        held = threading.Event()
+        locks = [reader._row_cache._lock, reader._segments._cache._lock]
+        if pin:
+            locks.append(reader._turn)
+            stuck.reached.set()
+        else:  # a refresh that has begun, and holds its turn
+            stuck.thread = threading.Thread(target=reader.refresh)
+            stuck.thread.start()
+        holder = threading.Thread(target=hold, args=locks)
+        holder.start()
+        assert stuck.reached.wait(10)
+        assert held.wait(10)
+
+        def read():
+            if not pin:  # what an iterator does whose object was swept
+                assert reader._replan(0, NotFoundError("swept")).manifest.generation
+            found = (reader.get("k1"), reader.get("k2"), len(list(reader.scan())), len(list(scan)))
+            return found, in_child(lambda: reader.get("k3"))  # and its child, as well
+
+        said = in_child(read)
+        stuck.go_on.set()
+        holder.join()
+        assert said == (0, repr(((b"v", b"v", 10, 9), (0, repr(b"v")))))
+        assert reader.get("k4") == b"v"
+
+
+def test_nothing_is_written_that_could_not_be_read_back(db):
+    """Encoders look at what they made: a header or manifest of wrong types never leaves."""
+    header = WalHeader(1, WalKind.FENCE, 1, "w", 17, 0)
+    with pytest.raises(msgspec.ValidationError):
+        WalObject.encode(header)
+    manifest = HeadFinder(db.writer("users")._committer.log._store, Namespace("users")).find()
+    for wrong in ({"max_parallel_writes": 1.5}, {"dedup": (("k", 1),)}, {"write_id": None}):
+        with pytest.raises(msgspec.ValidationError):
+            encode_manifest(msgspec.structs.replace(manifest.manifest, **wrong))
 
 
 def test_a_missing_namespace_is_not_made_by_a_reader(db):

@@ -13,6 +13,7 @@ from reef.errors import CorruptionError, UnsupportedFormatError
 from reef.formats.coding import crc32c
 from reef.formats.manifest import (
     Condemned,
+    CursorEntry,
     DedupEntry,
     Manifest,
     OpenJob,
@@ -72,7 +73,7 @@ def sample(segments=2, snapshots=1):
         skipped_lsns=(17,),
         skipped_generations=(9,),
         branch_pins={"namespaces/child": 3},
-        cursors={"c": 90},
+        cursors={"c": CursorEntry(90, 11)},
     )
 
 

@@ -1,0 +1,319 @@
+"""History: which past moments of a namespace can be read, and how they are put together.
+
+A moment is a generation and the log from its floor up to some LSN. What is asked for names it:
+
+    generation=g   that generation, up to the LSN that it says was last seen
+    lsn=n          the newest kept generation with a floor of at most n + 1, up to n
+    time=t         the newest kept generation that folded nothing created after t, and the log
+                   up to the first object that was created after t
+
+Floors rise with generations, so the right one is found by halving. Times are those at which
+the log's objects say that they were made, by the clocks of those who made them: where clocks
+disagree, so do the moments. What is gone is told as such, never passed over (H44).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from reef.engine.log import Log
+from reef.engine.log_rules import contiguous
+from reef.engine.segments import SegmentStore
+from reef.engine.tail import Tail
+from reef.errors import CorruptionError, InvalidInputError, Kind, NotFoundError
+from reef.formats.manifest import Manifest
+from reef.formats.wal_object import WalObject
+from reef.manifest.head import HeadFinder
+from reef.manifest.snapshots import check_active, is_active
+from reef.paths import Namespace, number_of
+from reef.stores import Store
+
+__all__ = ["AsOf", "History", "Moment", "Moved", "Wanted", "collected", "with_skipped"]
+
+READ_AT_ONCE = 128
+"""WAL objects in memory at a time while they are taken in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsOf:
+    """A past moment: one of a generation, an LSN or a time."""
+
+    generation: int | None = None
+    lsn: int | None = None
+    time: datetime | None = None
+
+    def __post_init__(self) -> None:
+        given = [w for w in (self.generation, self.lsn, self.time) if w is not None]
+        if len(given) != 1:
+            raise InvalidInputError(
+                "a past moment is one of generation=, lsn= and time=", kind=Kind.INVALID_OPTION
+            )
+        for name, lowest in (("generation", 1), ("lsn", 0)):
+            number = getattr(self, name)
+            if number is not None and not _is_number(number, lowest):
+                raise InvalidInputError(
+                    f"{name}={number!r} is not a number from {lowest} on", kind=Kind.INVALID_OPTION
+                )
+        if self.time is not None:
+            _check_time(self.time)
+
+    @classmethod
+    def of(cls, given: Any) -> "AsOf":
+        """Return what `as_of=` was given as: a generation, a datetime, a dict, or this."""
+        if isinstance(given, AsOf):
+            return given
+        if isinstance(given, datetime):
+            return cls(time=given)
+        if isinstance(given, dict):
+            unknown = given.keys() - {"generation", "lsn", "time"}
+            return cls(**given) if not unknown else cls()
+        return cls(generation=given)
+
+    def wanted(self) -> "Wanted":
+        until_ms = None if self.time is None else int(self.time.timestamp() * 1000)
+        return Wanted(self.generation, self.lsn, until_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is asked for, in numbers. Nothing at all is the newest there is."""
+
+    generation: int | None = None
+    lsn: int | None = None
+    until_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A generation, and up to where the log from its floor belongs to it."""
+
+    manifest: Manifest
+    last_lsn: int | None = None
+    """None: as far as it goes, or as time allows."""
+    until_ms: int | None = None
+
+
+class Moved(Exception):
+    """What was found was swept before it was pinned: look again."""
+
+
+class History:
+    """Finds moments of one namespace and replays them. Not for several threads at once."""
+
+    def __init__(self, store: Store, namespace: Namespace, segments: SegmentStore) -> None:
+        self.heads = HeadFinder(store, namespace)
+        self.log = Log(store, namespace)
+        self._store = store
+        self._namespace = namespace
+        self._segments = segments
+
+    def head(self) -> Manifest:
+        """Return the newest manifest, as of now."""
+        return self.heads.find().manifest
+
+    # --- finding ------------------------------------------------------------------
+    def find(self, head: Manifest, wanted: Wanted) -> Moment:
+        """Return the moment that is wanted; NotFoundError(kind=collected) if it is gone."""
+        if wanted.generation is not None:
+            manifest = self._generation(head, wanted.generation)
+            seen = max(manifest.wal_id_last_seen, manifest.wal_floor - 1)
+            return Moment(manifest, seen if wanted.lsn is None else wanted.lsn)
+        if wanted.lsn is not None:
+            return Moment(self.start_of_log(head, wanted.lsn), wanted.lsn)
+        if wanted.until_ms is not None:
+            return Moment(self._before(head, wanted.until_ms), until_ms=wanted.until_ms)
+        return Moment(head)
+
+    def start_of_log(self, head: Manifest, lsn: int) -> Manifest:
+        """Return the newest kept generation that has nothing above an LSN in its segments."""
+        found = self._newest(head, lambda manifest: manifest.wal_floor <= lsn + 1)
+        if found is None:
+            raise collected(self._namespace, lsn + 1)
+        return found
+
+    def end_of_log(self, head: Manifest) -> int:
+        """Return the last LSN without a gap before it."""
+        first = max(head.wal_floor, head.wal_id_last_seen + 1)
+        filled = [slot.lsn for slot in self.log.filled(first)]
+        return first - 1 + len(contiguous([*filled, *head.skipped_lsns], first))
+
+    def check(self, head: Manifest, moment: Moment) -> None:
+        """Raise Moved unless a moment can still be read; asked after it was leased."""
+        try:
+            check_active(head, moment.manifest, self._now_ms(head))
+        except NotFoundError as error:
+            raise Moved(str(error)) from error
+
+    def is_kept(self, head: Manifest, manifest: Manifest) -> bool:
+        return is_active(head, manifest.generation, self._now_ms(head))
+
+    def _generation(self, head: Manifest, generation: int) -> Manifest:
+        if generation == head.generation:
+            return head
+        if generation > head.generation:
+            raise NotFoundError(
+                f"{self._namespace.name} has no generation {generation} yet, "
+                f"the newest is {head.generation}",
+                generation=generation,
+            )
+        if not is_active(head, generation, self._now_ms(head)):
+            raise NotFoundError(
+                f"generation {generation} of {self._namespace.name} is not kept any more; "
+                f"the oldest that is, is {head.oldest_retained}",
+                kind=Kind.COLLECTED,
+                hint="Name a newer one; a snapshot keeps one for longer",
+                generation=generation,
+            )
+        return self._load(generation)
+
+    def _before(self, head: Manifest, until_ms: int) -> Manifest:
+        found = self._newest(head, lambda manifest: self._folded_at_ms(manifest) <= until_ms)
+        if found is None:
+            raise NotFoundError(
+                f"{self._namespace.name} is not kept as far back as "
+                f"{datetime.fromtimestamp(until_ms / 1000).astimezone().isoformat()}",
+                kind=Kind.COLLECTED,
+                hint="Name a later time; a snapshot keeps one for longer",
+            )
+        return found
+
+    def _folded_at_ms(self, manifest: Manifest) -> float:
+        """Return when the last object below a floor was made: kept for as long as the floor is."""
+        for lsn in range(manifest.wal_floor - 1, manifest.wal_base - 1, -1):
+            if lsn in manifest.skipped_lsns:
+                continue
+            found = self.log.read(lsn)
+            return float("inf") if found is None else found.header.created_at_ms
+        return 0.0
+
+    def _newest(self, head: Manifest, fits: Callable[[Manifest], bool]) -> Manifest | None:
+        """Return the newest kept generation that fits; all that fit come before all that do not."""
+        if fits(head):
+            return head
+        generations = list(self._kept(head))
+        found: Manifest | None = None
+        while generations:
+            middle = len(generations) // 2
+            try:
+                manifest = self._load(generations[middle])
+            except CorruptionError:  # a neighbour will do
+                del generations[middle]
+                continue
+            if fits(manifest):
+                found, generations = manifest, generations[middle + 1 :]
+            else:
+                generations = generations[:middle]
+        return found
+
+    def _kept(self, head: Manifest) -> Iterator[int]:
+        now_ms = self._now_ms(head)
+        for info in self._store.list(self._namespace.manifests):
+            generation = number_of(info.key)
+            if generation and generation < head.generation and is_active(head, generation, now_ms):
+                yield generation
+
+    def _load(self, generation: int) -> Manifest:
+        try:
+            return self.heads.load(generation)
+        except NotFoundError as error:
+            raise Moved(str(error)) from error
+
+    def _now_ms(self, head: Manifest) -> int:
+        """Return the store's time, where some snapshot's end depends on it (H30)."""
+        if all(snapshot.expires_at_ms is None for snapshot in head.snapshots):
+            return 0
+        return int(self._store.now() * 1000)
+
+    # --- replaying ----------------------------------------------------------------
+    def replay(self, moment: Moment, head: Manifest) -> Tail:
+        """Put a moment together. What a later repair has given up is passed over here too."""
+        tail = Tail(with_skipped(moment.manifest, head), self._segments)
+        for found in self._objects(tail, moment):
+            if found is None:
+                tail.skip()
+            elif moment.until_ms is not None and found.header.created_at_ms > moment.until_ms:
+                break
+            else:
+                tail.take(found)
+        return tail
+
+    def _objects(self, tail: Tail, moment: Moment) -> Iterator[WalObject | None]:
+        """Yield the objects of the log from the floor on; None for one that is given up."""
+        skipped, lsns = tail.manifest.skipped_lsns, self._lsns(tail, moment)
+        for at in range(0, len(lsns), READ_AT_ONCE):
+            chunk = lsns[at : at + READ_AT_ONCE]
+            sound = [lsn for lsn in chunk if lsn not in skipped]
+            found = dict(zip(sound, self.log.read_many(sound), strict=True))
+            for lsn in chunk:
+                if found.get(lsn) is None and lsn not in skipped:
+                    raise self._missing(lsn, moment)
+                yield found.get(lsn)
+        if moment.last_lsn is None:
+            self._check_end(lsns.stop)
+
+    def _lsns(self, tail: Tail, moment: Moment) -> range:
+        """Return which LSNs belong to a moment; without an end, those that are listed."""
+        first = tail.next_lsn
+        if moment.last_lsn is not None:
+            return range(first, moment.last_lsn + 1)
+        filled = [slot.lsn for slot in self.log.filled(first)]
+        return range(first, first + len(contiguous([*filled, *tail.manifest.skipped_lsns], first)))
+
+    def _check_end(self, lsn: int) -> None:
+        """Tell the end of what was listed from a gap: swept before it was listed (H10)."""
+        if self.head().wal_floor > lsn and self.log.read(lsn) is None:
+            raise Moved(f"LSN {lsn} was swept")
+
+    def _missing(self, lsn: int, moment: Moment) -> Exception:
+        """Tell what is collected from what is not there yet, and both from damage (H16)."""
+        self.heads.forget()
+        head = self.head()
+        if not self.is_kept(head, moment.manifest):
+            return collected(self._namespace, lsn)
+        if lsn > max(head.wal_floor - 1, head.wal_id_last_seen):
+            return NotFoundError(
+                f"LSN {lsn} is not in the log of {self._namespace.name} yet",
+                hint="Wait for it with wait_for",
+                lsn=lsn,
+            )
+        key = self._namespace.wal_object(lsn)
+        return CorruptionError(
+            f"there is no object {key}, though generation {moment.manifest.generation} needs it",
+            hint="Run verify, then repair",
+            object=key,
+            offset=0,
+        )
+
+
+def with_skipped(manifest: Manifest, head: Manifest) -> Manifest:
+    """Return an old manifest with what a repair has given up since."""
+    skipped = {*manifest.skipped_lsns, *head.skipped_lsns}
+    return msgspec.structs.replace(manifest, skipped_lsns=tuple(sorted(skipped)))
+
+
+def collected(namespace: Namespace, lsn: int) -> NotFoundError:
+    """Return the error for a part of the log that a sweep has taken."""
+    return NotFoundError(
+        f"LSN {lsn} of {namespace.name} was collected: its log is not kept that far back",
+        kind=Kind.COLLECTED,
+        hint="Start again from a snapshot or a scan; a cursor holds the log for its reader",
+        lsn=lsn,
+    )
+
+
+def _is_number(number: object, lowest: int) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number >= lowest
+
+
+def _check_time(time: object) -> None:
+    if not isinstance(time, datetime):
+        raise InvalidInputError(f"time={time!r} is not a datetime", kind=Kind.INVALID_OPTION)
+    if time.tzinfo is None:
+        raise InvalidInputError(
+            f"time={time!r} has no time zone",
+            kind=Kind.INVALID_OPTION,
+            hint="Say which it is, for instance datetime.now(UTC)",
+        )

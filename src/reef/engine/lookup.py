@@ -1,0 +1,99 @@
+"""Many keys at once: one look at each source, whatever the number of keys.
+
+The filters of all segments are asked for all keys together; the groups that may have some are
+fetched side by side, with one request for each segment. So a thousand cold keys wait for two
+round trips, not for a thousand.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from reef.engine.merge import drop_deleted, newest_versions
+from reef.engine.segments import SegmentStore
+from reef.engine.view import View, range_tombstones_of
+from reef.formats.batch import OpKind
+from reef.formats.filter import hash_keys
+from reef.formats.manifest import SegmentEntry
+from reef.formats.versions import Versions, concat_versions
+from reef.runtime import Runtime
+
+__all__ = ["look_up", "newest_rows"]
+
+
+def look_up(
+    view: View,
+    keys: Iterable[bytes],
+    now_ms: int,
+    runtime: Runtime,
+    columns: Sequence[int] | None = None,
+) -> Versions:
+    """Return the rows that these keys have now, sorted by key, each once."""
+    return drop_deleted(newest_rows(view, keys, runtime, columns), now_ms)
+
+
+def newest_rows(
+    view: View, keys: Iterable[bytes], runtime: Runtime, columns: Sequence[int] | None = None
+) -> Versions:
+    """Return the newest version of each key, deletes and expired rows too."""
+    ordered = sorted(set(keys))
+    if not ordered:
+        return Versions.empty(view.manifest.schema)
+    tables = (view.memtable,) if view.staged is None else (view.memtable, view.staged)
+    moments = [table.look_up(ordered) for table in tables]
+    in_memory = [moment.rows for moment in moments]
+    entries = [
+        entry
+        for entry in (*moments[0].ingested, *view.manifest.segments)
+        if entry.min_key <= ordered[-1] and ordered[0] <= entry.max_key
+    ]
+    runtime.gather([lambda e=entry: view.segments.tail(e) for entry in entries])  # type: ignore[misc]
+    open_keys = _unsettled(ordered, in_memory, entries)
+    parts = runtime.gather(
+        [lambda e=entry: _in_segment(view, e, open_keys, columns) for entry in entries]  # type: ignore[misc]
+    )
+    tombstones = [tombstone for moment in moments for tombstone in moment.range_tombstones]
+    for entry in entries:
+        tombstones += range_tombstones_of(view.segments, entry)
+    return newest_versions([*in_memory, *parts], view.manifest.schema, tombstones)
+
+
+def _unsettled(
+    ordered: list[bytes], in_memory: Sequence[Versions], entries: Sequence[SegmentEntry]
+) -> list[bytes]:
+    """Return the keys whose newest whole row in memory may not be the newest there is."""
+    newest = max((entry.lsn_max for entry in entries), default=0)
+    known: set[bytes] = set()
+    for rows in in_memory:
+        settled = (rows.kinds != OpKind.PATCH) & (rows.lsns > newest)
+        known.update(rows.keys.filter(pa.array(settled)).to_pylist())
+    return [key for key in ordered if key not in known] if known else ordered
+
+
+def _in_segment(
+    view: View, entry: SegmentEntry, keys: list[bytes], columns: Sequence[int] | None
+) -> Versions:
+    """Return the versions that one segment has of some sorted keys."""
+    segments, schema = view.segments, view.manifest.schema
+    within = keys[bisect_left(keys, entry.min_key) :]
+    may = segments.tail(entry).filter.may_have_many(hash_keys(within))
+    wanted = [within[place] for place in np.flatnonzero(may).tolist()]
+    groups = _groups_with(segments, entry, wanted)
+    sought = pa.array(wanted, pa.binary())
+    parts = [Versions.empty(schema)]
+    for group in segments.groups(entry, groups, columns):
+        mask = pc.is_in(group.rows.keys, value_set=sought)
+        places = np.flatnonzero(mask.to_numpy(zero_copy_only=False)).astype(np.int64)
+        parts.append(group.rows.take(places).under(schema))
+    found = concat_versions(parts, schema)
+    return found.with_lsn(entry.visible_lsn) if entry.visible_lsn else found
+
+
+def _groups_with(segments: SegmentStore, entry: SegmentEntry, keys: list[bytes]) -> list[int]:
+    """Return the groups whose bounds have room for one of the keys."""
+    index = segments.tail(entry).index
+    numbers = ((bisect_left(index.last_keys, key), key) for key in keys)
+    return sorted({n for n, key in numbers if n < len(index) and index.first_keys[n] <= key})

@@ -1,0 +1,69 @@
+"""What a scan is asked for: which columns, and which rows.
+
+Knows which columns must be read, and which groups of a segment need not be, because no row in
+them can match.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from reef.engine.rows_out import to_record_batch, unknown_column
+from reef.engine.where import Where, parse
+from reef.errors import InvalidInputError
+from reef.formats.schema import Schema
+from reef.formats.segment_index import SegmentIndex
+from reef.formats.versions import Versions
+
+__all__ = ["EVERYTHING", "Projection"]
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """Columns and conditions, checked against a schema."""
+
+    columns: tuple[str, ...] | None = None
+    """In the order asked; None means all, the key first."""
+    where: Where | None = None
+    numbers: tuple[int, ...] | None = None
+    """The columns that must be read; None means all."""
+
+    @classmethod
+    def of(cls, schema: Schema, columns: Sequence[str] | None, where: Any) -> "Projection":
+        """Return what was asked for; InvalidInputError names what is not there."""
+        conditions = parse(where, schema) if where is not None else None
+        if columns is None:
+            return cls(None, conditions, None)
+        if isinstance(columns, str):
+            raise InvalidInputError(f"columns is a list of names, got {columns!r}")
+        by_name = {field.name: field.number for field in (schema.key, *schema.fields)}
+        for name in columns:
+            if name not in by_name:
+                raise unknown_column(str(name), list(by_name))
+        used = {*columns, *(conditions.columns if conditions else ())}
+        numbers = tuple(sorted(by_name[name] for name in used if by_name[name]))
+        return cls(tuple(columns), conditions, numbers)
+
+    def batch(self, rows: Versions, schema: Schema) -> pa.RecordBatch:
+        """Return the rows that match, with the columns that were asked for."""
+        if self.where is None:
+            return to_record_batch(rows, schema, self.columns)
+        asked = self.columns if self.columns is not None else schema.arrow().names
+        needed = list(dict.fromkeys([*asked, *self.where.columns]))
+        batch = to_record_batch(rows, schema, needed)
+        return batch.filter(self.where.mask(batch)).select(list(asked))
+
+    def arrow_schema(self, schema: Schema) -> pa.Schema:
+        every = schema.arrow()
+        return every if self.columns is None else pa.schema([every.field(n) for n in self.columns])
+
+    def may_match(self, index: SegmentIndex, schema: Schema) -> npt.NDArray[np.bool_] | None:
+        """Return for each group of a segment whether a row in it can match; None: any can."""
+        return None if self.where is None else self.where.groups(index, schema)
+
+
+EVERYTHING = Projection()

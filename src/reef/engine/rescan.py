@@ -1,0 +1,63 @@
+"""Scans that outlive what they read: they go on exactly, or not at all.
+
+A plain reader holds no lease, so a sweep may take a segment that an open iterator still
+needs. It then plans again from the current head. What was there at its LSN is still there,
+under other names, unless something newer has replaced it: newer versions take the place of
+older ones in segments. So it goes on only if nothing in the rest of its range is newer than
+its LSN; a fold or a compaction alone changes no row. Otherwise the rest of that moment is gone.
+"""
+
+from collections.abc import Callable, Iterator
+
+from reef.engine.view import Scan, View
+from reef.errors import Kind, NotFoundError
+from reef.formats.versions import Versions
+from reef.types import KeyRange
+
+__all__ = ["Replan", "go_on_after_sweeps"]
+
+Replan = Callable[[int, NotFoundError], View]
+"""Returns a view on a newer generation than the given one, in which an object was missing."""
+
+
+def go_on_after_sweeps(scan: Scan, replan: Replan) -> Iterator[Versions]:
+    """Yield what a scan yields; where an object was swept, the same rows from elsewhere."""
+    lsn = scan.moments[0].last_lsn
+    while True:
+        left = scan.wanted
+        try:
+            for rows in scan:
+                yield rows
+                left = _rest(left, rows.keys[-1].as_py(), scan.reverse)
+            return
+        except NotFoundError as error:
+            view = replan(scan.manifest.generation, error)
+            scan = view.scan(left, scan.now_ms, reverse=scan.reverse, projection=scan.projection)
+            if view.last_lsn < lsn or _is_newer(scan, lsn):
+                raise _collected(lsn, error) from error
+
+
+def _rest(wanted: KeyRange, last_key: bytes, reverse: bool) -> KeyRange:
+    """Return what lies behind a key, in the direction of reading."""
+    if reverse:
+        return KeyRange(wanted.start, last_key)
+    return KeyRange(last_key + b"\0", wanted.end)
+
+
+def _is_newer(scan: Scan, lsn: int) -> bool:
+    """Whether some source of a scan may have a version above an LSN."""
+    moment, wanted = scan.moments[0], scan.wanted
+    return (
+        bool((moment.rows.lsns > lsn).any())
+        or any(entry.lsn_max > lsn for entry in scan.overlapping())
+        or any(t.lsn > lsn and wanted.touches(t.start, t.end) for t in moment.range_tombstones)
+    )
+
+
+def _collected(lsn: int, error: NotFoundError) -> NotFoundError:
+    return NotFoundError(
+        f"the rest of this scan is gone: {error.message}, and rows were changed since LSN {lsn}",
+        kind=Kind.COLLECTED,
+        hint="Scan again, or read a snapshot, which holds what it needs",
+        **{**error.context, "lsn": lsn},
+    )

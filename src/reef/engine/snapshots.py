@@ -1,0 +1,199 @@
+"""Snapshots: moments that are kept until they are released, or expire.
+
+Taking one costs the same whatever the size: look how far the log goes, and publish one
+manifest that says so and pins itself. So a snapshot has everything that was acknowledged before
+it was asked for. A handle holds no connection and no lease; it can be sent to other processes,
+and goes on to exist without any.
+"""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from reef.engine.history import History
+from reef.engine.segments import SegmentStore
+from reef.errors import InvalidInputError, Kind, NotFoundError, UnavailableError
+from reef.formats.manifest import Manifest
+from reef.formats.manifest import Snapshot as SnapshotEntry
+from reef.manifest.head import HeadFinder
+from reef.manifest.publish import Edit, Publisher
+from reef.manifest.roots import expired_snapshots
+from reef.manifest.snapshots import (
+    add_snapshot,
+    drop_snapshot,
+    extend_snapshot,
+    find_snapshot,
+    is_active,
+)
+from reef.paths import Namespace
+from reef.stores import Store
+
+__all__ = ["Snapshot", "list_snapshots", "resolve_snapshot", "take_snapshot"]
+
+NAME_LENGTH_MAX = 128
+RESTARTS_MAX = 10
+
+
+class Snapshot:
+    """A pinned generation. Picklable."""
+
+    def __init__(self, store: Store, namespace: str, entry: SnapshotEntry) -> None:
+        self.namespace = namespace
+        self._store = store
+        self._entry = entry
+
+    @property
+    def id(self) -> str:
+        return self._entry.id
+
+    @property
+    def name(self) -> str | None:
+        return self._entry.name
+
+    @property
+    def generation(self) -> int:
+        return self._entry.generation
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When it ends, by the store's clock; None if it never does. As this handle knows it."""
+        at_ms = self._entry.expires_at_ms
+        return None if at_ms is None else datetime.fromtimestamp(at_ms / 1000, UTC)
+
+    def extend(self, ttl_s: float | None) -> None:
+        """Let it end `ttl_s` from now, or never; NotFoundError if it is over."""
+        now_ms = _now_ms(self._store)
+        expires_at_ms = _expiry_ms(ttl_s, now_ms)
+        head = self._publisher().publish(
+            lambda head: extend_snapshot(head, self.id, expires_at_ms, now_ms)
+        )
+        self._entry = find_snapshot(head, self.id, now_ms)
+
+    def release(self) -> None:
+        """End it now. One that is over already is fine."""
+        self._publisher().publish(lambda head: drop_snapshot(head, self.id))
+
+    def __repr__(self) -> str:
+        name = "" if self.name is None else f" {self.name!r}"
+        ends = "" if self.expires_at is None else f", until {self.expires_at.isoformat()}"
+        return f"<Snapshot{name} of {self.namespace}, generation {self.generation}{ends}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Snapshot) and (self.namespace, self.id) == (
+            other.namespace,
+            other.id,
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.namespace, self.id))
+
+    def _publisher(self) -> Publisher:
+        return Publisher(self._store, Namespace(self.namespace))
+
+
+def take_snapshot(
+    store: Store,
+    publisher: Publisher,
+    segments: SegmentStore,
+    namespace: Namespace,
+    *,
+    name: str | None,
+    ttl_s: float | None,
+    generation: int | None,
+) -> Snapshot:
+    """Pin everything that is committed, or a generation that is still kept."""
+    _check_name(name)
+    now_ms = _now_ms(store)
+    entry = SnapshotEntry(
+        id=store.runtime.ulid(),
+        generation=0 if generation is None else generation,
+        name=name,
+        expires_at_ms=_expiry_ms(ttl_s, now_ms),
+    )
+    for _ in range(RESTARTS_MAX):
+        head = publisher.heads.find().manifest
+        pinned, last_lsn = None, None
+        if generation is None:
+            last_lsn = History(store, namespace, segments).end_of_log(head)
+        else:
+            pinned = _load_active(publisher.heads, head, generation, now_ms)
+        head = publisher.publish(_taking(entry, now_ms, last_lsn, pinned))
+        found = [snapshot for snapshot in head.snapshots if snapshot.id == entry.id]
+        if found:
+            return Snapshot(store, namespace.name, found[0])
+    raise UnavailableError(f"{namespace.name} is folded faster than a snapshot can be taken")
+
+
+def _taking(
+    entry: SnapshotEntry, now_ms: int, last_lsn: int | None, pinned: Manifest | None
+) -> Edit:
+    return lambda head: add_snapshot(head, entry, now_ms, last_lsn, pinned)
+
+
+def _load_active(heads: HeadFinder, head: Manifest, generation: int, now_ms: int) -> Manifest:
+    """Return a generation that can be pinned; the edit looks again at the head it meets."""
+    if isinstance(generation, bool) or not isinstance(generation, int):
+        raise InvalidInputError(
+            f"generation={generation!r} is not a number", kind=Kind.INVALID_OPTION
+        )
+    if is_active(head, generation, now_ms):
+        try:
+            return head if generation == head.generation else heads.load(generation)
+        except NotFoundError:
+            pass
+    raise NotFoundError(
+        f"generation {generation} is not active: those from {head.oldest_retained} to "
+        f"{head.generation} are, and those that snapshots pin",
+        kind=Kind.COLLECTED if generation <= head.generation else Kind.NOT_FOUND,
+        generation=generation,
+    )
+
+
+def list_snapshots(store: Store, namespace: Namespace) -> list[Snapshot]:
+    """Return the snapshots that are not over, the oldest first."""
+    head = HeadFinder(store, namespace).find().manifest
+    expired = expired_snapshots(head, _now_ms(store))
+    alive = [entry for entry in head.snapshots if entry.id not in expired]
+    return [Snapshot(store, namespace.name, entry) for entry in alive]
+
+
+def resolve_snapshot(store: Store, namespace: Namespace, wanted: Any) -> SnapshotEntry:
+    """Return the entry of a handle, an id or a name; NotFoundError if it is over."""
+    if isinstance(wanted, Snapshot):
+        if wanted.namespace != namespace.name:
+            raise InvalidInputError(
+                f"{wanted!r} is not a snapshot of {namespace.name}", kind=Kind.INVALID_OPTION
+            )
+        wanted = wanted.id
+    if not isinstance(wanted, str):
+        raise InvalidInputError(
+            f"snapshot={wanted!r} is neither a snapshot, nor an id or a name of one",
+            kind=Kind.INVALID_OPTION,
+        )
+    head = HeadFinder(store, namespace).find().manifest
+    return find_snapshot(head, wanted, _now_ms(store))
+
+
+def _now_ms(store: Store) -> int:
+    """Return the store's time: all ends are by its clock (H30)."""
+    return int(store.now() * 1000)
+
+
+def _expiry_ms(ttl_s: Any, now_ms: int) -> int | None:
+    if ttl_s is None:
+        return None
+    if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not 0 < ttl_s < 1e10:
+        raise InvalidInputError(
+            f"ttl_s={ttl_s!r} is not a number of seconds", kind=Kind.INVALID_OPTION
+        )
+    return now_ms + int(ttl_s * 1000)
+
+
+def _check_name(name: object) -> None:
+    if name is None:
+        return
+    if not isinstance(name, str) or not 1 <= len(name) <= NAME_LENGTH_MAX or not name.isprintable():
+        raise InvalidInputError(
+            f"{name!r} is not the name of a snapshot",
+            kind=Kind.INVALID_OPTION,
+            hint=f"1 to {NAME_LENGTH_MAX} printable characters",
+        )

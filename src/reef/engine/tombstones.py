@@ -1,0 +1,109 @@
+"""Range tombstones as fragments that do not overlap, each with the newest delete that covers it.
+
+Ranges are cut where they overlap, always at the ends of other ranges (H36), so that finding
+the delete that covers a key is one binary search, however many ranges were deleted.
+
+    deleted      a ──────────── m          at 5
+                       f ──────────── s    at 9
+    fragments    a ─5─ f ─────9────── s
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+
+from reef.formats.versions import RangeTombstone
+from reef.types import KeyRange
+
+__all__ = ["RangeTombstones"]
+
+
+class RangeTombstones:
+    """A set of range deletes. Never changes; `with_` makes the next one."""
+
+    __slots__ = ("_fragments", "_starts")
+
+    def __init__(self, fragments: tuple[RangeTombstone, ...] = ()) -> None:
+        self._fragments = fragments
+        self._starts = [fragment.start for fragment in fragments]
+
+    @classmethod
+    def of(cls, tombstones: Iterable[RangeTombstone]) -> "RangeTombstones":
+        found = cls()
+        for tombstone in tombstones:
+            found = found.with_(tombstone)
+        return found
+
+    def __bool__(self) -> bool:
+        return bool(self._fragments)
+
+    def __len__(self) -> int:
+        return len(self._fragments)
+
+    def __iter__(self) -> Iterator[RangeTombstone]:
+        return iter(self._fragments)
+
+    def covering(self, key: bytes) -> RangeTombstone | None:
+        """Return the newest delete that covers a key."""
+        place = bisect_right(self._starts, key) - 1
+        if place >= 0 and key < self._fragments[place].end:
+            return self._fragments[place]
+        return None
+
+    def within(self, wanted: KeyRange) -> list[RangeTombstone]:
+        """Return the fragments that touch a range."""
+        first = max(0, bisect_right(self._starts, wanted.start) - 1)
+        last = len(self) if wanted.end is None else bisect_left(self._starts, wanted.end)
+        return [f for f in self._fragments[first:last] if f.end > wanted.start]
+
+    def with_(self, new: RangeTombstone) -> "RangeTombstones":
+        """Return the set with one delete more; where they overlap the newer one counts."""
+        first = max(0, bisect_right(self._starts, new.start) - 1)
+        while first < len(self) and self._fragments[first].end <= new.start:
+            first += 1
+        last = first
+        while last < len(self) and self._fragments[last].start < new.end:
+            last += 1
+        pieces = _overlaid(self._fragments[first:last], new)
+        return RangeTombstones((*self._fragments[:first], *pieces, *self._fragments[last:]))
+
+    def from_lsn(self, floor: int) -> "RangeTombstones":
+        """Return those that are not older than `floor`."""
+        return RangeTombstones(tuple(f for f in self._fragments if f.lsn >= floor))
+
+
+def _overlaid(old: tuple[RangeTombstone, ...], new: RangeTombstone) -> list[RangeTombstone]:
+    pieces: list[RangeTombstone] = []
+    at = new.start
+    for fragment in old:
+        if fragment.start < new.start:
+            pieces.append(_cut(fragment, fragment.start, new.start))
+        if at < fragment.start:
+            pieces.append(_cut(new, at, fragment.start))
+        newer = max(fragment, new, key=lambda t: (t.lsn, t.seq))
+        low, high = max(fragment.start, new.start), min(fragment.end, new.end)
+        pieces.append(_cut(newer, low, high))
+        at = high
+        if fragment.end > new.end:
+            pieces.append(_cut(fragment, new.end, fragment.end))
+    if at < new.end:
+        pieces.append(_cut(new, at, new.end))
+    return _joined(pieces)
+
+
+def _cut(tombstone: RangeTombstone, start: bytes, end: bytes) -> RangeTombstone:
+    return RangeTombstone(start, end, tombstone.lsn, tombstone.seq)
+
+
+def _joined(pieces: list[RangeTombstone]) -> list[RangeTombstone]:
+    """Join neighbours that belong to one delete."""
+    joined: list[RangeTombstone] = []
+    for piece in pieces:
+        if joined and joined[-1].end == piece.start and _same(joined[-1], piece):
+            joined[-1] = _cut(piece, joined[-1].start, piece.end)
+        else:
+            joined.append(piece)
+    return joined
+
+
+def _same(one: RangeTombstone, other: RangeTombstone) -> bool:
+    return (one.lsn, one.seq) == (other.lsn, other.seq)

@@ -1,0 +1,165 @@
+"""A fold's task: the rows of some WAL objects become segments. Runs anywhere.
+
+Of each key the newest version is kept, deletes and range deletes too: what they hide may lie in
+older segments. A patch is laid over the row below it, which may stand in a segment: only those
+rows are looked up. A patch over nothing is left out, since it does nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from reef.config import FoldSettings
+from reef.engine.cache import ByteCache
+from reef.engine.log import Log
+from reef.engine.lookup import newest_rows
+from reef.engine.memtable import Memtable
+from reef.engine.merge import newest_versions, sorted_places
+from reef.engine.segments import SegmentStore
+from reef.engine.view import View, range_tombstones_of
+from reef.errors import NotFoundError
+from reef.formats.batch import OpKind, decode_ops
+from reef.formats.block import Codec
+from reef.formats.manifest import Manifest, SegmentEntry
+from reef.formats.segment import Lineage, SegmentSummary
+from reef.formats.segment_writer import SegmentWriter
+from reef.formats.versions import RangeTombstone, Versions, concat_versions, split_ops
+from reef.manifest.head import HeadFinder
+from reef.paths import Namespace
+from reef.stores import Store
+
+__all__ = ["FoldTask", "missing_object", "run_fold_task"]
+
+CACHE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FoldTask:
+    """The rows of some WAL objects, to be written as segments."""
+
+    store: Store
+    namespace: Namespace
+    generation: int
+    """The manifest of the plan: small to send, and the same wherever it is read."""
+    settings: FoldSettings
+    lsns: tuple[int, ...] = ()
+    """Only those whose batches count."""
+    ingested: tuple[SegmentEntry, ...] = ()
+    """What ingests among them made visible: patches may lie on top of it."""
+
+
+def run_fold_task(task: FoldTask) -> tuple[SegmentEntry, ...]:
+    """Write the segments of a task; their names are new at every run."""
+    manifest = HeadFinder(task.store, task.namespace).load(task.generation)
+    rows, tombstones = _read_rows(task, manifest)
+    if not len(rows) and not tombstones:
+        return ()
+    if (rows.kinds == OpKind.PATCH).any():
+        rows = _resolved(task, manifest, rows, tombstones)
+    else:
+        rows = newest_versions([rows], manifest.schema, tombstones)
+    if not len(rows) and not tombstones:
+        return ()
+    return tuple(_write_segments(task, manifest, rows, tombstones))
+
+
+def missing_object(namespace: Namespace, lsn: int) -> NotFoundError:
+    """Return the error for a WAL object that was listed and is gone."""
+    return NotFoundError(
+        f"LSN {lsn} of {namespace.name} was listed and is gone",
+        object=namespace.wal_object(lsn),
+        offset=0,
+    )
+
+
+def _read_rows(task: FoldTask, manifest: Manifest) -> tuple[Versions, list[RangeTombstone]]:
+    log = Log(task.store, task.namespace)
+    schemas = {schema.id: schema for schema in manifest.schemas}
+    parts: list[Versions] = [Versions.empty(manifest.schema)]
+    tombstones: list[RangeTombstone] = []
+    for lsn, found in zip(task.lsns, log.read_many(list(task.lsns)), strict=True):
+        if found is None:
+            raise missing_object(task.namespace, lsn)
+        schema = schemas.get(found.header.schema_id, manifest.schema)
+        first_seq = 0
+        for record in found.records:
+            ops = decode_ops(record, schema, task.namespace.wal_object(lsn))
+            rows, ranges = split_ops(ops, lsn, first_seq)
+            parts.append(rows.under(manifest.schema))
+            tombstones += ranges
+            first_seq += len(ops)
+    rows = concat_versions(parts, manifest.schema)
+    return rows.take(sorted_places(rows)), tombstones
+
+
+def _resolved(
+    task: FoldTask, manifest: Manifest, rows: Versions, tombstones: list[RangeTombstone]
+) -> Versions:
+    """Lay patches over what is below them, in the log or in segments."""
+    patched = pc.unique(rows.keys.filter(pa.array(rows.kinds == OpKind.PATCH))).to_pylist()
+    segments = SegmentStore(task.store, task.namespace, ByteCache(CACHE_BYTES))
+    memtable = Memtable(manifest.schema, manifest.wal_floor)
+    memtable.ingest(manifest.wal_floor, task.ingested)
+    below = newest_rows(View(manifest, segments, memtable), patched, task.store.runtime)
+    deleted = [*tombstones]
+    for entry in (*task.ingested, *manifest.segments):
+        deleted += range_tombstones_of(segments, entry)
+    found = newest_versions([rows, below], manifest.schema, deleted)
+    # What is not of this part of the log stands in a segment already.
+    ours = np.isin(found.lsns, np.array(task.lsns, np.int64)) & (found.kinds != OpKind.PATCH)
+    return found.take(np.flatnonzero(ours).astype(np.int64))
+
+
+def _write_segments(
+    task: FoldTask, manifest: Manifest, rows: Versions, tombstones: list[RangeTombstone]
+) -> Iterator[SegmentEntry]:
+    """Cut by size; range tombstones go with the first piece, whose bounds then include them."""
+    pieces = list(_pieces(rows, task.settings.segment_bytes_max))
+    runtime = task.store.runtime
+    ids = [runtime.ulid() for _ in pieces]
+    for place, piece in enumerate(pieces):
+        siblings = tuple(other for other in ids if other != ids[place])
+        writer = SegmentWriter(
+            manifest.schema,
+            0,
+            Lineage(ids[place], int(runtime.wall_s() * 1000), siblings=siblings),
+            codec=Codec[task.settings.codec.upper()],
+            group_bytes=task.settings.group_bytes,
+            range_tombstones=tombstones if place == 0 else (),
+        )
+        key = task.namespace.segment(ids[place])
+        task.store.upload(key, writer.write([piece]))
+        yield _entry(ids[place], writer.summary)
+
+
+def _pieces(rows: Versions, bytes_max: int) -> Iterator[Versions]:
+    total = rows.keys.nbytes + sum(array.nbytes for array in rows.fields.values())
+    count = max(1, -(-total // bytes_max))
+    step = max(1, -(-len(rows) // count))
+    if not len(rows):
+        yield rows
+    for start in range(0, len(rows), step):
+        yield rows.slice(start, min(start + step, len(rows)))
+
+
+def _entry(segment_id: str, summary: SegmentSummary) -> SegmentEntry:
+    footer = summary.footer
+    return SegmentEntry(
+        id=segment_id,
+        level=footer.level,
+        size=summary.size,
+        checksum=summary.checksum,
+        rows=footer.rows,
+        tombstones=footer.tombstones,
+        min_key=footer.min_key,
+        max_key=footer.max_key,
+        lsn_min=footer.lsn_min,
+        lsn_max=footer.lsn_max,
+        tail_bytes=summary.tail_bytes,
+        schema_id=footer.schema.id,
+        set_hash=footer.set_hash,
+        patches=footer.patches,
+    )

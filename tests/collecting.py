@@ -1,0 +1,157 @@
+"""A namespace on virtual time, for tests of the sweep: clocks that go on at a word."""
+
+import msgspec
+
+import reef
+from reef.engine.database import Database
+from reef.jobs import fold, sweep
+from reef.manifest.head import HeadFinder
+from reef.manifest.leases import Lease
+from reef.manifest.publish import Publisher
+from reef.paths import Namespace
+from reef.stores import Wrapper
+from reef.testing import Simulation
+
+NAME = "users"
+USERS = Namespace(NAME)
+GRACE_S = 15 * 60
+DAY_S = 24 * 3600
+
+
+class World:
+    """One bucket, one namespace, one clock."""
+
+    def __init__(self, page=1000):
+        self.sim = Simulation(0)
+        self.bucket = self.sim.bucket
+        self.bucket.page = page
+        self.db = Database(self.bucket)
+        self._clock = self.sim.process("clock")
+
+    def advance(self, seconds):
+        """Let time pass."""
+        self.run(lambda: self._clock.runtime.sleep(seconds))
+
+    def run(self, call):
+        """Call something that may wait, and return what it returns."""
+        if self.sim.scheduler.current is not None:
+            return call()
+        answer = []
+
+        def answered():
+            try:
+                answer.append((call(), None))
+            except reef.ReefError as error:
+                answer.append((None, error))
+
+        self._clock.spawn(answered)
+        self.sim.run()
+        ((result, error),) = answer
+        if error is not None:
+            raise error
+        return result
+
+    def fold(self):
+        """Fold, and let what was before be the past."""
+        fold(self.db, NAME)
+        self.advance(10)
+
+    def head(self):
+        return HeadFinder(self.bucket, USERS).find().manifest
+
+    def publish(self, **changes):
+        """Publish a manifest with some fields changed."""
+        return Publisher(self.bucket, USERS).publish(
+            lambda head: msgspec.structs.replace(head, **changes)
+        )
+
+    def lease(self, ttl_s=60.0, manifest=None):
+        return Lease.take(self.bucket, USERS, manifest or self.head(), owner="me", ttl_s=ttl_s)
+
+    def compact(self):
+        """Put copies in place of all segments, as a compaction does; return the old ids."""
+        head = self.head()
+        new = []
+        for entry in head.segments:
+            segment_id = self.bucket.runtime.ulid()
+            self.bucket.copy(USERS.segment(entry.id), USERS.segment(segment_id))
+            new.append(msgspec.structs.replace(entry, id=segment_id))
+        self.publish(segments=tuple(new))
+        return [entry.id for entry in head.segments]
+
+    def sweep(self, db=None, **settings):
+        """Condemn and delete; nothing but the head is retained unless told otherwise."""
+        wanted = {"apply": True, "retain_generations_s": 0.0, **settings}
+        return self.run(lambda: sweep(db or self.db, NAME, **wanted))
+
+    def sweep_twice(self, **settings):
+        """Condemn, wait for the grace period, delete; return what was deleted."""
+        self.sweep(**settings)
+        self.advance(GRACE_S + 10)
+        return self.sweep(**settings).deleted
+
+    def keys(self, folder):
+        """Return the names in a folder of the namespace, without the folder."""
+        prefix = f"{USERS.root}/{folder}/"
+        return [info.key.removeprefix(prefix) for info in self.bucket.list(prefix)]
+
+    def slots(self):
+        return [int(key.removesuffix(".wal")) for key in self.keys("wal")]
+
+    def rows(self):
+        """Return what a new reader, and a new writer, see; they must agree."""
+        seen = dict(self.db.reader(NAME).scan())
+        with self.db.writer(NAME) as writer:
+            assert dict(writer.scan()) == seen
+        return seen
+
+
+class At(Wrapper):
+    """Does something once, just before or after the first call of a kind on some key."""
+
+    def __init__(self, inner, method, part, does, *, after=False):
+        super().__init__(inner)
+        self.armed = True
+        call = getattr(inner, method)
+
+        def called(key="", *rest):
+            strikes = self.armed and part in key
+            self.armed = self.armed and not strikes
+            if strikes and not after:
+                does()
+            result = call(key, *rest)
+            if strikes and after:
+                result = list(result) if method == "list" else result
+                does()
+                result = iter(result) if method == "list" else result
+            return result
+
+        setattr(self, method, called)
+
+
+class EachRequest(Wrapper):
+    """Calls something before every request."""
+
+    def __init__(self, inner, does):
+        super().__init__(inner)
+        self._does = does
+
+    def get_tagged(self, key):
+        self._does()
+        return self.inner.get_tagged(key)
+
+    def get_range(self, key, start, end):
+        self._does()
+        return self.inner.get_range(key, start, end)
+
+    def list(self, prefix="", start_after=""):
+        self._does()
+        return self.inner.list(prefix, start_after)
+
+    def create(self, key, body):
+        self._does()
+        return self.inner.create(key, body)
+
+    def delete_many(self, keys):
+        self._does()
+        self.inner.delete_many(keys)

@@ -1,0 +1,314 @@
+"""H13, H14, H16, H28, H47, H48, H52, H54, H55, H57: jobs and zombies beside a real sweep."""
+
+import msgspec
+import pytest
+
+import reef
+from reef.formats.manifest import Snapshot
+from reef.formats.wal_object import Job, WalKind
+from reef.jobs import fold
+from reef.manifest import edits
+from reef.manifest.head import HeadFinder
+from reef.manifest.publish import Publisher
+from reef.stores import Outcome, Wrapper, agree_on_cas
+from tests.bulk import append, ingest, stage
+from tests.collecting import DAY_S, GRACE_S, NAME, USERS, At, EachRequest, World
+
+ROWS = {b"k%d" % number: b"v" for number in range(5)}
+
+
+@pytest.fixture
+def world():
+    """Give a namespace with five rows in the log, folded into one segment."""
+    world = World()
+    with world.db.writer(NAME) as writer:
+        for number in range(5):
+            writer.put(f"k{number}", b"v")
+    world.fold()
+    return world
+
+
+# --- jobs -----------------------------------------------------------------------------
+
+
+def test_H54_a_committed_ingest_is_rooted_in_the_log(world):
+    """H54: sweeps with a grace of zero between its commit and its fold."""
+    world.publish(grace_ms=0)
+    ingest(world.bucket, NAME, {b"bulk": b"1"})
+    world.advance(60)
+    assert world.sweep().kept["segments named by an ingest in the log"] == 1
+    world.advance(60)
+    world.sweep()
+    assert world.rows() == {**ROWS, b"bulk": b"1"}
+    world.fold()
+    world.sweep()
+    world.advance(60)
+    world.sweep()
+    assert world.rows() == {**ROWS, b"bulk": b"1"}
+
+
+def test_H54_the_ingests_in_a_snapshots_log(world):
+    """H54: folded and compacted since; the snapshot needs what its own log names."""
+    pinned = world.publish()
+    world.publish(snapshots=(Snapshot("s", pinned.generation),), grace_ms=0)
+    ingest(world.bucket, NAME, {b"bulk": b"1"})
+    world.fold()
+    (bulk, *_) = world.compact()
+    world.advance(DAY_S)
+    world.sweep()
+    world.advance(60)
+    world.sweep()
+    assert world.bucket.head(USERS.segment(bulk))
+    world.publish(snapshots=())
+    world.advance(60)
+    world.sweep()
+    world.advance(60)
+    assert f"segments/{bulk}.seg" in world.sweep().deleted
+
+
+def test_H28_a_job_that_outlasts_the_grace_wins_wholly(world):
+    """H28: its begin roots what it stages, for as long as it takes."""
+    append(world.bucket, NAME, WalKind.BEGIN, Job("j1"))
+    staged = stage(world.bucket, NAME, {b"bulk": b"1"}, "j1")
+    for _ in range(3):
+        world.advance(DAY_S)
+        world.sweep()
+        world.fold()
+    append(world.bucket, NAME, WalKind.INGEST, Job("j1", segments=(staged,)))
+    assert world.rows() == {**ROWS, b"bulk": b"1"}
+
+
+def test_H28_a_fold_that_outlasts_the_grace_fails_cleanly(world):
+    """H28, H55: what it staged was taken for an orphan; its publish is refused, and run again."""
+    with world.db.writer(NAME) as writer:
+        writer.put("late", b"1")
+
+    class Pauses(Wrapper):
+        def upload(self, key, parts):
+            size = self.inner.upload(key, parts)
+            world.advance(GRACE_S + 10)
+            world.sweep()
+            return size
+
+    with pytest.raises(reef.ConflictError, match="was condemned"):
+        fold(reef.Database(Pauses(world.bucket)), NAME)
+    assert world.rows() == {**ROWS, b"late": b"1"}
+    world.fold()
+    assert world.rows() == {**ROWS, b"late": b"1"}
+
+
+def test_H55_an_orphan_that_is_published_while_the_sweep_looks(world):
+    """H55: at every request of the sweep; published means kept, condemned means refused."""
+    for number in range(1, 40):
+        world = World()
+        with world.db.writer(NAME) as writer:
+            writer.put("k", b"v")
+        world.fold()
+        world.publish(grace_ms=0)
+        segment = world.head().segments[0]
+        world.bucket.copy(USERS.segment(segment.id), USERS.segment("01COPY"))
+        world.advance(60)
+        outcome, count = [], [0]
+
+        def publish(world=world, outcome=outcome, count=count, number=number, old=segment):
+            count[0] += 1
+            if count[0] != number:
+                return
+            new = msgspec.structs.replace(old, id="01COPY")
+            try:
+                world.publish(segments=(new,))
+                outcome.append("published")
+            except (reef.ConflictError, reef.NotFoundError) as error:
+                outcome.append(type(error).__name__)
+
+        db = reef.Database(EachRequest(world.bucket, publish))
+        for _ in range(2):
+            world.sweep(db)
+            world.advance(10)
+        assert world.rows() == {b"k": b"v"}, number
+        if not outcome:
+            break
+    assert number > 15
+
+
+def test_H57_a_key_counts_once_across_a_fold(world):
+    """H57: the first ingest of a key was folded and swept; a second one is skipped by all."""
+    ingest(world.bucket, NAME, {b"bulk": b"1"}, key="load")
+    world.fold()
+    world.sweep_twice()
+    ingest(world.bucket, NAME, {b"bulk": b"2"}, key="load")
+    assert world.rows() == {**ROWS, b"bulk": b"1"}
+    world.fold()
+    assert world.rows() == {**ROWS, b"bulk": b"1"}
+
+
+# --- zombies --------------------------------------------------------------------------
+
+
+def test_H13_a_zombie_finds_a_fence_in_its_slot(world):
+    """H13: its successor wrote, folded and swept; fences stay, so its PUT is lost for certain."""
+    zombie = world.db.writer(NAME)
+    with world.db.writer(NAME) as successor:
+        for number in range(5):
+            successor.put("k", b"%d" % number)
+    world.fold()
+    world.sweep_twice()
+    with pytest.raises(reef.FencedError):
+        zombie.put("k", b"zombie")
+    assert world.rows()[b"k"] == b"4"
+
+
+def test_H52_an_idle_writer_after_ingests_were_folded_and_swept(world):
+    """H52: the ingests keep its next slots; its write goes behind them and counts."""
+    writer = world.db.writer(NAME)
+    ingest(world.bucket, NAME, {b"k0": b"bulk"})
+    ingest(world.bucket, NAME, {b"k1": b"bulk"})
+    world.fold()
+    world.sweep_twice()
+    receipt = writer.put("k2", b"live")
+    assert receipt.lsn >= world.head().wal_floor
+    assert world.rows() == {**ROWS, b"k0": b"bulk", b"k1": b"bulk", b"k2": b"live"}
+
+
+def test_H14_a_publish_that_lands_in_a_swept_generation_does_not_count():
+    """H14: stalled past the grace; its number was published, condemned and deleted meanwhile."""
+    world = World()
+    world.db.writer(NAME)
+    slow = world.sim.process("slow")
+    told = []
+
+    class Stalls(Wrapper):
+        def create(self, key, body):
+            if "/manifest/" in key:
+                self.runtime.sleep(3600)
+                for _ in range(3):
+                    world.publish()
+                self.runtime.sleep(60)
+                world.sweep()
+                self.runtime.sleep(GRACE_S + 60)
+                assert key.removeprefix(USERS.root + "/") in world.sweep().deleted
+                result = self.inner.create(key, body)
+                assert result.outcome is Outcome.CREATED, "it landed, where nobody looks"
+                return result
+            return self.inner.create(key, body)
+
+    def publish():
+        publisher = Publisher(Stalls(slow.store()), USERS)
+        try:
+            told.append(publisher.publish(lambda head: edits.raise_writer_epoch(head, 1)))
+        except reef.ReefError as error:
+            told.append(error)
+
+    slow.spawn(publish)
+    world.sim.run()
+    assert isinstance(told[0], reef.OutcomeUnknownError)
+    assert world.head().writer_epoch == 1
+
+
+# --- found by the simulator -----------------------------------------------------------
+
+
+def busy(world, times=5):
+    """Publish and sweep until the first generations are gone."""
+    for _ in range(times):
+        world.publish()
+    world.advance(60)
+    world.sweep_twice()
+
+
+@pytest.mark.parametrize("answers", ["late", "too late for the listed one"])
+def test_H47_a_slow_answer_proves_no_head(world, answers):
+    """H47: behind a manifest whose answer took longer than the grace, numbers may be swept.
+
+    The probe that follows finds nothing, and that proves nothing: an opener that took it for
+    the head once raised an epoch, fenced and wrote in a part of the past.
+    """
+    generation = world.head().generation
+    late = At(
+        world.bucket, "get_tagged", "/manifest/", lambda: busy(world), after=answers == "late"
+    )
+    head = world.run(lambda: HeadFinder(late, USERS).find().manifest)
+    assert not late.armed
+    assert head == world.head()
+    assert head.generation > generation + 5
+    assert USERS.manifest(generation + 1).rsplit("/", 1)[1] not in world.keys("manifest")
+
+
+def test_H47_a_cached_head_and_a_slow_probe(world):
+    """H47: the same for a head that was fresh when the probe was sent."""
+    slow = At(world.bucket, "get_tagged", "none yet", lambda: busy(world))
+    finder = HeadFinder(slow, USERS)
+    generation = finder.find().manifest.generation
+    finder._store = At(world.bucket, "get_tagged", "/manifest/", lambda: busy(world))
+    assert world.run(lambda: finder.find().manifest) == world.head()
+    assert world.head().generation > generation + 5
+
+
+@pytest.mark.parametrize("method", ["list", "create"])
+def test_H48_a_namespace_is_not_made_again_in_its_own_past(method):
+    """H48: "there is none" was long ago; meanwhile it was made, and its first generation swept."""
+    world = World()
+    agree_on_cas(world.bucket)
+    made = []
+
+    def make():
+        with world.db.writer(NAME) as writer:
+            for number in range(3):
+                writer.put("k", b"%d" % number)
+        world.fold()
+        busy(world)
+        made.append(world.head())
+
+    late = At(world.bucket, method, "/manifest/", make, after=method == "list")
+    with pytest.raises(reef.OutcomeUnknownError):
+        world.run(lambda: reef.Database(late).writer(NAME))
+    assert made
+    assert USERS.manifest(2).rsplit("/", 1)[1] not in world.keys("manifest")
+    assert world.rows() == {b"k": b"2"}
+
+
+def test_H16_a_replay_that_outlasted_its_lease_is_not_damage(world):
+    """H16: folded and swept in the middle of it, by nobody's fault: open again."""
+    with world.db.writer(NAME) as writer:
+        for number in range(3):
+            writer.put("late", b"%d" % number)
+
+    def fold_and_sweep():
+        world.advance(120)  # the opener's lease lasts a minute
+        world.fold()
+        world.sweep_twice()
+
+    slot = USERS.wal_object(world.head().wal_floor + 1)
+    late = At(world.bucket, "get_tagged", slot, fold_and_sweep)
+    with pytest.raises(reef.UnavailableError, match="outlasted its lease"):
+        world.run(lambda: reef.Database(late).writer(NAME))
+    assert world.rows() == {**ROWS, b"late": b"2"}
+
+
+def test_a_fold_whose_log_is_swept_is_told_that_it_lost(world):
+    """Another fold was first and its log is gone: a conflict, not damage."""
+    with world.db.writer(NAME) as writer:
+        writer.put("late", b"1")
+        writer.put("late", b"2")
+
+    def fold_and_sweep():
+        world.fold()
+        world.sweep_twice()
+
+    slot = USERS.wal_object(world.head().wal_floor + 1)
+    late = At(world.bucket, "get_tagged", slot, fold_and_sweep)
+    with pytest.raises(reef.ConflictError, match="others went on to generation"):
+        world.run(lambda: fold(reef.Database(late), NAME))
+    world.bucket.delete(slot)
+    assert world.rows() == {**ROWS, b"late": b"2"}
+
+
+def test_a_hole_in_the_log_is_damage_to_a_fold(world):
+    """The same hole with nobody's fold behind it is corruption."""
+    with world.db.writer(NAME) as writer:
+        writer.put("late", b"1")
+        writer.put("late", b"2")
+    slot = USERS.wal_object(world.head().wal_floor + 1)
+    late = At(world.bucket, "get_tagged", slot, lambda: world.bucket.delete(slot))
+    with pytest.raises(reef.CorruptionError, match="no fold has passed it"):
+        world.run(lambda: fold(reef.Database(late), NAME))

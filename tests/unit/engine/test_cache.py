@@ -1,0 +1,97 @@
+"""The cache: bounded in bytes, always; what was used longest ago goes first."""
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reef.engine.cache import ByteCache
+from reef.errors import NotFoundError
+from reef.telemetry import Metrics
+from tests.unit.engine.model import few
+
+
+def load(cache, key, size):
+    """Get a value that takes `size` bytes; return whether it had to be loaded."""
+    loads = []
+    assert cache.get(key, lambda: (loads.append(1) or f"value of {key}", size)) == f"value of {key}"
+    return bool(loads)
+
+
+@few
+@given(
+    st.integers(0, 50),
+    st.lists(st.tuples(st.integers(0, 8), st.integers(0, 30)), max_size=60),
+)
+def test_it_is_a_plain_model_with_a_bound(bytes_max, calls):
+    """Against a list in order of use: the same hits, the same evictions, never a byte too many."""
+    cache, model = ByteCache(bytes_max), {}
+    for key, size in calls:
+        assert load(cache, key, size) == (key not in model)
+        kept = model.pop(key, size)
+        if kept <= bytes_max:
+            model[key] = kept
+        while sum(model.values()) > bytes_max:
+            del model[next(iter(model))]
+        assert cache.bytes == sum(model.values()) <= bytes_max
+
+
+def test_what_does_not_fit_is_not_kept_and_evicts_nothing():
+    """A value larger than the whole cache passes through."""
+    cache = ByteCache(10)
+    load(cache, "small", 4)
+    assert load(cache, "huge", 11)
+    assert load(cache, "huge", 11)
+    assert not load(cache, "small", 4)
+
+
+def test_use_keeps_a_value():
+    """The one that was not looked at goes, not the one that came first."""
+    cache = ByteCache(3)
+    for key in "abc":
+        load(cache, key, 1)
+    load(cache, "a", 1)
+    load(cache, "d", 1)
+    assert not load(cache, "a", 1)
+    assert load(cache, "b", 1)
+
+
+def test_H9_not_found_is_never_kept():
+    """H9: a load that fails leaves nothing behind; the next one asks again."""
+    cache = ByteCache(10)
+
+    def missing():
+        raise NotFoundError("swept")
+
+    for _ in range(2):
+        with pytest.raises(NotFoundError):
+            cache.get("k", missing)
+    assert cache.bytes == 0
+    assert load(cache, "k", 1)
+
+
+def test_hits_misses_and_bytes_are_counted():
+    """The numbers that tell whether it is large enough."""
+    metrics = Metrics()
+    cache = ByteCache(10, metrics)
+    for key in ("a", "a", "b"):
+        load(cache, key, 4)
+    assert metrics.counter("cache.hits").value == 1
+    assert metrics.counter("cache.misses").value == 2
+    assert metrics.gauge("cache.bytes").value == 8
+
+
+def test_threads_that_miss_at_once_count_a_value_once():
+    """Both load, one is kept; its bytes are not counted twice."""
+    cache, together = ByteCache(100), threading.Barrier(4)
+
+    def get():
+        cache.get("k", lambda: (together.wait(10), 10))
+
+    threads = [threading.Thread(target=get) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert cache.bytes == 10

@@ -1,0 +1,240 @@
+"""Registered cursors: they go on where they were, and the log is kept for them."""
+
+import pickle
+
+import pytest
+
+import reef
+from reef import stores
+from reef.formats.wal_object import Job, WalKind
+from reef.telemetry import RequestMeter
+from tests.bulk import append, ingest, stage
+from tests.collecting import DAY_S, NAME, USERS, World
+
+
+@pytest.fixture
+def world():
+    """Give a namespace on virtual time, with a writer."""
+    world = World()
+    world.writer = world.db.writer(NAME)
+    return world
+
+
+def seen(cursor):
+    """Return keys and values of what a cursor gives."""
+    return [(change.key, change.row) for change in cursor]
+
+
+def test_a_new_cursor_begins_at_the_end_or_where_it_is_told(world):
+    """What was before is not given, unless it is asked for."""
+    world.writer.put("a", b"1")
+    now = world.db.cursor(NAME, "now")
+    everything = world.db.cursor(NAME, "all", after_lsn=0)
+    world.writer.put("b", b"2")
+    assert seen(now) == [(b"b", b"2")]
+    assert seen(everything) == [(b"a", b"1"), (b"b", b"2")]
+    assert world.db.cursors(NAME) == {"all": 0, "now": 2}
+
+
+def test_a_cursor_goes_on_from_its_last_commit(world):
+    """Reading alone moves nothing; whoever opens the name goes on, whatever LSN they name."""
+    world.writer.put("a", b"1")
+    with world.db.cursor(NAME, "c", after_lsn=0) as cursor:
+        assert seen(cursor) == [(b"a", b"1")]
+    with world.db.cursor(NAME, "c", after_lsn=0) as cursor:
+        assert seen(cursor) == [(b"a", b"1")]
+        assert (cursor.position, cursor.committed) == (2, 0)
+        assert cursor.commit() == 2
+        assert cursor.commit() == 2
+    world.writer.put("b", b"2")
+    assert seen(world.db.cursor(NAME, "c", after_lsn=0)) == [(b"b", b"2")]
+    with pytest.raises(reef.ClosedError):
+        next(iter(cursor))
+    with pytest.raises(reef.ClosedError):
+        cursor.commit()
+
+
+def test_a_cursor_commits_up_to_what_was_worked_off(world):
+    """Those who read ahead name how far they are: neither back nor past what was read."""
+    for key in "abc":
+        world.writer.put(key, b"v")
+    cursor = world.db.cursor(NAME, "c", after_lsn=1)
+    assert len(seen(cursor)) == 3
+    assert cursor.commit(3) == cursor.committed == 3
+    for wrong in (2, 5, -1, "3"):
+        with pytest.raises(reef.InvalidInputError, match="upto_lsn"):
+            cursor.commit(wrong)
+    assert seen(world.db.cursor(NAME, "c")) == [(b"c", b"v")]
+    assert cursor.commit() == 4
+
+
+def test_a_cursor_keeps_exactly_its_log(world):
+    """Folds and sweeps leave what lies behind its commit, its ingests too, and take the rest."""
+    cursor = world.db.cursor(NAME, "c")
+    for number in range(3):
+        world.writer.put("k", b"%d" % number)
+    lsn = ingest(world.bucket, NAME, {b"bulk": b"1"})
+    world.fold()
+    (bulk, *_) = world.compact()
+    world.advance(2 * DAY_S)
+    world.sweep_twice()
+    assert {2, 3, 4, lsn} <= set(world.slots())
+    assert world.bucket.head(USERS.segment(bulk))
+    folded = world.head().segments
+    expected = [(b"k", b"0"), (b"k", b"1"), (b"k", b"2"), (b"bulk", b"1")]
+    assert seen(world.db.cursor(NAME, "c")) == expected
+    assert seen(cursor) == expected
+    cursor.commit()
+    world.advance(DAY_S)
+    world.sweep_twice()
+    assert set(world.slots()) == {1, 5, lsn}, "fence, begin and ingest stay"
+    with pytest.raises(reef.NotFoundError):
+        world.bucket.head(USERS.segment(bulk))
+    assert world.head().segments == folded
+    world.writer.put("k", b"3")
+    assert seen(cursor) == [(b"k", b"3")]
+
+
+def test_a_cursor_keeps_no_segments(world):
+    """It reads the log; what is folded and compacted goes as if it were not there."""
+    world.writer.put("k", b"1")
+    world.fold()
+    world.db.cursor(NAME, "c")
+    (old,) = world.compact()
+    world.advance(2 * DAY_S)
+    world.sweep_twice()
+    with pytest.raises(reef.NotFoundError):
+        world.bucket.head(USERS.segment(old))
+
+
+def test_a_dropped_cursor_holds_nothing(world):
+    """Its log goes with the next sweep, and its reader is told."""
+    cursor = world.db.cursor(NAME, "c")
+    for number in range(3):
+        world.writer.put("k", b"%d" % number)
+    world.fold()
+    world.advance(2 * DAY_S)
+    assert not [key for key in world.sweep_twice() if key.startswith("wal/")]
+    world.db.drop_cursor(NAME, "c")
+    world.db.drop_cursor(NAME, "c")
+    assert world.db.cursors(NAME) == {}
+    world.sweep_twice()
+    assert world.slots() == [1, 4]
+    with pytest.raises(reef.NotFoundError, match="LSN 2 of users was collected"):
+        seen(cursor)
+
+
+def test_a_commit_after_a_drop(world):
+    """It does not bring the cursor back."""
+    cursor = world.db.cursor(NAME, "c")
+    world.writer.put("k", b"1")
+    assert len(seen(cursor)) == 1
+    world.db.drop_cursor(NAME, "c")
+    with pytest.raises(reef.NotFoundError, match="was dropped"):
+        cursor.commit()
+    assert world.db.cursors(NAME) == {}
+
+
+def test_two_processes_with_one_cursor(world):
+    """The second to commit is told, and nothing moves back."""
+    first, second = world.db.cursor(NAME, "c"), world.db.cursor(NAME, "c")
+    world.writer.put("k", b"1")
+    assert len(seen(first)) == 1
+    world.writer.put("k", b"2")
+    assert len(seen(second)) == 2
+    second.commit()
+    with pytest.raises(reef.ConflictError, match="another process has moved it"):
+        first.commit()
+    assert world.db.cursors(NAME) == {"c": 3}
+
+
+def test_a_cursor_far_behind_the_folds(world):
+    """It commits piece by piece, and goes on from each, however many folds have passed it."""
+    cursor = world.db.cursor(NAME, "c")
+    for number in range(6):
+        world.writer.put("k", b"%d" % number)
+        world.fold()
+    world.advance(2 * DAY_S)
+    world.sweep_twice()
+    values = []
+    while True:
+        cursor = world.db.cursor(NAME, "c")
+        change = next(iter(cursor), None)
+        if change is None:
+            break
+        values.append(change.row)
+        next(iter(cursor), None)  # the position moves when the object is done
+        cursor.commit()
+        world.sweep_twice()
+    assert values == [b"%d" % number for number in range(6)]
+
+
+def test_a_cursor_judges_jobs_as_everyone_does(world):
+    """A key that was committed below its position, days ago, still makes a second load void."""
+    append(world.bucket, NAME, WalKind.BEGIN, Job("late", key="load"))
+    ingest(world.bucket, NAME, {b"x": b"1"}, key="load")
+    cursor = world.db.cursor(NAME, "c")
+    staged = stage(world.bucket, NAME, {b"x": b"2"}, "late")
+    append(world.bucket, NAME, WalKind.INGEST, Job("late", key="load", segments=(staged,)))
+    world.writer.put("a", b"1")
+    for _ in range(3):
+        world.advance(DAY_S)
+        world.fold()
+        world.sweep_twice()
+        world.writer.put("a", b"more")
+    world.fold()
+    assert "load" not in {entry.key for entry in world.head().dedup}
+    assert {key for key, _ in seen(world.db.cursor(NAME, "c"))} == {b"a"}
+    assert (b"x", b"1") in world.rows().items()
+    assert cursor.committed == cursor.position
+
+
+def test_following_by_a_cursor(world):
+    """It waits for more, and gives up in time."""
+    cursor = world.db.cursor(NAME, "c")
+    assert world.run(lambda: [c.key for c in cursor.follow(timeout_s=1)]) == []
+    world.writer.put("k", b"1")
+    assert world.run(lambda: [c.key for c in cursor.follow(timeout_s=1)]) == [b"k"]
+    assert list(cursor) == []
+    assert "committed up to 1" in repr(cursor)
+
+
+def test_a_collected_beginning(world):
+    """A cursor cannot be registered where the log is gone."""
+    for number in range(3):
+        world.writer.put("k", b"%d" % number)
+    world.fold()
+    world.sweep_twice()
+    with pytest.raises(reef.NotFoundError, match="was collected") as caught:
+        world.db.cursor(NAME, "c", after_lsn=0)
+    assert caught.value.kind == "collected"
+    assert world.db.cursors(NAME) == {}
+
+
+@pytest.mark.parametrize("name", ["", "a\n", 7, "x" * 129])
+def test_bad_names(world, name):
+    """1 to 128 printable characters."""
+    with pytest.raises(reef.InvalidInputError, match="not the name of a cursor"):
+        world.db.cursor(NAME, name)
+
+
+def test_a_cursor_belongs_to_its_process(world):
+    """Pickled, it would be a second one with the same name."""
+    with pytest.raises(reef.InvalidInputError, match="cannot be pickled"):
+        pickle.dumps(world.db.cursor(NAME, "c"))
+
+
+def test_what_a_commit_costs():
+    """One manifest; nothing at all if nothing was read."""
+    meter = RequestMeter()
+    db = reef.Database(stores.open("memory://", meter=meter))
+    writer = db.writer(NAME)
+    cursor = db.cursor(NAME, "c")
+    writer.put("k", b"1")
+    assert len(seen(cursor)) == 1
+    meter.reset()
+    cursor.commit()
+    assert meter.requests() == {"get": 2, "put": 1}
+    cursor.commit()
+    assert meter.requests() == {"get": 2, "put": 1}
+    assert db.cursors(NAME) == {"c": 2}
