@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from reef.engine.rows_out import to_python, to_record_batch
+from reef.engine.rows.out import to_python, to_record_batch
 from reef.engine.segments import SegmentStore
 from reef.engine.tail import ingested_segments
 from reef.engine.view import range_tombstones_of

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from reef.engine.arena import Arena
 from reef.engine.merge import sorted_places
-from reef.engine.rows_out import to_python
+from reef.engine.rows.out import to_python
 from reef.engine.tombstones import RangeTombstones
 from reef.formats.batch import OpKind, Ops
 from reef.formats.manifest import SegmentEntry

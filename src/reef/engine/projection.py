@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from reef.engine.rows_out import to_record_batch, unknown_column
+from reef.engine.rows.out import to_record_batch, unknown_column
 from reef.engine.where import Where, parse
 from reef.errors import InvalidInputError
 from reef.formats.schema import Schema

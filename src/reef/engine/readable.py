@@ -19,7 +19,7 @@ from reef.engine.memtable import Entry
 from reef.engine.projection import Projection
 from reef.engine.rescan import go_on_after_sweeps
 from reef.engine.row_cache import MISSING, RowCache
-from reef.engine.rows_out import to_record_batch, to_row
+from reef.engine.rows.out import to_record_batch, to_row
 from reef.engine.view import View
 from reef.errors import InvalidInputError, NotFoundError, UnavailableError
 from reef.formats.schema import Schema

@@ -9,7 +9,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from reef.engine import rows_fit
+from reef.engine.rows import fit as rows_fit
 from reef.engine.rows import to_ops, to_record_batch
 from reef.errors import InvalidInputError, Kind
 from reef.formats.batch import OpKind

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from reef.engine.rows_arrow import Misfit, fit_array, fit_numpy, is_list, kind_of
+from reef.engine.rows.arrow import Misfit, fit_array, fit_numpy, is_list, kind_of
 
 __all__ = ["fit_values"]
 

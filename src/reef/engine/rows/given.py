@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from reef.engine.rows_fit import Column
+from reef.engine.rows.fit import Column
 from reef.errors import InvalidInputError
 
 __all__ = ["Given", "read_given"]

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from reef.engine.where_literals import Value
-from reef.engine.where_parser import Op
+from reef.engine.where.literals import Value
+from reef.engine.where.parser import Op
 from reef.types import KeyRange
 
 __all__ = ["COMPARE", "Bounds", "bound_array", "can_match", "value_set"]

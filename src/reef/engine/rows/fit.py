@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from reef.engine.rows_arrow import MISFITS, Misfit, fit_array, fit_numpy, kind_of
-from reef.engine.rows_python import fit_values
+from reef.engine.rows.arrow import MISFITS, Misfit, fit_array, fit_numpy, kind_of
+from reef.engine.rows.python import fit_values
 from reef.errors import InvalidInputError, Kind
 from reef.formats.batch import KEY_BYTES_MAX
 from reef.formats.schema import Field

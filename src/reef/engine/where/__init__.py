@@ -1,7 +1,7 @@
 """Conditions of scans: which rows match, and what need not be read to find them.
 
 `where="amount > 5 AND id LIKE 'a%'"` is a conjunction of conditions on single columns; the
-grammar is in `where_parser`. A condition is checked against the schema once, and its literals
+grammar is in `where.parser`. A condition is checked against the schema once, and its literals
 become values of their column. Then it answers three questions: which rows of a batch match
 (`mask`), which groups of a segment can have such rows (`groups`), and which keys (`key_range`).
 
@@ -25,8 +25,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from reef.engine.where_bounds import COMPARE, Bounds, bound_array, can_match, value_set
-from reef.engine.where_literals import (
+from reef.engine.where.bounds import COMPARE, Bounds, bound_array, can_match, value_set
+from reef.engine.where.literals import (
     Literal,
     UnfitError,
     Value,
@@ -36,7 +36,7 @@ from reef.engine.where_literals import (
     prefix_of,
     value_text,
 )
-from reef.engine.where_parser import Op, RawCondition, parse_text, parse_tuples, quote_name
+from reef.engine.where.parser import Op, RawCondition, parse_text, parse_tuples, quote_name
 from reef.errors import InvalidInputError
 from reef.formats.schema import Field, Schema, arrow_type
 from reef.formats.segment_index import SegmentIndex

@@ -20,7 +20,7 @@ from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from typing import Any, NamedTuple, NoReturn
 
-from reef.engine.where_literals import Literal, UnfitError, literal_of, parse_date, parse_moment
+from reef.engine.where.literals import Literal, UnfitError, literal_of, parse_date, parse_moment
 from reef.errors import InvalidInputError
 
 __all__ = ["Op", "Place", "RawCondition", "parse_text", "parse_tuples", "quote_name"]

@@ -1,10 +1,10 @@
 """Rows in: what users give, checked whole, as the operations of one batch.
 
-    data ── rows_given ──▶ columns ── rows_fit ──▶ arrays of the schema's types ──▶ Ops
+    data ── given ──▶ columns ── fit ──▶ arrays of the schema's types ──▶ Ops
 
 Everything is checked before anything is written: names, keys, types, ranges, the length of
-vectors. Columns are converted whole (`rows_arrow`), Python values by their few classes
-(`rows_python`); an error names row and column. A key may come twice: the last one wins.
+vectors. Columns are converted whole (`rows.arrow`), Python values by their few classes
+(`rows.python`); an error names row and column. A key may come twice: the last one wins.
 
 An upsert replaces the row: columns that it does not name are null. A patch changes what it
 names, so it carries for each column and row whether it is touched, apart from null: a dict
@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from reef.engine.rows_fit import fit_column, fit_expiry, fit_keys
-from reef.engine.rows_given import Given, read_given
-from reef.engine.rows_out import to_python, to_record_batch, to_row, unknown_column
+from reef.engine.rows.fit import fit_column, fit_expiry, fit_keys
+from reef.engine.rows.given import Given, read_given
+from reef.engine.rows.out import to_python, to_record_batch, to_row, unknown_column
 from reef.errors import InvalidInputError, Kind
 from reef.formats.batch import OpKind, Ops
 from reef.formats.schema import Schema
