@@ -4,14 +4,14 @@ from reef import jobs, keys, stores
 from reef._version import __version__
 from reef.api import open
 from reef.engine.batch import Batch
-from reef.engine.change_rows import Change
 from reef.engine.conditions import absent, equals, present
-from reef.engine.cursor import ChangeCursor
 from reef.engine.database import Database
-from reef.engine.history import AsOf
-from reef.engine.pinned import PinnedReader
+from reef.engine.history.change_rows import Change
+from reef.engine.history.cursor import ChangeCursor
+from reef.engine.history.moments import AsOf
+from reef.engine.history.pinned import PinnedReader
+from reef.engine.history.snapshots import Snapshot
 from reef.engine.reader import Reader
-from reef.engine.snapshots import Snapshot
 from reef.engine.writer import Writer
 from reef.errors import (
     ClosedError,

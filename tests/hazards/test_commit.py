@@ -8,7 +8,7 @@ import pytest
 
 import reef
 from reef.engine.batch import Batch
-from reef.engine.flights import Pending
+from reef.engine.commit.flights import Pending
 from reef.errors import ConditionFailedError, FencedError, NotFoundError
 from reef.formats.wal_object import BatchHeader, Job, WalKind, WalObject
 from reef.jobs import fold

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import reef
-from reef.engine import committer
+from reef.engine.commit import committer
 from reef.errors import (
     ClosedError,
     InternalError,
@@ -29,18 +29,18 @@ from reef.stores.memory import MemoryStore
 NAME = "users"
 USERS = Namespace(NAME)
 QUICK = RetryPolicy(attempts_max=2, deadline_s=1.0, first_delay_s=0.001)
-ENGINE = Path(committer.__file__).parent
+ENGINE = Path(committer.__file__).parent.parent
 WATCHED = {
     str(ENGINE / f"{name}.py")
     for name in (
         "writer",
-        "committer",
-        "sending",
-        "flights",
-        "group_queue",
+        "commit/committer",
+        "commit/sending",
+        "commit/flights",
+        "commit/group_queue",
         "log",
         "tail",
-        "memtable",
+        "reading/memtable",
     )
 }
 """The files that a commit runs through; how a batch is encoded is no part of it."""

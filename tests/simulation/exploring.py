@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from unittest import mock
 
-from reef.engine import opening
+from reef.engine.commit import opening
 from reef.testing import ExplorationFailed, explore_states
 from tests.simulation.opening_explored import Case, chaos
 from tests.simulation.opening_mutants import MUTANTS

@@ -6,9 +6,9 @@ from dataclasses import replace
 import msgspec
 
 from reef.engine import reader
-from reef.engine.opening import WriterOpening
+from reef.engine.commit.opening import WriterOpening
+from reef.engine.commit.sending import Sender
 from reef.engine.reader import Reader
-from reef.engine.sending import Sender
 from reef.formats.wal_object import WalKind
 from reef.jobs.sweep_plan import SweepPlanner
 from reef.manifest import edits, invariants, publish

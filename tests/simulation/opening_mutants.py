@@ -8,9 +8,9 @@ from unittest import mock
 
 import msgspec
 
-from reef.engine import committer, opening
+from reef.engine.commit import committer, opening
+from reef.engine.commit.opening import WriterOpening
 from reef.engine.log_rules import contiguous
-from reef.engine.opening import WriterOpening
 from reef.formats.wal_object import WalHeader
 from tests.simulation.opening_explored import Case
 

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from reef.engine import opening
+from reef.engine.commit import opening
 from reef.testing import ExplorationFailed, explore_states, replay_states
 from tests.simulation.opening_explored import Case, chaos
 from tests.simulation.opening_mutants import MUTANTS

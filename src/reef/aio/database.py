@@ -11,8 +11,9 @@ from reef.aio.reading import PinnedReader, Reader
 from reef.aio.threads import THREADS_MAX, Threads
 from reef.aio.views import ChangeCursor, Snapshot
 from reef.aio.writing import Writer
-from reef.engine import database, pinned, reader
-from reef.engine.history import AsOf
+from reef.engine import database, reader
+from reef.engine.history import pinned
+from reef.engine.history.moments import AsOf
 from reef.runtime import REAL
 
 __all__ = ["Database", "open"]

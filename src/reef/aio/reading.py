@@ -8,8 +8,9 @@ import pyarrow as pa
 
 from reef.aio.handle import Handle, Opening, hop, pieces
 from reef.aio.views import Changes
-from reef.engine import pinned, readable, reader
-from reef.engine.row_cache import MISSING
+from reef.engine import readable, reader
+from reef.engine.history import pinned
+from reef.engine.reading.row_cache import MISSING
 from reef.errors import CorruptionError
 
 __all__ = ["PinnedReader", "Readable", "Reader"]

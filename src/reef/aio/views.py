@@ -11,8 +11,8 @@ from datetime import datetime
 from typing import Any, Self
 
 from reef.aio.handle import Fetch, Handle, hop
-from reef.engine import changes, cursor, snapshots
-from reef.engine.change_rows import Change
+from reef.engine.history import changes, cursor, snapshots
+from reef.engine.history.change_rows import Change
 from reef.errors import ReefError
 
 __all__ = ["ChangeCursor", "Changes", "Snapshot"]

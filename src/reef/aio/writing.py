@@ -14,7 +14,7 @@ from reef.aio.reading import Readable
 from reef.aio.threads import Lane, Threads, answer_of
 from reef.engine import transactions, writer
 from reef.engine.batch import Batch
-from reef.engine.opening import ReplayReport
+from reef.engine.commit.opening import ReplayReport
 from reef.engine.writable import Options
 from reef.runtime import Future
 from reef.types import Receipt

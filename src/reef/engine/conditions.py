@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from reef.engine.batch import encode_key
-from reef.engine.memtable import Entry
+from reef.engine.reading.memtable import Entry
 from reef.errors import ConditionFailedError, InvalidInputError
 from reef.formats.schema import Schema
 

@@ -6,21 +6,21 @@ from typing import Any, Literal, Self, overload
 import pyarrow as pa
 
 from reef.config import ReaderSettings, WriterSettings
-from reef.engine.cache import ByteCache
-from reef.engine.changes import check_lsn
-from reef.engine.committer import Committer
-from reef.engine.cursor import ChangeCursor, register_cursor
+from reef.engine.commit.committer import Committer
+from reef.engine.commit.opening import Opened, WriterOpening
+from reef.engine.commit.outcomes import Outcomes
+from reef.engine.commit.resync import Resync
 from reef.engine.display import html_table
-from reef.engine.history import AsOf, Wanted
+from reef.engine.history.changes import check_lsn
+from reef.engine.history.cursor import ChangeCursor, register_cursor
+from reef.engine.history.moments import AsOf, Wanted
+from reef.engine.history.pinned import PinnedReader
+from reef.engine.history.snapshots import Snapshot, list_snapshots, resolve_snapshot, take_snapshot
 from reef.engine.info import Info
 from reef.engine.log import Log
-from reef.engine.opening import Opened, WriterOpening
-from reef.engine.outcomes import Outcomes
-from reef.engine.pinned import PinnedReader
 from reef.engine.reader import Reader
-from reef.engine.resync import Resync
-from reef.engine.segments import SegmentStore
-from reef.engine.snapshots import Snapshot, list_snapshots, resolve_snapshot, take_snapshot
+from reef.engine.reading.cache import ByteCache
+from reef.engine.reading.segments import SegmentStore
 from reef.engine.writer import Writer
 from reef.errors import ConflictError, InvalidInputError, Kind, NotFoundError
 from reef.formats.manifest import Manifest

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reef.engine.batch import encode_key
-from reef.engine.lookup import look_up
-from reef.engine.memtable import Entry
-from reef.engine.projection import Projection
-from reef.engine.rescan import go_on_after_sweeps
-from reef.engine.row_cache import MISSING, RowCache
+from reef.engine.reading.lookup import look_up
+from reef.engine.reading.memtable import Entry
+from reef.engine.reading.projection import Projection
+from reef.engine.reading.rescan import go_on_after_sweeps
+from reef.engine.reading.row_cache import MISSING, RowCache
+from reef.engine.reading.view import View
 from reef.engine.rows.out import to_record_batch, to_row
-from reef.engine.view import View
 from reef.errors import InvalidInputError, NotFoundError, UnavailableError
 from reef.formats.schema import Schema
 from reef.formats.versions import Versions

@@ -17,19 +17,19 @@ from typing import Any, Self
 import pyarrow as pa
 
 from reef.config import ReaderSettings
-from reef.engine.cache import ByteCache
-from reef.engine.changes import Changes, LogFollower, changes_arrow, check_lsn
 from reef.engine.display import human_bytes
-from reef.engine.history import AsOf, Wanted
+from reef.engine.history.changes import Changes, LogFollower, changes_arrow, check_lsn
+from reef.engine.history.moments import AsOf, Wanted
+from reef.engine.history.pinned import PinnedReader
 from reef.engine.info import Info
 from reef.engine.log import Log
 from reef.engine.log_rules import Verdict, contiguous
-from reef.engine.pinned import PinnedReader
 from reef.engine.readable import Readable
-from reef.engine.row_cache import RowCache
-from reef.engine.segments import SegmentStore
+from reef.engine.reading.cache import ByteCache
+from reef.engine.reading.row_cache import RowCache
+from reef.engine.reading.segments import SegmentStore
+from reef.engine.reading.view import View
 from reef.engine.tail import Tail
-from reef.engine.view import View
 from reef.errors import ClosedError, CorruptionError, NotFoundError, UnavailableError
 from reef.manifest.head import Head, HeadFinder
 from reef.paths import Namespace

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from reef.engine.log_rules import Judgement, LogReader, Verdict
-from reef.engine.memtable import Memtable
-from reef.engine.segments import SegmentStore
-from reef.engine.view import View
+from reef.engine.reading.memtable import Memtable
+from reef.engine.reading.segments import SegmentStore
+from reef.engine.reading.view import View
 from reef.errors import InternalError
 from reef.formats.batch import Ops, decode_ops
 from reef.formats.manifest import Manifest, SegmentEntry

@@ -14,11 +14,11 @@ import pyarrow as pa
 
 from reef.engine.batch import Batch, encode_key
 from reef.engine.footprints import Footprints, Reads
-from reef.engine.memtable import Memtable
-from reef.engine.projection import Projection
 from reef.engine.readable import Readable
-from reef.engine.row_cache import RowCache
-from reef.engine.view import View
+from reef.engine.reading.memtable import Memtable
+from reef.engine.reading.projection import Projection
+from reef.engine.reading.row_cache import RowCache
+from reef.engine.reading.view import View
 from reef.errors import ClosedError, ConflictError, InvalidInputError, NotFoundError
 from reef.formats.batch import OpKind
 from reef.formats.versions import Versions

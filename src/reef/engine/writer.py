@@ -9,18 +9,18 @@ from typing import Any, Literal, Self
 
 from reef.config import WriterSettings
 from reef.engine.batch import Batch, EncodedBatch, check_idempotency_key
-from reef.engine.committer import Committer
+from reef.engine.commit.committer import Committer
+from reef.engine.commit.flights import Pending
+from reef.engine.commit.opening import ReplayReport
+from reef.engine.commit.outcomes import Outcomes
 from reef.engine.conditions import Condition
 from reef.engine.display import human_bytes
-from reef.engine.flights import Pending
 from reef.engine.footprints import Footprints
 from reef.engine.info import Info
-from reef.engine.opening import ReplayReport
-from reef.engine.outcomes import Outcomes
 from reef.engine.readable import Readable
-from reef.engine.row_cache import RowCache
+from reef.engine.reading.row_cache import RowCache
+from reef.engine.reading.view import View
 from reef.engine.transactions import Transaction
-from reef.engine.view import View
 from reef.engine.writable import Writable
 from reef.errors import (
     ClosedError,

@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reef.config import FoldSettings
-from reef.engine.cache import ByteCache
 from reef.engine.log import Log
-from reef.engine.lookup import newest_rows
-from reef.engine.memtable import Memtable
-from reef.engine.merge import newest_versions, sorted_places
-from reef.engine.segments import SegmentStore
-from reef.engine.view import View, range_tombstones_of
+from reef.engine.reading.cache import ByteCache
+from reef.engine.reading.lookup import newest_rows
+from reef.engine.reading.memtable import Memtable
+from reef.engine.reading.merge import newest_versions, sorted_places
+from reef.engine.reading.segments import SegmentStore
+from reef.engine.reading.view import View, range_tombstones_of
 from reef.errors import NotFoundError
 from reef.formats.batch import OpKind, decode_ops
 from reef.formats.block import Codec

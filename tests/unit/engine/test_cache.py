@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reef.engine.cache import ByteCache
+from reef.engine.reading.cache import ByteCache
 from reef.errors import NotFoundError
 from reef.telemetry import Metrics
 from tests.unit.engine.model import few

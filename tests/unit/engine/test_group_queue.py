@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reef.config import WriterSettings
-from reef.engine.flights import HEADER_BYTES, Pending
-from reef.engine.group_queue import GroupQueue
+from reef.engine.commit.flights import HEADER_BYTES, Pending
+from reef.engine.commit.group_queue import GroupQueue
 from reef.formats.wal_object import BatchHeader
 from reef.runtime import REAL
 from tests.unit.engine.model import few

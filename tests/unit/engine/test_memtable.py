@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reef.engine.memtable import INDEXED_LATER, Memtable
+from reef.engine.reading.memtable import INDEXED_LATER, Memtable
 from reef.formats.batch import OpKind
 from reef.formats.manifest import SegmentEntry
 from reef.formats.schema import DEFAULT_SCHEMA

@@ -5,8 +5,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reef.engine.cursors import Cursor, RowsCursor, merged
-from reef.engine.merge import drop_covered, drop_deleted, newest_versions, sorted_places
+from reef.engine.reading.cursors import Cursor, RowsCursor, merged
+from reef.engine.reading.merge import drop_covered, drop_deleted, newest_versions, sorted_places
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.versions import Versions, concat_versions
 from tests.unit.engine.model import few, keys, ranges, to_rows, to_versions, tombstone, values

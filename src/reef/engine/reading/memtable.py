@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from reef.engine.arena import Arena
-from reef.engine.merge import sorted_places
+from reef.engine.reading.arena import Arena
+from reef.engine.reading.merge import sorted_places
+from reef.engine.reading.tombstones import RangeTombstones
 from reef.engine.rows.out import to_python
-from reef.engine.tombstones import RangeTombstones
 from reef.formats.batch import OpKind, Ops
 from reef.formats.manifest import SegmentEntry
 from reef.formats.schema import Schema

@@ -14,16 +14,16 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 from reef.config import ReaderSettings
-from reef.engine.cache import ByteCache
-from reef.engine.held_lease import HeldLease
-from reef.engine.history import History, Moment, Moved, Wanted
+from reef.engine.history.held_lease import HeldLease
+from reef.engine.history.moments import History, Moment, Moved, Wanted
 from reef.engine.info import Info
-from reef.engine.projection import Projection
 from reef.engine.readable import Readable
-from reef.engine.row_cache import RowCache
-from reef.engine.segments import SegmentStore
+from reef.engine.reading.cache import ByteCache
+from reef.engine.reading.projection import Projection
+from reef.engine.reading.row_cache import RowCache
+from reef.engine.reading.segments import SegmentStore
+from reef.engine.reading.view import View
 from reef.engine.tail import Tail
-from reef.engine.view import View
 from reef.errors import ClosedError, CorruptionError, Kind, NotFoundError, UnavailableError
 from reef.formats.manifest import Manifest
 from reef.formats.versions import Versions

@@ -15,10 +15,10 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from reef.engine.change_rows import Change, change_batches, change_schema, changes_of
-from reef.engine.history import READ_AT_ONCE, History, Moved, collected, with_skipped
+from reef.engine.history.change_rows import Change, change_batches, change_schema, changes_of
+from reef.engine.history.moments import READ_AT_ONCE, History, Moved, collected, with_skipped
 from reef.engine.log_rules import LogReader, Verdict, contiguous
-from reef.engine.segments import SegmentStore
+from reef.engine.reading.segments import SegmentStore
 from reef.errors import (
     CorruptionError,
     InvalidInputError,

@@ -10,9 +10,9 @@ seen at least once.
 from types import TracebackType
 from typing import NoReturn, Self
 
-from reef.engine.changes import Changes, LogFollower, check_lsn
-from reef.engine.history import History, Moved
-from reef.engine.segments import SegmentStore
+from reef.engine.history.changes import Changes, LogFollower, check_lsn
+from reef.engine.history.moments import History, Moved
+from reef.engine.reading.segments import SegmentStore
 from reef.errors import ClosedError, InvalidInputError, Kind, NotFoundError, UnavailableError
 from reef.formats.manifest import CursorEntry, Manifest
 from reef.manifest.publish import Edit, Publisher

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from reef.engine.cache import ByteCache
+from reef.engine.reading.cache import ByteCache
 from reef.formats.batch import concat_numbered
 from reef.formats.coding import Buffer
 from reef.formats.filter import hash_key

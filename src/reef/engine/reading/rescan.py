@@ -9,7 +9,7 @@ its LSN; a fold or a compaction alone changes no row. Otherwise the rest of that
 
 from collections.abc import Callable, Iterator
 
-from reef.engine.view import Scan, View
+from reef.engine.reading.view import Scan, View
 from reef.errors import Kind, NotFoundError
 from reef.formats.versions import Versions
 from reef.types import KeyRange

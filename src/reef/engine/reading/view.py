@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from reef.engine.cursors import Cursor, RowsCursor, SegmentCursor, merged
-from reef.engine.memtable import Entry, Memtable, Moment, entry_at
-from reef.engine.merge import drop_deleted, newest_versions
-from reef.engine.projection import EVERYTHING, Projection
-from reef.engine.segments import SegmentStore
+from reef.engine.reading.cursors import Cursor, RowsCursor, SegmentCursor, merged
+from reef.engine.reading.memtable import Entry, Memtable, Moment, entry_at
+from reef.engine.reading.merge import drop_deleted, newest_versions
+from reef.engine.reading.projection import EVERYTHING, Projection
+from reef.engine.reading.segments import SegmentStore
 from reef.formats.batch import OpKind
 from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.versions import RangeTombstone, Versions

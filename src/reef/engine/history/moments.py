@@ -21,7 +21,7 @@ import msgspec
 
 from reef.engine.log import Log
 from reef.engine.log_rules import contiguous
-from reef.engine.segments import SegmentStore
+from reef.engine.reading.segments import SegmentStore
 from reef.engine.tail import Tail
 from reef.errors import CorruptionError, InvalidInputError, Kind, NotFoundError
 from reef.formats.manifest import Manifest

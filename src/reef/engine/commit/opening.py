@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from reef.engine.log import Log
 from reef.engine.log_rules import Verdict, contiguous
-from reef.engine.segments import SegmentStore
+from reef.engine.reading.segments import SegmentStore
 from reef.engine.tail import Tail
 from reef.errors import (
     CorruptionError,

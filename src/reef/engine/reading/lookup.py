@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from reef.engine.merge import drop_deleted, newest_versions
-from reef.engine.segments import SegmentStore
-from reef.engine.view import View, range_tombstones_of
+from reef.engine.reading.merge import drop_deleted, newest_versions
+from reef.engine.reading.segments import SegmentStore
+from reef.engine.reading.view import View, range_tombstones_of
 from reef.formats.batch import OpKind
 from reef.formats.filter import hash_keys
 from reef.formats.manifest import SegmentEntry

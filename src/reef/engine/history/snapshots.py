@@ -9,8 +9,8 @@ and goes on to exist without any.
 from datetime import UTC, datetime
 from typing import Any
 
-from reef.engine.history import History
-from reef.engine.segments import SegmentStore
+from reef.engine.history.moments import History
+from reef.engine.reading.segments import SegmentStore
 from reef.errors import InvalidInputError, Kind, NotFoundError, UnavailableError
 from reef.formats.manifest import Manifest
 from reef.formats.manifest import Snapshot as SnapshotEntry

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from reef.config import WriterSettings
-from reef.engine.flights import Pending
+from reef.engine.commit.flights import Pending
 
 __all__ = ["GroupQueue"]
 

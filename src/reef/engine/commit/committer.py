@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from reef.config import WriterSettings
-from reef.engine.flights import (
+from reef.engine.commit.flights import (
     Answers,
     Flight,
     Pending,
@@ -36,13 +36,13 @@ from reef.engine.flights import (
     note_launch,
     stopped,
 )
+from reef.engine.commit.group_queue import GroupQueue
+from reef.engine.commit.opening import Opened
+from reef.engine.commit.resync import Resync
+from reef.engine.commit.sending import Sender
 from reef.engine.footprints import Footprints
-from reef.engine.group_queue import GroupQueue
 from reef.engine.log import Log
 from reef.engine.log_rules import Verdict
-from reef.engine.opening import Opened
-from reef.engine.resync import Resync
-from reef.engine.sending import Sender
 from reef.engine.tail import Tail
 from reef.errors import FencedError, InternalError, ReefError, UnavailableError
 from reef.formats.wal_object import WalHeader, WalKind, WalObject

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 
-from reef.engine.segments import SegmentStore
+from reef.engine.reading.segments import SegmentStore
 from reef.formats.manifest import SegmentEntry
 from reef.formats.schema import Schema
 from reef.formats.versions import KeysInOrder, Versions

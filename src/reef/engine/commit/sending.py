@@ -8,7 +8,7 @@ refused    every try was turned down by the store: nothing was written, for cert
 
 from dataclasses import dataclass
 
-from reef.engine.flights import Flight
+from reef.engine.commit.flights import Flight
 from reef.engine.log import Log
 from reef.errors import ReefError, UnavailableError
 from reef.manifest.head import HeadFinder

@@ -22,10 +22,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from reef.engine.reading.segments import SegmentStore
+from reef.engine.reading.view import range_tombstones_of
 from reef.engine.rows.out import to_python, to_record_batch
-from reef.engine.segments import SegmentStore
 from reef.engine.tail import ingested_segments
-from reef.engine.view import range_tombstones_of
 from reef.formats.batch import OpKind, Ops, decode_ops
 from reef.formats.manifest import SegmentEntry
 from reef.formats.schema import Schema

@@ -1,0 +1,1 @@
+"""Writing: opening with fences, group commit, sending, and what a lost slot leads to."""

@@ -1,0 +1,1 @@
+"""History: pinned moments, snapshots, changes and cursors."""

@@ -1,0 +1,1 @@
+"""Reading: what is in memory, what is in segments, and how they are merged."""
