@@ -74,18 +74,18 @@ INSTANCES = dict(
             "collection, M = 1, time passes",
             Instance(
                 replace(COLLECTED, in_flight=1, wanted=1, batches=1, time_passes=True),
-                switches_max=3,
+                switches_max=2,
             ),
         ),
         *_both("collection, M = 2", COLLECTED, switches_max=2),
-        *_both("collection, M = 2, two openers", replace(COLLECTED, openers="ab"), switches_max=2),
+        *_both("collection, M = 2, two openers", replace(COLLECTED, openers="ab"), switches_max=1),
         (
             "collection, M = 2, two openers, time passes",
-            Instance(replace(COLLECTED, openers="ab", time_passes=True), switches_max=2),
+            Instance(replace(COLLECTED, openers="ab", time_passes=True), switches_max=1),
         ),
-        *_both("two openers, a death, few switches", Case("ab"), crashes=1, switches_max=2),
-        *_both("two openers, a late request, few switches", Case("ab"), late=1, switches_max=2),
-        *_both("an opener, two of each, few switches", Case(), crashes=2, late=2, switches_max=2),
+        *_both("two openers, a death, few switches", Case("ab"), crashes=1, switches_max=1),
+        *_both("two openers, a late request, few switches", Case("ab"), late=1, switches_max=1),
+        *_both("an opener, two of each, few switches", Case(), crashes=2, late=2, switches_max=1),
     ]
 )
 

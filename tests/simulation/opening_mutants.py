@@ -8,7 +8,7 @@ from unittest import mock
 
 import msgspec
 
-from reef.engine.commit import committer, opening
+from reef.engine.commit import flights, opening
 from reef.engine.commit.opening import WriterOpening
 from reef.engine.log_rules import contiguous
 from reef.formats.wal_object import WalHeader
@@ -93,7 +93,7 @@ MUTANTS = {
         Case(in_flight=1, wanted=1, batches=1, before=2, folds=True, collects=True),
     ),
     "H45 after names the direct predecessor only": (
-        _patched(committer, WalHeader=_only_the_direct_predecessor),
+        _patched(flights, WalHeader=_only_the_direct_predecessor),
         Case(in_flight=3, wanted=3, batches=3),
     ),
     "H56 M is lowered with the epoch": (

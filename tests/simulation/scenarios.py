@@ -11,6 +11,7 @@ from reef.errors import NotFoundError, UnavailableError
 from reef.stores import Outcome, Wrapper, WriteResult
 from reef.testing import Chaos
 from tests.simulation import engine_scenarios as engine
+from tests.simulation.transaction_scenarios import transactions_side_by_side
 
 ROUGH = Chaos(
     crash=0.01,
@@ -130,5 +131,6 @@ SCENARIOS = {
     "bulk_beside_writers": (engine.bulk_beside_writers, ROUGH),
     "folders_race": (engine.folders_race, SLOW),
     "outcomes_are_resolved": (engine.outcomes_are_resolved, SLOW),
+    "transactions_side_by_side": (transactions_side_by_side, ROUGH),
     "leases_hold": (engine.leases_hold, replace(STALLING, stall_s=(1.0, 15.0))),
 }

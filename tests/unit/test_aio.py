@@ -197,9 +197,13 @@ def test_readers_and_views_in_time():
                     break
             assert copy.position == change.lsn - 1, "what was fetched ahead does not count"
             assert await copy.commit() == copy.committed == change.lsn - 1
+            for wrong in (change.lsn, 0, -1, "2"):
+                with pytest.raises(InvalidInputError, match="upto_lsn"):
+                    await copy.commit(wrong)
             rest = [c.key async for c in copy.follow(timeout_s=0.01)]
             assert rest == [b"k2", b"k0"]
-        assert await db.cursors("users") == {"copy": change.lsn - 1}
+            assert await copy.commit(upto_lsn=change.lsn) == copy.committed == change.lsn
+        assert await db.cursors("users") == {"copy": change.lsn}
         await db.drop_cursor("users", "copy")
 
     asyncio.run(main())

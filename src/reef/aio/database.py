@@ -40,9 +40,16 @@ class Database(Handle[database.Database]):
     cursors = hop(database.Database.cursors)
     drop_cursor = hop(database.Database.drop_cursor)
 
-    def writer(self, name: str, **settings: Any) -> Opening[Writer]:
-        """Take the writer role of a namespace, which is made if there is none."""
-        return Opening(self._threads, lambda: self._sync.writer(name, **settings), Writer)
+    def writer(self, name: str, *, take_over: bool = True, **settings: Any) -> Opening[Writer]:
+        """Take the writer role of a namespace, which is made if there is none.
+
+        With `take_over=False`, ConflictError if another writer was there within the last minute.
+        """
+        return Opening(
+            self._threads,
+            lambda: self._sync.writer(name, take_over=take_over, **settings),
+            Writer,
+        )
 
     @overload
     def reader(

@@ -131,9 +131,14 @@ class ChangeCursor(Handle[cursor.ChangeCursor]):
         """Yield changes as they come; ends when nothing came for `timeout_s`."""
         return self._changes().follow(True, timeout_s)
 
-    async def commit(self) -> int:
-        """Let the next reader of this name go on from here, and the sweep take what is before."""
+    async def commit(self, upto_lsn: int | None = None) -> int:
+        """Let the next reader of this name go on from here, and the sweep take what is before.
+
+        With `upto_lsn`, from there: for those who have not worked off all that they were given.
+        """
         position = self.position
+        if upto_lsn is not None:  # what was fetched ahead was not given to anyone
+            position = cursor.check_upto(upto_lsn, self.committed, position)
         return await self._run(lambda: self._sync.commit(position))
 
     def _changes(self) -> Changes:

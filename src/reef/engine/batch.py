@@ -5,7 +5,7 @@ What it means in columns is known only when it meets a namespace's schema, in `e
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -16,7 +16,14 @@ from reef.errors import InvalidInputError, Kind
 from reef.formats.batch import KEY_BYTES_MAX, OpKind, Ops, concat_ops, encode_ops
 from reef.formats.schema import Schema
 
-__all__ = ["Batch", "EncodedBatch", "check_idempotency_key", "encode_key"]
+__all__ = [
+    "Batch",
+    "EncodedBatch",
+    "check_idempotency_key",
+    "check_text",
+    "encode_key",
+    "encoded",
+]
 
 IDEMPOTENCY_KEY_BYTES_MAX = 1024
 """Keys are kept in the window, which is part of every manifest."""
@@ -65,10 +72,24 @@ class EncodedBatch:
     record: bytes
     schema_id: int
     """The schema by which the record is read."""
+    said: bytes | None = None
+    """The record with times to live as they were given, if there are any: the same each time."""
 
     def digest(self) -> str:
         """Tell a repeated batch from another one with the same idempotency key."""
-        return hashlib.blake2b(self.record, digest_size=12).hexdigest()
+        return hashlib.blake2b(self.said or self.record, digest_size=12).hexdigest()
+
+
+def encoded(parts: Sequence[Ops], schema: Schema, bytes_max: int) -> EncodedBatch:
+    """Return operations as one batch; refuses one that is too large."""
+    ops = concat_ops(parts, schema)
+    record = encode_ops(ops)
+    if len(record) > bytes_max:
+        raise InvalidInputError(
+            f"a batch of {len(record)} bytes, the largest has {bytes_max}",
+            hint="Split it, raise batch_bytes_max, or load it with a bulk job",
+        )
+    return EncodedBatch(ops, record, schema.id)
 
 
 @dataclass(slots=True)
@@ -88,22 +109,24 @@ class Batch:
         """Set a key to bytes, or in a namespace with columns to a row."""
         encoded = encode_key(key, f"row {self._ops}: a key")
         if isinstance(value, Mapping):
-            return self._add_rows(_Rows(OpKind.PUT, [(encoded, dict(value))], ttl_s))
+            return self._add_rows(_Rows(OpKind.PUT, _Keyed([(encoded, dict(value))]), ttl_s))
         if not isinstance(value, bytes | bytearray | memoryview):
             raise InvalidInputError(
                 f"row {self._ops}, column value: bytes expected, got {type(value).__name__}"
             )
         if ttl_s is not None:
-            return self._add_rows(_Rows(OpKind.PUT, [(encoded, {"value": bytes(value)})], ttl_s))
+            return self._add_rows(
+                _Rows(OpKind.PUT, _Keyed([(encoded, {"value": bytes(value)})]), ttl_s)
+            )
         return self._add(OpKind.PUT, encoded, None, bytes(value))
 
     def upsert(self, rows: Any, *, ttl_s: float | None = None) -> Self:
         """Set whole rows: a list of dicts, a dict of columns, Arrow, pandas or polars."""
-        return self._add_rows(_Rows(OpKind.PUT, rows, ttl_s))
+        return self._add_rows(_Rows(OpKind.PUT, _kept(rows), ttl_s))
 
     def patch(self, rows: Any) -> Self:
         """Set only the named columns, of rows that are there."""
-        return self._add_rows(_Rows(OpKind.PATCH, rows, None))
+        return self._add_rows(_Rows(OpKind.PATCH, _kept(rows), None))
 
     def delete(self, key: bytes | str) -> Self:
         return self._add(OpKind.DELETE, encode_key(key, f"row {self._ops}: a key"), None, None)
@@ -123,14 +146,14 @@ class Batch:
         """Return the batch as columns and as bytes; refuses an empty or too large one."""
         if not self._pieces:
             raise InvalidInputError("a batch without operations")
-        ops = concat_ops([piece.to_ops(schema, now_ms) for piece in self._pieces], schema)
-        record = encode_ops(ops)
-        if len(record) > bytes_max:
-            raise InvalidInputError(
-                f"a batch of {len(record)} bytes, the largest has {bytes_max}",
-                hint="Split it, raise batch_bytes_max, or load it with a bulk job",
-            )
-        return EncodedBatch(ops, record, schema.id)
+        batch = encoded(self._to_ops(schema, now_ms), schema, bytes_max)
+        if not any(isinstance(piece, _Rows) and piece.ttl_s is not None for piece in self._pieces):
+            return batch
+        said = encode_ops(concat_ops(self._to_ops(schema, 0), schema))
+        return EncodedBatch(batch.ops, batch.record, batch.schema_id, said)
+
+    def _to_ops(self, schema: Schema, now_ms: int) -> list[Ops]:
+        return [piece.to_ops(schema, now_ms) for piece in self._pieces]
 
     def _add(self, kind: OpKind, key: bytes, end: bytes | None, value: bytes | None) -> Self:
         last = self._pieces[-1] if self._pieces else None
@@ -165,7 +188,7 @@ class _Singles:
         self.values.append(value)
 
     def to_ops(self, schema: Schema, now_ms: int) -> Ops:
-        _check_text(self.keys, schema)
+        check_text(self.keys, schema)
         columns = {}
         if any(value is not None for value in self.values):
             _check_plain(schema)
@@ -191,19 +214,44 @@ class _Rows:
         """Take in another piece of single rows, if both are of one kind."""
         alike = self.kind == other.kind and self.ttl_s == other.ttl_s
         if alike and _is_keyed(self.data) and _is_keyed(other.data):
-            self.data = [*self.data, *other.data]
+            self.data = _Keyed([*self.data, *other.data])
             return True
         return False
 
     def to_ops(self, schema: Schema, now_ms: int) -> Ops:
         data = self.data
         if _is_keyed(data):
-            data = [{**row, schema.key.name: key} for key, row in data]
+            data = [_with_key(row, key, schema.key.name) for key, row in data]
         return to_ops(data, schema, kind=self.kind, ttl_s=self.ttl_s, now_ms=now_ms)
 
 
+class _Keyed(list[tuple[bytes, dict[str, Any]]]):
+    """Rows that were put one by one: keys, and what their columns are."""
+
+
 def _is_keyed(data: Any) -> bool:
-    return isinstance(data, list) and bool(data) and isinstance(data[0], tuple)
+    return isinstance(data, _Keyed)
+
+
+def _with_key(row: dict[str, Any], key: bytes, name: str) -> dict[str, Any]:
+    if name in row and encode_key(row[name], f"column {name}") != key:
+        raise InvalidInputError(
+            f"column {name}: the row of key {key!r} says {row[name]!r}", kind=Kind.INVALID_KEY
+        )
+    return {**row, name: key}
+
+
+def _kept(rows: Any) -> Any:
+    """Return rows that stay as they are: a stream is read once, lists belong to the caller."""
+    if isinstance(rows, pa.Table | pa.RecordBatch):
+        return rows
+    if isinstance(rows, pa.RecordBatchReader):
+        return rows.read_all()
+    if isinstance(rows, list):
+        return [dict(row) if isinstance(row, dict) else row for row in rows]
+    if isinstance(rows, dict):
+        return {name: list(c) if isinstance(c, list) else c for name, c in rows.items()}
+    return rows
 
 
 def _check_plain(schema: Schema) -> None:
@@ -215,7 +263,7 @@ def _check_plain(schema: Schema) -> None:
         )
 
 
-def _check_text(keys: list[bytes], schema: Schema) -> None:
+def check_text(keys: list[bytes], schema: Schema) -> None:
     """Where keys are text, bytes that are none would never come out again."""
     if schema.key.type != "string":
         return

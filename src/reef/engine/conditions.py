@@ -8,16 +8,17 @@ never decides again.
 """
 
 from dataclasses import dataclass
+from math import isnan
 from typing import Any
-
-import pyarrow as pa
 
 from reef.engine.batch import encode_key
 from reef.engine.reading.memtable import Entry
+from reef.engine.rows.fit import fit_column
+from reef.engine.rows.out import to_python
 from reef.errors import ConditionFailedError, InvalidInputError
 from reef.formats.schema import Schema
 
-__all__ = ["Condition", "absent", "equals", "present"]
+__all__ = ["Condition", "absent", "checked", "equals", "present"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +39,13 @@ class Condition:
         if field is None:
             known = ", ".join(f.name for f in schema.fields)
             raise InvalidInputError(f"a condition names column {self.column!r}, there are {known}")
+        # As exact as a write: what a column cannot hold is not equal to what it holds.
         try:
-            value = pa.scalar(self.value, field.arrow).as_py()
-        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError, ValueError) as error:
+            value = to_python(fit_column([self.value], field)[0])
+        except InvalidInputError as error:
             raise InvalidInputError(
-                f"a condition on column {self.column}: {self.value!r} is not a {field.type}"
+                f"a condition on column {self.column}: {self.value!r} is not a {field.type}",
+                column=self.column,
             ) from error
         return Condition(self.key, self.what, self.column, value)
 
@@ -55,7 +58,7 @@ class Condition:
         if self.what == "present":
             return True
         number = next(f.number for f in schema.fields if f.name == self.column)
-        return bool(row.values.get(number) == self.value)
+        return _same(row.values.get(number), self.value)
 
     def failed(self) -> ConditionFailedError:
         return ConditionFailedError(
@@ -84,6 +87,27 @@ def present(key: bytes | str) -> Condition:
 def equals(key: bytes | str, column: str, value: Any) -> Condition:
     """The key has a row whose column has this value; None means null."""
     return Condition(encode_key(key), "equals", column, value)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values are the same: NaN too, so that a row just read equals itself."""
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    is_nan = isinstance(one, float) and isinstance(other, float) and isnan(one) and isnan(other)
+    return bool(one == other) or is_nan
+
+
+def checked(when: Any, schema: Schema) -> list[Condition]:
+    """Return conditions that fit a schema; InvalidInputError for anything else."""
+    given = [when] if isinstance(when, Condition) else when
+    if given is not None and not isinstance(given, list | tuple):
+        raise InvalidInputError(f"when is a list of conditions, got {type(when).__name__}")
+    for condition in given or ():
+        if not isinstance(condition, Condition):
+            raise InvalidInputError(
+                f"a condition is made by absent(), present() or equals(), got {condition!r}"
+            )
+    return [condition.check(schema) for condition in given or ()]
 
 
 def _plain(value: Any) -> Any:

@@ -10,6 +10,7 @@ from reef.engine.commit.committer import Committer
 from reef.engine.commit.opening import Opened, WriterOpening
 from reef.engine.commit.outcomes import Outcomes
 from reef.engine.commit.resync import Resync
+from reef.engine.commit.role import check_role_is_free
 from reef.engine.display import html_table
 from reef.engine.history.changes import check_lsn
 from reef.engine.history.cursor import ChangeCursor, register_cursor
@@ -83,13 +84,17 @@ class Database:
         """Return what a namespace is, as of its newest manifest."""
         return Info.of(name, HeadFinder(self.store, Namespace(name)).find().manifest)
 
-    def writer(self, name: str, **settings: Any) -> Writer:
+    def writer(self, name: str, *, take_over: bool = True, **settings: Any) -> Writer:
         """Take the writer role of a namespace, which is made if there is none.
 
-        Any older writer is fenced: it acknowledges nothing more.
+        Any older writer is fenced: it acknowledges nothing more. With `take_over=False` it is a
+        ConflictError, and nothing is changed, if one has committed or opened within the last
+        minute, by the store's clock; one that was closed since cannot be told apart from it.
         """
         wanted = WriterSettings().changed(settings)
         namespace = Namespace(name)
+        if not take_over:
+            check_role_is_free(self.store, namespace)
         self._prove_store()
         publisher = self._ensure(namespace, DEFAULT_SCHEMA)
         writer_id = self._runtime.ulid()
@@ -228,6 +233,9 @@ class Database:
         """Let the sweep take what was kept for a cursor; one that is not there is fine."""
         publisher = Publisher(self.store, Namespace(namespace), metrics=self.metrics)
         publisher.publish(lambda head: drop_cursor(head, name))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Database, (self.store,)  # a copy counts and tells for itself
 
     def __enter__(self) -> Self:
         return self

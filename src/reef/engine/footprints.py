@@ -88,7 +88,7 @@ class Footprints:
     def conflict(self, transaction: int, reads: Reads) -> str | None:
         """Return why a transaction cannot commit; None if it can."""
         with self._lock:
-            since = self._open[transaction]
+            since = self._open.get(transaction, -1)  # of one that is over, nothing was kept
             if since < self._first:
                 return "it is open for too long: more was written since than is remembered"
             new = list(self._kept)[since - self._first :]

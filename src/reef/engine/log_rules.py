@@ -73,6 +73,10 @@ class LogReader:
             self._keys.update(batch.key for batch in header.batches if batch.key)
         return Judgement(header, verdict)
 
+    def know_keys(self, keys: Iterable[str]) -> None:
+        """Go on with a window that a fold has trimmed: everyone judges by the same one."""
+        self._keys = set(keys)
+
     def skip(self) -> None:
         """Pass over the next LSN, whose object a repair has given up."""
         if self.next_lsn not in self._skipped:

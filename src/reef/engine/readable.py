@@ -7,13 +7,14 @@ sweep takes an object away underneath, the read is planned again where that give
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
 from itertools import islice
 from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from reef.engine.batch import encode_key
+from reef.engine.batch import check_text, encode_key
 from reef.engine.reading.lookup import look_up
 from reef.engine.reading.memtable import Entry
 from reef.engine.reading.projection import Projection
@@ -71,7 +72,7 @@ class Readable(ABC):
             row = MISSING
         if row is MISSING:
             row = self._get_slowly(key)
-        return dict(row) if type(row) is dict else row
+        return row if type(row) is bytes else _own(row)
 
     def at_hand(self, key: bytes | str) -> Any:
         """Return what `get` returns, if that takes neither a request nor a wait; else MISSING."""
@@ -81,13 +82,14 @@ class Readable(ABC):
             row = self._row_cache.rows.get(key.encode() if isinstance(key, str) else key, MISSING)
         except (TypeError, UnicodeEncodeError):
             return MISSING
-        return dict(row) if type(row) is dict else row
+        return row if row is MISSING else _own(row)
 
     def get_many(
         self, keys: Iterable[bytes | str], columns: Sequence[str] | None = None
     ) -> pa.Table:
         """Return one row per key, in the order asked; `_found` tells which keys have one."""
         asked = [encode_key(key, f"key {place}") for place, key in enumerate(keys)]
+        check_text(asked, self._view().manifest.schema)
         with operation(self._metrics, "get_many"):
             return self._read(lambda view: self._table_of(view, asked, columns))
 
@@ -191,7 +193,19 @@ def row_of(key: bytes, entry: Entry | None, schema: Schema) -> Any:
         return None
     if schema.is_plain:
         return entry.values[schema.fields[0].number]
-    return to_row(key, entry.values, schema)
+    row = to_row(key, entry.values, schema)
+    return _Nested(row) if any(isinstance(value, list) for value in row.values()) else row
+
+
+class _Nested(dict[str, Any]):
+    """A row with lists in it: these are copied too when it is handed out."""
+
+
+def _own(row: Any) -> Any:
+    """Return a row that the caller may change: what is kept stays as it is."""
+    if type(row) is dict:
+        return row.copy()
+    return deepcopy(dict(row)) if type(row) is _Nested else row
 
 
 def _rows_of(

@@ -1,8 +1,8 @@
 """The reader: sees what is committed, a moment later, and never writes.
 
 It opens by manifest first and listing second; contiguous LSNs only (the gap rule). When warm it
-probes the next LSN and the next generation. After a pause, and once a minute, it lists
-instead, since probes past swept ids would say "no news" for ever (H47). It needs no lease and
+probes the next LSN and the next generation. After a pause, and once a minute, it lists what is
+new instead: probes past swept ids would say "no news" for ever (H47). It needs no lease and
 works with read-only credentials; what it reads may be swept, and then it starts again from
 the current head.
 
@@ -31,6 +31,8 @@ from reef.engine.reading.segments import SegmentStore
 from reef.engine.reading.view import View
 from reef.engine.tail import Tail
 from reef.errors import ClosedError, CorruptionError, NotFoundError, UnavailableError
+from reef.formats.manifest import Manifest
+from reef.formats.wal_object import WalObject
 from reef.manifest.head import Head, HeadFinder
 from reef.paths import Namespace
 from reef.runtime import Runtime, Stopwatch, leaf_lock
@@ -40,6 +42,8 @@ from reef.telemetry import Events, Metrics, operation
 __all__ = ["Reader"]
 
 RESTARTS_MAX = 10
+PROBES_MAX = 16
+"""Objects taken one by one in a refresh; a listing shows the rest, however busy a writer is."""
 
 
 class Reader(Readable):
@@ -60,21 +64,17 @@ class Reader(Readable):
         self._store = store
         self._names = namespace
         self._settings = settings
-        self._metrics = metrics or Metrics()
+        self._metrics = metrics = metrics or Metrics()
         self._events = events or Events()
         self._runtime: Runtime = store.runtime
         self._heads = HeadFinder(store, namespace)
         self._log = Log(store, namespace)
-        cache = ByteCache(settings.cache_bytes, self._metrics)
-        self._segments = SegmentStore(store, namespace, cache)
+        self._segments = SegmentStore(store, namespace, ByteCache(settings.cache_bytes, metrics))
         self._row_cache = RowCache(settings.row_cache_bytes)
         self._guard = leaf_lock()
         self._turn = self._runtime.lock()
         self._home = self._locks_home = self._runtime.process_id()
         self._closed = False
-        self._listed: Stopwatch
-        self._refreshed: Stopwatch
-        self._due_s: float
         self._tail = self._open()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -124,10 +124,8 @@ class Reader(Readable):
         is now. NotFoundError(kind="collected") if the moment is gone.
         """
         self._check()
-        given = (generation, lsn, time) != (None, None, None)
-        wanted = Wanted()
-        if given or not pin:
-            wanted = AsOf(generation=generation, lsn=lsn, time=time).wanted()
+        now = pin and (generation, lsn, time) == (None, None, None)
+        wanted = Wanted() if now else AsOf(generation=generation, lsn=lsn, time=time).wanted()
         return PinnedReader(
             self._store,
             self._names,
@@ -144,11 +142,15 @@ class Reader(Readable):
         """Yield what was committed after an LSN, in order, up to the end of the log.
 
         With `follow` it waits there for more, at most `timeout_s` at a time. Where the log was
-        collected, NotFoundError(kind="collected"); a cursor keeps it.
+        collected, NotFoundError(kind="collected"); a cursor keeps it. An LSN past the end of the
+        log is an InvalidInputError, unless it follows.
         """
         self._check()
+        follower = self._follower(after_lsn)
+        if not follow and after_lsn > self.last_lsn:
+            follower.check_reached()
         return Changes(
-            self._follower(after_lsn),
+            follower,
             after_lsn,
             self._runtime,
             follow=follow,
@@ -188,8 +190,7 @@ class Reader(Readable):
         self.close()
 
     def __repr__(self) -> str:
-        manifest = self._tail.manifest
-        where = f"generation {manifest.generation}, LSN {self.last_lsn}"
+        where = f"generation {self._tail.manifest.generation}, LSN {self.last_lsn}"
         damaged = f", damaged: {self.damage.context['object']}" if self.damage else ""
         closed = ", closed" if self._closed else ""
         return f"<Reader {self.namespace}, {where}{damaged}{closed}>"
@@ -211,7 +212,7 @@ class Reader(Readable):
             self._move_in()
         with self._turn:
             if self._tail.manifest.generation <= generation:
-                self._tail = self._open()
+                self._reopen()
             view = self._tail.view()
         if view.manifest.generation > generation:
             return view
@@ -238,16 +239,24 @@ class Reader(Readable):
         """Manifest first, listing second; a listed object that is gone means: once more (H10)."""
         for _ in range(RESTARTS_MAX):
             self._heads.forget()
-            self._listed = self._note_refresh()
+            started = self._note_begin()
             head = self._heads.find(fallback=True)
             tail = Tail(head.manifest, self._segments)
-            self._row_cache.lost_track()
             tail.watch(self._row_cache)
             self._damaged_log = None
             self._note_head(head)
             if self._take_listed(tail):
+                self._listed = self._refreshed = started
                 return tail
         raise UnavailableError(f"{self.namespace} is swept faster than it can be opened")
+
+    def _reopen(self) -> None:
+        """Replace the tail; rows that others read from the one before it are not kept."""
+        tail = self._open()
+        self._row_cache.applying()
+        self._row_cache.lost_track()  # after the requests: others went on reading meanwhile
+        self._tail = tail
+        self._row_cache.applied()
 
     def _take_listed(self, tail: Tail) -> bool:
         """Take in what a listing shows; False if some of it was swept meanwhile."""
@@ -258,48 +267,58 @@ class Reader(Readable):
         try:
             found = dict(zip(sound, self._log.read_many(sound), strict=True))
         except CorruptionError:
-            return self._take_up_to_damage(tail, lsns)
+            found = self._read_up_to_damage(sound)
         for lsn in lsns:
             if lsn in skipped:
                 tail.skip()
                 continue
+            if lsn not in found:
+                return True  # it is damaged, or lies behind what is
             read = found[lsn]
             if read is None or not tail.knows(read.header):
                 return False
             tail.take(read, slots.get(lsn, 0))
         return True
 
-    def _take_up_to_damage(self, tail: Tail, lsns: list[int]) -> bool:
+    def _read_up_to_damage(self, lsns: list[int]) -> dict[int, WalObject | None]:
         """Serve up to a damaged object, and say so (H17)."""
+        found: dict[int, WalObject | None] = {}
         for lsn in lsns:
-            if lsn in tail.manifest.skipped_lsns:
-                tail.skip()
-                continue
             try:
-                read = self._log.read(lsn)
+                found[lsn] = self._log.read(lsn)
             except CorruptionError as error:
                 self._note_damaged_log(error, lsn)
-                return True
-            if read is None or not tail.knows(read.header):
-                return False
-            tail.take(read)
-        return True
+                break
+        return found
 
     def _advance(self) -> None:
-        if self._must_list():
-            self._tail = self._open()
-            return
-        self._note_refresh()
+        started = self._note_begin()
         before = self._tail.next_lsn
         with operation(self._metrics, "refresh"):
-            self._take_probed()
-            self._move_to(self._heads.find(fallback=True))
+            if not self._must_list():
+                self._take_probed()
+                self._move_to(self._heads.find(fallback=True))
+            elif self._catch_up():
+                self._listed = started
+            else:
+                self._reopen()
+        self._refreshed = started
         self._note_lag(self._tail.next_lsn - before)
 
-    def _note_refresh(self) -> Stopwatch:
-        self._refreshed = self._runtime.stopwatch()
+    def _catch_up(self) -> bool:
+        """Look by listing alone, and read only what is new; False if it must be read anew."""
+        self._heads.forget()
+        head = self._heads.find(fallback=True)
+        older = head.manifest.generation < self._tail.manifest.generation
+        if self.damage or head.damage or older or not self._can_follow(head.manifest):
+            return False
+        self._move_to(head)
+        return self._take_listed(self._tail)
+
+    def _note_begin(self) -> Stopwatch:
+        """Start a stopwatch for a look at the store; it counts once that has succeeded."""
         self._due_s = self._runtime.boottime_s() + self._settings.refresh_interval_ms / 1000
-        return self._refreshed
+        return self._runtime.stopwatch()
 
     def _must_list(self) -> bool:
         grace_s = self._tail.manifest.grace_ms / 1000
@@ -307,7 +326,9 @@ class Reader(Readable):
         return paused or self._listed.elapsed_s() > self._settings.list_interval_s
 
     def _take_probed(self) -> None:
-        while self._damaged_log is None:
+        for _ in range(PROBES_MAX):
+            if self._damaged_log is not None:
+                return
             try:
                 found = self._log.read(self._tail.next_lsn)
             except CorruptionError as error:
@@ -316,21 +337,26 @@ class Reader(Readable):
             if found is None:
                 return
             if not self._tail.knows(found.header):
-                self._tail = self._open()  # a newer manifest says how to read it
+                self._reopen()  # a newer manifest says how to read it
                 return
             if self._tail.take(found).verdict is Verdict.VOID:
                 self._metrics.counter("log.void").add()
+        if not self._take_listed(self._tail):
+            self._reopen()
 
     def _move_to(self, head: Head) -> None:
         self._note_head(head)
-        before, manifest = self._tail.manifest, head.manifest
-        if manifest.generation <= before.generation:
+        if head.manifest.generation <= self._tail.manifest.generation:
             return
-        repaired = manifest.skipped_lsns != before.skipped_lsns
-        if manifest.wal_floor <= self._tail.next_lsn and not self._damaged_log and not repaired:
-            self._tail.rebase(manifest)
+        if self._can_follow(head.manifest):
+            self._tail.rebase(head.manifest)
         else:
-            self._tail = self._open()
+            self._reopen()
+
+    def _can_follow(self, manifest: Manifest) -> bool:
+        """Whether the tail can go on from a manifest with what it has in memory."""
+        repaired = manifest.skipped_lsns != self._tail.manifest.skipped_lsns
+        return manifest.wal_floor <= self._tail.next_lsn and not self._damaged_log and not repaired
 
     def _note_head(self, head: Head) -> None:
         if head.damage is not None and self._damaged_head is None:
@@ -370,5 +396,5 @@ class Reader(Readable):
             if self._home != process_id:
                 self._heads = HeadFinder(self._store, self._names)
                 self._row_cache = RowCache(self._settings.row_cache_bytes)
-                self._tail = self._open()
+                self._reopen()
                 self._home = process_id

@@ -13,7 +13,7 @@ from reef.engine.log_rules import Judgement, LogReader, Verdict
 from reef.engine.reading.memtable import Memtable
 from reef.engine.reading.segments import SegmentStore
 from reef.engine.reading.view import View
-from reef.errors import InternalError
+from reef.errors import InternalError, UnsupportedFormatError
 from reef.formats.batch import Ops, decode_ops
 from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.schema import Schema
@@ -69,9 +69,15 @@ class Tail:
         """Return a tail from a newer manifest on, where this one cannot follow."""
         tail = Tail(manifest, self._segments)
         tail.watch(*self._watchers)
+        tail.lost_track()
+        return tail
+
+    def lost_track(self) -> None:
+        """Tell the watchers to forget; once more when this tail is in use, since until then
+        others may have read, and kept, what the one before it had.
+        """
         for watcher in self._watchers:
             watcher.lost_track()
-        return tail
 
     @property
     def _memtable(self) -> Memtable:
@@ -83,7 +89,7 @@ class Tail:
         if judgement.verdict is Verdict.APPLIES:
             self._apply(found)
         self._memtable.pass_over(found.header.lsn)
-        self._count(found.header.lsn, size)
+        self._count(found.header.lsn, size or sum(map(len, found.records)))
         self.created_at_ms = max(self.created_at_ms, found.header.created_at_ms)
         return judgement
 
@@ -118,17 +124,22 @@ class Tail:
 
     def rebase(self, manifest: Manifest) -> None:
         """Go on from a newer manifest: drop from memory what its segments hold now."""
-        if manifest.schema.id != self.manifest.schema.id:
-            for watcher in self._watchers:
-                watcher.lost_track()
         if manifest.wal_floor > self.next_lsn:
             raise ValueError(f"floor {manifest.wal_floor} lies behind LSN {self.next_lsn}")
         memtable = self._memtable.drop_below(manifest.wal_floor, manifest.schema)
         self._view = View(manifest, self._segments, memtable)
+        if manifest.schema.id != self.manifest.schema.id:
+            self.lost_track()  # rows that were kept lack the new columns
+        self._trim_keys(manifest)
         self._schemas = {schema.id: schema for schema in manifest.schemas}
         self._sizes = {lsn: n for lsn, n in self._sizes.items() if lsn >= manifest.wal_floor}
         self.bytes = sum(self._sizes.values())
         self.manifest = manifest
+
+    def _trim_keys(self, manifest: Manifest) -> None:
+        """Forget the keys that a fold has dropped from the window: all judge by the same one."""
+        self.dedup = self.dedup.rebased(manifest)
+        self.rules.know_keys(self.dedup.keys())
 
     def _count(self, lsn: int, size: int) -> None:
         self._sizes[lsn] = size
@@ -171,6 +182,13 @@ def ingested_segments(header: WalHeader, schema: Schema) -> list[SegmentEntry]:
     """Return the entries of the segments that an ingest makes visible at its LSN."""
     if header.job is None:
         return []
+    if header.job.live_wins or header.job.replace is not None:
+        # To take it for a plain one would show wrong rows, and fold them for good.
+        raise UnsupportedFormatError(
+            f"LSN {header.lsn} is a load with live_wins or replace, not known to this release",
+            hint="Upgrade Reef",
+            lsn=header.lsn,
+        )
     return [
         SegmentEntry(
             id=segment.id,

@@ -7,12 +7,13 @@ written since (H41). The loser gets ConflictError. A read that meets something n
 transaction's beginning gives it at once, so that no transaction works on two moments mixed.
 """
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import pyarrow as pa
 
-from reef.engine.batch import Batch, encode_key
+from reef.engine.batch import Batch, EncodedBatch, encode_key, encoded
 from reef.engine.footprints import Footprints, Reads
 from reef.engine.readable import Readable
 from reef.engine.reading.memtable import Memtable
@@ -20,7 +21,7 @@ from reef.engine.reading.projection import Projection
 from reef.engine.reading.row_cache import RowCache
 from reef.engine.reading.view import View
 from reef.errors import ClosedError, ConflictError, InvalidInputError, NotFoundError
-from reef.formats.batch import OpKind
+from reef.formats.batch import OpKind, Ops
 from reef.formats.versions import Versions
 from reef.types import KeyRange, Receipt
 
@@ -41,7 +42,7 @@ class Transaction(Readable):
         base: Readable,
         footprints: Footprints,
         number: int,
-        commit: "Callable[[Batch, Transaction], Receipt]",
+        commit: "Callable[[EncodedBatch, Transaction], Receipt]",
         *,
         reads_max: int,
         bytes_max: int,
@@ -55,10 +56,13 @@ class Transaction(Readable):
         self._commit = commit
         self._reads_max, self._bytes_max = reads_max, bytes_max
         self._reads = Reads()
-        self._batch = Batch()
+        self._ops: list[Ops] = []
+        """What was staged, as it was at that moment: this is what commits."""
         self._staged = Memtable(base._view().manifest.schema, STAGED_LSN)
         self._next_lsn = STAGED_LSN
         self._done = False
+        # One that is just dropped must not hold footprints for the writer's whole life.
+        weakref.finalize(self, footprints.end, number)
 
     # --- reads --------------------------------------------------------------------
     def get(self, key: bytes | str) -> Any:
@@ -86,8 +90,10 @@ class Transaction(Readable):
         """Yield what a scan yields. The whole range counts as read, with what is not there."""
         self._reads.ranges.append(wanted)
         for rows in super()._pieces(view, wanted, projection, reverse):
+            self._check_open()
             self._check_reads()
             yield rows
+        self._check_open()
         self._check_reads()
 
     # --- writes -------------------------------------------------------------------
@@ -122,8 +128,9 @@ class Transaction(Readable):
         self._check_open()
         self._done = True
         try:
-            if len(self._batch):
-                self.receipt = self._commit(self._batch, self)
+            if self._ops:
+                schema = self._staged.schema
+                self.receipt = self._commit(encoded(self._ops, schema, self._bytes_max), self)
             return self.receipt
         finally:
             self._footprints.end(self._number)
@@ -158,10 +165,21 @@ class Transaction(Readable):
         else:
             self.rollback()
 
+    def __repr__(self) -> str:
+        over = f"committed at LSN {self.receipt.lsn}" if self.receipt else "over"
+        state = over if self._done else "open"
+        return f"<Transaction on {self.namespace}, {state}, {sum(map(len, self._ops))} operations>"
+
     # --- inside -------------------------------------------------------------------
     def _view(self) -> View:
         self._check_open()
         base = self._base._view()
+        if base.manifest.schema.id != self._staged.schema.id:
+            raise ConflictError(
+                f"a transaction on {self.namespace} has lost: the columns were changed since",
+                hint="Run it again from its beginning",
+                namespace=self.namespace,
+            )
         return View(base.manifest, base.segments, base.memtable, self._staged)
 
     def _replan(self, generation: int, missing: NotFoundError) -> View:
@@ -176,7 +194,7 @@ class Transaction(Readable):
         """Check an operation against the schema, and keep it for the end and for own reads."""
         self._check_open()
         one = add(Batch()).encode(self._staged.schema, self._bytes_max, self._now_ms())
-        add(self._batch)
+        self._ops.append(one.ops)
         self._staged.apply(self._next_lsn, [one.ops])
         self._next_lsn += 1
         if self._staged.size > 2 * self._bytes_max:

@@ -5,15 +5,16 @@ batches are sent in order by a helper. Reads see everything that was acknowledge
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Literal, Self
 
 from reef.config import WriterSettings
 from reef.engine.batch import Batch, EncodedBatch, check_idempotency_key
 from reef.engine.commit.committer import Committer
-from reef.engine.commit.flights import Pending
+from reef.engine.commit.flights import Pending, replayed_receipt
 from reef.engine.commit.opening import ReplayReport
 from reef.engine.commit.outcomes import Outcomes
-from reef.engine.conditions import Condition
+from reef.engine.conditions import Condition, checked
 from reef.engine.display import human_bytes
 from reef.engine.footprints import Footprints
 from reef.engine.info import Info
@@ -28,8 +29,8 @@ from reef.errors import (
     InvalidInputError,
     NotFoundError,
     OutcomeUnknownError,
+    UnavailableError,
 )
-from reef.formats.manifest import DedupEntry
 from reef.formats.wal_object import BatchHeader
 from reef.paths import Namespace
 from reef.runtime import Future, ProcessBound, Runtime
@@ -72,7 +73,7 @@ class Writer(ProcessBound, Readable, Writable):
         wait: bool = True,
     ) -> Any:
         encoded = self._encode(batch)
-        conditions = [condition.check(self._schema_now()) for condition in when]
+        conditions = checked(when, self._schema_now())
         for condition in conditions:  # warm up, so that deciding needs no request
             self._read(lambda view, key=condition.key: view.newest(key))  # type: ignore[misc]
         decide = (lambda: self._decide(conditions)) if conditions else None
@@ -154,9 +155,11 @@ class Writer(ProcessBound, Readable, Writable):
         schema, bytes_max = self._schema_now(), self._settings.batch_bytes_max
         try:
             return batch.encode(schema, bytes_max, self._now_ms())
-        except InvalidInputError:
+        except InvalidInputError as error:
             # Perhaps the schema has grown since this writer looked; a mistake stays one.
-            self._committer.rebase()
+            if "column" in error.context:
+                with suppress(UnavailableError):
+                    self._committer.rebase()
             if self._schema_now().id == schema.id:
                 raise
             return batch.encode(self._schema_now(), bytes_max, self._now_ms())
@@ -187,9 +190,10 @@ class Writer(ProcessBound, Readable, Writable):
         self._committer.drive(future)
         return future.result()
 
-    def _commit_transaction(self, batch: Batch, transaction: Transaction) -> Receipt:
+    def _commit_transaction(self, batch: EncodedBatch, transaction: Transaction) -> Receipt:
+        self._check()
         decide = transaction.check if transaction.has_read else None
-        receipt: Receipt = self._commit(self._encode(batch), None, decide, None, wait=True)
+        receipt: Receipt = self._commit(batch, None, decide, None, wait=True)
         return receipt
 
     def _submit(self, pending: Pending) -> "Future[Receipt]":
@@ -214,7 +218,7 @@ class Writer(ProcessBound, Readable, Writable):
         if entry is None:
             return None
         answered: Future[Receipt] = self._runtime.future()
-        answered.set_result(_replayed(self.namespace, entry))
+        answered.set_result(replayed_receipt(self.namespace, entry))
         return answered
 
     def _decide(self, conditions: Sequence[Condition]) -> None:
@@ -260,16 +264,3 @@ class Writer(ProcessBound, Readable, Writable):
         self.check_process()
         if self._closed:
             raise ClosedError(f"the writer of {self.namespace} is closed", hint="Open another one")
-
-
-def _replayed(namespace: str, entry: DedupEntry) -> Receipt:
-    return Receipt(
-        namespace,
-        entry.lsn,
-        entry.index,
-        entry.epoch,
-        entry.write_id,
-        entry.ops,
-        replayed=True,
-        idempotency_key=entry.key,
-    )

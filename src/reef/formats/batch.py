@@ -76,10 +76,13 @@ def decode_ops(data: Buffer, schema: Schema, name: str, offset: int = 0) -> Ops:
     _, columns = decode_columns(data, types, name, offset)
     if KEY not in columns or KIND not in columns:
         raise corrupt(name, offset, "a batch without keys or kinds")
-    if columns[KEY].null_count or (
-        len(columns[KIND]) and pc.max(columns[KIND]).as_py() > max(OpKind)
-    ):
-        raise corrupt(name, offset, "a batch with a null key or an unknown kind of operation")
+    if columns[KEY].null_count or columns[KIND].null_count:
+        raise corrupt(name, offset, "a batch with a null key or kind")
+    highest = pc.max(columns[KIND]).as_py() if len(columns[KIND]) else 0
+    if highest > max(OpKind):
+        raise corrupt(name, offset, "a batch with an unknown kind of operation")
+    if highest >= OpKind.DELETE_RANGE and not _ranges_end(columns[KIND], columns.get(END_KEY)):
+        raise corrupt(name, offset, "a batch with a range that has no end")
     return Ops(
         columns[KEY],
         columns[KIND],
@@ -127,6 +130,13 @@ def concat_numbered(
         number: concat_or_none([(length, c.get(number)) for length, c in parts], types[number])
         for number in present
     }
+
+
+def _ranges_end(kinds: pa.Array, end_keys: pa.Array | None) -> bool:
+    ranges = pc.equal(kinds, pa.scalar(OpKind.DELETE_RANGE, pa.uint8()))
+    if end_keys is None:
+        return not pc.any(ranges).as_py()
+    return not pc.any(pc.and_(ranges, end_keys.is_null())).as_py()
 
 
 def _numbered(columns: Mapping[int, pa.Array], first: int, end: int) -> dict[int, pa.Array]:

@@ -82,14 +82,27 @@ def _fold(db: Database, namespace: str, executor: Executor, wanted: FoldSettings
     try:
         judged = _judge(plan, log, names)
         written = _write(executor, FoldTask(store, names, manifest.generation, wanted), judged)
+        store.runtime.reach("fold staged")
+        after, won = manifest, False
+        if judged.end > manifest.wal_floor:
+            now_ms = int(store.runtime.wall_s() * 1000)
+            after, won = _publish(publisher, _result(manifest, judged, written, wanted, now_ms))
     except NotFoundError as error:
         raise _gone(publisher, manifest, error) from error
-    store.runtime.reach("fold staged")
-    published = manifest
-    if judged.end > manifest.wal_floor:
-        result = _result(manifest, judged, written, wanted, int(store.runtime.wall_s() * 1000))
-        published = publisher.publish(lambda head: edits.fold(head, result))
-    return _report(namespace, manifest, published, judged, written)
+    return _report(namespace, manifest, after, judged, written, published=won)
+
+
+def _publish(publisher: Publisher, result: edits.FoldResult) -> tuple[Manifest, bool]:
+    """Return the head after it, and whether this fold is in it or another one was first."""
+    won = False
+
+    def edit(head: Manifest) -> Manifest | None:
+        nonlocal won
+        edited = edits.fold(head, result)
+        won = edited is not None
+        return edited
+
+    return publisher.publish(edit), won
 
 
 def _write(executor: Executor, empty: FoldTask, judged: "_Judged") -> list[SegmentEntry]:
@@ -119,7 +132,8 @@ def _result(
     settings: FoldSettings,
     now_ms: int,
 ) -> edits.FoldResult:
-    oldest_ms = now_ms - int(settings.dedup_age_s * 1000)
+    """The age of keys goes by those who wrote; a folder's clock never makes one older (H30)."""
+    oldest_ms = min(now_ms, judged.newest_ms) - int(settings.dedup_age_s * 1000)
     return edits.FoldResult(
         floor=manifest.wal_floor,
         end=judged.end,
@@ -136,6 +150,8 @@ def _report(
     after: Manifest,
     judged: "_Judged",
     written: list[SegmentEntry],
+    *,
+    published: bool,
 ) -> FoldReport:
     return FoldReport(
         namespace,
@@ -147,7 +163,7 @@ def _report(
         sum(entry.rows for entry in written),
         len(written) + len(judged.ingested),
         sum(entry.size for entry in written),
-        after.wal_floor >= judged.end > before.wal_floor,
+        published,
     )
 
 
@@ -167,6 +183,7 @@ class _Judged:
         self.ingested: list[SegmentEntry] = []
         self.objects = 0
         self.voided = 0
+        self.newest_ms = max((entry.committed_at_ms for entry in manifest.dedup), default=0)
         self._schema = manifest.schema
         self._schema_ids = {0, *(schema.id for schema in manifest.schemas)}
 
@@ -181,6 +198,7 @@ class _Judged:
         header = found.header
         verdict = self.rules.judge(header).verdict
         self.objects += 1
+        self.newest_ms = max(self.newest_ms, header.created_at_ms)
         self.voided += verdict is Verdict.VOID
         if verdict is Verdict.APPLIES and header.kind is WalKind.INGEST:
             self.ingested += ingested_segments(header, self._schema)

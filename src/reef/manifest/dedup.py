@@ -60,6 +60,14 @@ class DedupWindow:
     def get(self, key: str) -> DedupEntry | None:
         return self._entries.get(key)
 
+    def keys(self) -> frozenset[str]:
+        return frozenset(self._entries)
+
+    def rebased(self, manifest: Manifest) -> "DedupWindow":
+        """Return a newer manifest's window, with what was committed from its floor on."""
+        later = [e for e in self._entries.values() if e.lsn >= manifest.wal_floor]
+        return DedupWindow([*manifest.dedup, *later])
+
     def trimmed(self, count_max: int, oldest_ms: int) -> tuple[DedupEntry, ...]:
         """Return the window, bounded by count and age, for a manifest."""
         young = [e for e in self._entries.values() if e.committed_at_ms >= oldest_ms]

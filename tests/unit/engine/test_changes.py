@@ -190,6 +190,55 @@ def test_a_schema_that_grows_under_an_open_stream(db):
         assert [c.row["z"] for c in stream] == [True]
 
 
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [
+        (pa.timestamp("ms"), 2**60),
+        (pa.timestamp("us", "UTC"), -(2**62)),
+        (pa.date32(), 2**30),
+    ],
+)
+def test_a_value_that_python_cannot_hold(db, kind, number):
+    """It comes as its Arrow scalar, what is beside it as ever; streams and cursors go on."""
+    db.create("t", pa.schema([("id", pa.string()), ("n", pa.int32()), ("v", kind)]))
+    numbers = pa.array([number, 0], pa.int32() if kind == pa.date32() else pa.int64())
+    counts = pa.array([1, 2], pa.int32())
+    table = pa.table({"id": ["a", "b"], "n": counts, "v": numbers.view(kind)})
+    with db.writer("t") as writer:
+        writer.upsert(table)
+        writer.patch(table.slice(0, 1).select(["id", "v"]))
+        writer.delete("a")
+        with pytest.raises(reef.InvalidInputError, match="cannot hold"):
+            db.reader("t").as_of(lsn=2).get("a")
+    cursor = db.cursor("t", "c", after_lsn=0)
+    for changes in (list(db.reader("t").changes()), list(cursor)):
+        assert [c.op for c in changes] == ["put", "put", "patch", "delete"]
+        for change in (changes[0], changes[2]):
+            assert isinstance(change.row["v"], pa.Scalar)
+            assert (change.row["v"].type, change.row["v"].value) == (kind, number)
+            assert change.to_dict()["v"] == change.row["v"]
+            assert f"'v': <{kind}: {number}>" in repr(change)
+        assert changes[0].row["n"] == 1
+        assert changes[1].row["v"] == pa.scalar(0, kind).as_py()
+    assert cursor.commit() == 4
+
+
+def test_an_expiry_that_python_cannot_hold(db):
+    """The same holds for when a row expires."""
+    db.writer(NAME).put("a", b"1", ttl_s=1e13)
+    (change,) = db.reader(NAME).changes()
+    assert change.expires_at.value > 1e16
+    assert "expires_at=<timestamp[ms, tz=UTC]: 1" in repr(change)
+
+
+def test_a_change_prints_as_it_always_did():
+    """As code that would make it."""
+    change = reef.Change("put", b"a", 2, 0, {"n": 1})
+    assert repr(change) == (
+        "Change(op='put', key=b'a', lsn=2, seq=0, row={'n': 1}, end_key=None, expires_at=None)"
+    )
+
+
 def test_changes_as_arrow(db):
     """The same rows, column by column; what a patch does not touch is told by name."""
     db.create("t", SCHEMA)
@@ -321,6 +370,30 @@ def test_bad_positions(db, lsn):
     db.create(NAME)
     with pytest.raises(reef.InvalidInputError, match="is not an LSN"):
         db.reader(NAME).changes(lsn)
+
+
+def test_a_stream_does_not_begin_past_the_end(db):
+    """It would pass over what comes next without a word; at the end it is empty."""
+    writer = db.writer(NAME)
+    reader = db.reader(NAME)
+    writer.put("a", b"1")
+    assert list(reader.changes(2)) == [], "the reader has not seen it yet"
+    with pytest.raises(reef.InvalidInputError, match="whose last LSN is 2") as caught:
+        reader.changes(3)
+    assert (caught.value.kind, caught.value.context["last_lsn"]) == ("invalid_option", 2)
+    later = reader.changes(3, follow=True, timeout_s=0.01)
+    writer.put("b", b"1")
+    writer.put("c", b"1")
+    assert told(later) == [(4, 0, "put", b"c")]
+
+
+def test_a_stream_begins_at_the_end_of_a_folded_log(db):
+    """Nothing is left to list there."""
+    db.writer(NAME).put("a", b"1")
+    fold(db, NAME)
+    assert list(db.reader(NAME).changes(2)) == []
+    with pytest.raises(reef.InvalidInputError, match="last LSN is 2"):
+        db.reader(NAME).changes(3)
 
 
 def test_a_timeout_is_for_following(db):

@@ -36,6 +36,19 @@ def test_a_new_cursor_begins_at_the_end_or_where_it_is_told(world):
     assert world.db.cursors(NAME) == {"all": 0, "now": 2}
 
 
+def test_a_cursor_does_not_begin_past_the_end(world):
+    """It would pass over what comes next; nothing is registered. At the end is fine."""
+    world.writer.put("a", b"1")
+    for past in (3, 2**70):
+        with pytest.raises(reef.InvalidInputError, match="whose last LSN is 2"):
+            world.db.cursor(NAME, "c", after_lsn=past)
+    assert world.db.cursors(NAME) == {}
+    cursor = world.db.cursor(NAME, "c", after_lsn=2)
+    world.writer.put("b", b"2")
+    assert seen(cursor) == [(b"b", b"2")]
+    assert world.db.cursor(NAME, "c", after_lsn=9).committed == 2, "it is there: it goes on"
+
+
 def test_a_cursor_goes_on_from_its_last_commit(world):
     """Reading alone moves nothing; whoever opens the name goes on, whatever LSN they name."""
     world.writer.put("a", b"1")

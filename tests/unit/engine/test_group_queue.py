@@ -82,7 +82,8 @@ def test_a_large_batch_goes_alone():
     small, large, after = pending(80), pending(5000), pending(80)
     waiting = queue(small, large, after, skip_memtable_bytes=1000)
     assert waiting.next_group(0, flushing=False) == [small]
-    assert waiting.next_group(0, flushing=False) == [large, after]
+    assert waiting.next_group(0, flushing=False) == [large]
+    assert waiting.next_group(0, flushing=False) == [after]
 
 
 def test_H20_a_conditional_batch_is_a_barrier():

@@ -2,6 +2,7 @@
 
 import pickle
 import threading
+import time
 from contextlib import ExitStack
 
 import msgspec
@@ -327,6 +328,20 @@ def test_backpressure_ends_in_an_error(tmp_path):
         fold(db, "users")
         writer.refresh()
         writer.put("room", b"again")
+
+
+def test_a_fold_elsewhere_makes_room_for_a_waiting_writer(tmp_path):
+    """A writer that is full looks at the manifest now and then: nobody has to tell it."""
+    db = reef.open(str(tmp_path))
+    with db.writer("users", unfolded_bytes_max=2000, write_deadline_s=30) as writer:
+        filling = threading.Thread(target=_fill, args=(writer,))
+        filling.start()
+        deadline = time.monotonic() + 60
+        while filling.is_alive() and time.monotonic() < deadline:
+            fold(reef.open(str(tmp_path)), "users")
+            filling.join(0.05)
+        assert not filling.is_alive()
+        assert len(list(writer.scan())) == 100
 
 
 def _fill(writer):

@@ -57,18 +57,22 @@ def db(meter):
     return db
 
 
-def test_an_upsert_of_100_000_rows_has_no_work_per_row(db, meter):
+@pytest.mark.parametrize("how", ["upsert", "patch"])
+def test_100_000_rows_cost_no_work_per_row(db, meter, how):
     """Validated, encoded, committed and in the memtable: as many calls as for 1,000 rows."""
     small, large = table(2000), table(100_000)
     with db.writer(NAME, unfolded_bytes_max=1 << 30) as writer:
-        writer.upsert(small)
+        write = getattr(writer, how)
+        writer.upsert(large)
+        write(small)
         with calls() as for_small:
-            writer.upsert(small)
+            write(small)
         meter.reset()
         with calls() as for_large:
-            writer.upsert(large)
+            write(large)
         assert meter.requests() == {"put": 1}
-        assert for_large[0] < for_small[0] + 100 < 3000
+        # Some slack for the garbage of others, which may be collected just then.
+        assert for_large[0] < for_small[0] + 2000 < 100_000 / 10
 
 
 @pytest.mark.parametrize("plain", [True, False], ids=["bytes", "columns"])
@@ -80,7 +84,8 @@ def test_a_warm_get_is_a_look_into_a_dict(db, meter, plain):
         fold(db, name)
         writer.refresh()
         reader = db.reader(name, refresh_interval_ms=1e9)
-        for handle, most in ((writer, 14), (reader, 14)):
+        most = 14 if plain else 16
+        for handle in (writer, reader):
             first = handle.get("k")
             meter.reset()
             with calls() as counted:

@@ -19,6 +19,7 @@ Either way every waiter gets an answer (H26).
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -27,6 +28,7 @@ from reef.engine.commit.flights import (
     Answers,
     Flight,
     Pending,
+    Role,
     State,
     broken,
     give,
@@ -45,10 +47,9 @@ from reef.engine.log import Log
 from reef.engine.log_rules import Verdict
 from reef.engine.tail import Tail
 from reef.errors import FencedError, InternalError, ReefError, UnavailableError
-from reef.formats.wal_object import WalHeader, WalKind, WalObject
 from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
-from reef.runtime import Future, Runtime
+from reef.runtime import Deadline, Future, Runtime
 from reef.stores import Outcome, WriteResult
 from reef.telemetry import Metrics, operation
 from reef.types import Receipt
@@ -56,6 +57,7 @@ from reef.types import Receipt
 __all__ = ["Committer"]
 
 T = TypeVar("T")
+LOOK_S = 0.5  # how often a writer that waits for room looks whether a fold has made some
 
 
 @dataclass(eq=False)
@@ -92,17 +94,24 @@ class Committer:
     def submit(self, pending: Pending) -> None:
         """Queue a batch, waiting for room as long as the deadline allows."""
         deadline = self.runtime.deadline(self.settings.write_deadline_s)
+        while not self._admits(pending, deadline):
+            if self.tail.bytes > self.settings.unfolded_bytes_max:
+                with suppress(UnavailableError):
+                    self.rebase()  # a fold, wherever it ran, makes room
+
+    def _admits(self, pending: Pending, deadline: Deadline) -> bool:
+        """Queue a batch if there is room; otherwise wait for some, but not for long."""
         with self._changed:
-            while self._end is None and (
-                self._queue.bytes > self.settings.queue_bytes_max
-                or self.tail.bytes > self.settings.unfolded_bytes_max
-            ):
-                if deadline.passed():
-                    raise no_room(self.namespace, self._queue.bytes, self.tail.bytes)
-                self._changed.wait(max(0.001, deadline.remaining_s()))
             if self._end is not None:
-                raise self._end
-            self._queue.add(pending)
+                raise self._end.with_traceback(None)
+            fits = self._queue.has_room(self.tail.bytes)
+            if fits:
+                self._queue.add(pending)
+            elif deadline.passed():
+                raise no_room(self.namespace, self._queue.bytes, self.tail.bytes)
+            else:
+                self._changed.wait(min(LOOK_S, max(0.001, deadline.remaining_s())))
+            return fits
 
     def drive(self, until: "Future[Receipt]") -> None:
         """Send and settle until a batch is answered: the caller's thread does the work."""
@@ -135,6 +144,8 @@ class Committer:
         try:
             for pending in waiting:
                 self.drive(pending.future)
+            for pending in waiting:
+                pending.future.result()  # what was refused is told here too
         finally:
             with self._changed:
                 self._flushing -= 1
@@ -156,19 +167,18 @@ class Committer:
             return footprints.begin()
 
     def look_again(self) -> None:
-        """Take up the newest manifest from within a decision: the lock is held already."""
+        """Take up the newest manifest from within a decision, where the lock is held."""
         self._run_resync()
+        if self._end is not None:
+            raise self._end.with_traceback(None)
 
     def rebase(self) -> None:
-        """Go on from the newest manifest, and with what others have put into the log.
-
-        While something is in flight only the manifest is taken up: a slot that was lost to
-        another is seen by the answer.
-        """
+        """Go on from the newest manifest, and with what others have put into the log."""
         with self._changed:
             if self._state is State.OPEN and not self._flights:
                 self._whole(self._run_resync)
                 return
+        # In flight: only the manifest. A slot that was lost to another is seen by the answer.
         manifest = self.heads.find().manifest
         with self._changed:
             if self.tail.follows(manifest):
@@ -252,24 +262,12 @@ class Committer:
             raise
 
     def _launch(self, batches: list[Pending], me: object) -> Flight:
-        lsn = self._next_lsn
-        in_order = self.settings.ack == "prefix"
-        header = WalHeader(
-            lsn=lsn,
-            kind=WalKind.BATCHES,
-            epoch=self.opened.epoch,
-            writer_id=self.opened.writer_id,
-            write_id=self.runtime.ulid(),
-            created_at_ms=int(self.runtime.wall_s() * 1000),
-            after=tuple(self._ids_before) if in_order else None,
-            schema_id=batches[0].schema_id,
-            batches=tuple(pending.header for pending in batches),
-        )
-        body = WalObject.encode(header, tuple(pending.record for pending in batches))
-        flight = Flight(header, body, batches, self.runtime.stopwatch(), me)
+        after = tuple(self._ids_before) if self.settings.ack == "prefix" else None
+        role = Role(self.opened.epoch, self.opened.writer_id, after)
+        flight = Flight.of(batches, self._next_lsn, role, self.runtime, me)
         self._flights.append(flight)
-        self._ids_before.append(header.write_id)
-        self._next_lsn = lsn + 1
+        self._ids_before.append(flight.header.write_id)
+        self._next_lsn += 1
         note_launch(self.metrics, flight)
         note_in_flight(self.metrics, self._flights)
         return flight
@@ -364,7 +362,9 @@ class Committer:
         """
         lost = [p for f in self._flights if not f.acknowledged for p in f.batches]
         try:
-            self.tail = self.resync.run(self.tail)
+            before, self.tail = self.tail, self.resync.run(self.tail)
+            if self.tail is not before:
+                self.tail.lost_track()
         except ReefError as error:
             if isinstance(error, UnavailableError) and self._state is State.OPEN:
                 raise  # nothing was lost: it was only a look
@@ -375,7 +375,7 @@ class Committer:
             self._finish(error)
             return
         self._flights.clear()
-        self._queue.put_back(lost)
+        self._queue.put_back(self._answers.replay(lost, self.tail.dedup, self.namespace))
         self._start_after_tail()
         self._state = State.OPEN
         self._changed.notify_all()

@@ -6,9 +6,11 @@ from enum import StrEnum
 
 from reef.errors import InternalError, OutcomeUnknownError, ReefError, UnavailableError
 from reef.formats.batch import Ops
-from reef.formats.wal_object import BatchHeader, WalHeader
+from reef.formats.manifest import DedupEntry
+from reef.formats.wal_object import BatchHeader, WalHeader, WalKind, WalObject
+from reef.manifest.dedup import DedupWindow
 from reef.paths import Namespace
-from reef.runtime import Future, Stopwatch
+from reef.runtime import Future, Runtime, Stopwatch
 from reef.stores import WriteResult
 from reef.telemetry import Metrics
 from reef.types import Receipt
@@ -17,6 +19,7 @@ __all__ = [
     "Answers",
     "Flight",
     "Pending",
+    "Role",
     "State",
     "broken",
     "give",
@@ -25,6 +28,7 @@ __all__ = [
     "note_in_flight",
     "note_launch",
     "receipt_of",
+    "replayed_receipt",
     "stopped",
     "unknown_outcome",
 ]
@@ -65,6 +69,15 @@ class Pending:
         return len(self.record) + HEADER_BYTES
 
 
+@dataclass(frozen=True, slots=True)
+class Role:
+    """Whose objects these are, and what they expect before them."""
+
+    epoch: int
+    writer_id: str
+    after: tuple[str, ...] | None
+
+
 @dataclass(eq=False, slots=True)
 class Flight:
     """A WAL object that was sent."""
@@ -83,6 +96,25 @@ class Flight:
     @property
     def lsn(self) -> int:
         return self.header.lsn
+
+    @classmethod
+    def of(
+        cls, batches: list[Pending], lsn: int, role: Role, runtime: Runtime, sender: object
+    ) -> "Flight":
+        """Return the object that holds these batches, ready to be sent."""
+        header = WalHeader(
+            lsn=lsn,
+            kind=WalKind.BATCHES,
+            epoch=role.epoch,
+            writer_id=role.writer_id,
+            write_id=runtime.ulid(),
+            created_at_ms=int(runtime.wall_s() * 1000),
+            after=role.after,
+            schema_id=batches[0].schema_id,
+            batches=tuple(pending.header for pending in batches),
+        )
+        body = WalObject.encode(header, tuple(pending.record for pending in batches))
+        return cls(header, body, batches, runtime.stopwatch(), sender)
 
 
 def left_over(flights: Iterable[Flight], taker: object) -> Flight | None:
@@ -135,6 +167,24 @@ class Answers:
         ready, self._ready = self._ready, []
         return ready
 
+    def replay(
+        self, lost: Iterable[Pending], window: DedupWindow, namespace: Namespace
+    ) -> list[Pending]:
+        """Answer what another object with the same key has committed; return the others."""
+        again = []
+        for pending in lost:
+            key, digest = pending.header.key, pending.header.digest
+            try:
+                known = window.find(key, digest) if key and digest else None
+            except ReefError as error:
+                self.add(pending, error)
+                continue
+            if known is None:
+                again.append(pending)
+            else:
+                self.add(pending, replayed_receipt(namespace.name, known))
+        return again
+
     def put_back(self, answers: list[tuple[Pending, Receipt | ReefError]]) -> None:
         """Keep what was taken and not given, since its giver was interrupted."""
         self._ready = [*(a for a in answers if not a[0].future.done()), *self._ready]
@@ -160,6 +210,20 @@ def receipt_of(namespace: Namespace, header: WalHeader, index: int) -> Receipt:
         header.write_id,
         batch.ops,
         idempotency_key=batch.key,
+    )
+
+
+def replayed_receipt(namespace: str, entry: DedupEntry) -> Receipt:
+    """Return the answer to a batch whose key was committed before."""
+    return Receipt(
+        namespace,
+        entry.lsn,
+        entry.index,
+        entry.epoch,
+        entry.write_id,
+        entry.ops,
+        replayed=True,
+        idempotency_key=entry.key,
     )
 
 

@@ -33,6 +33,11 @@ class GroupQueue:
         self._waiting.append(pending)
         self.bytes += pending.size
 
+    def has_room(self, unfolded_bytes: int) -> bool:
+        """Whether one more may wait, by what waits already and by what is not folded yet."""
+        fits = self.bytes <= self._settings.queue_bytes_max
+        return fits and unfolded_bytes <= self._settings.unfolded_bytes_max
+
     def put_back(self, lost: Iterable[Pending]) -> None:
         """Queue again, in front and in order, what was sent and did not count."""
         again = list(lost)
@@ -77,7 +82,9 @@ class GroupQueue:
     def _joins(self, pending: Pending, first: Pending, size: int) -> bool:
         if pending.schema_id != first.schema_id:
             return False
-        if pending.decide is not None or pending.size > self._settings.skip_memtable_bytes:
+        if pending.decide is not None:
+            return False
+        if max(first.size, pending.size) > self._settings.skip_memtable_bytes:
             return False
         return size + pending.size <= self._settings.group_bytes_max
 

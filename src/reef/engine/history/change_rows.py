@@ -14,7 +14,7 @@ the same. Rows of an ingest come by segment and key, at the ingest's LSN.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from reef.engine.reading.segments import SegmentStore
 from reef.engine.reading.view import range_tombstones_of
-from reef.engine.rows.out import to_python, to_record_batch
+from reef.engine.rows.out import to_record_batch
 from reef.engine.tail import ingested_segments
 from reef.formats.batch import OpKind, Ops, decode_ops
 from reef.formats.manifest import SegmentEntry
@@ -40,11 +40,17 @@ GROUPS_AT_ONCE = 16
 ROWS_AT_ONCE = 1024
 """Rows that become Python values at a time."""
 EXPIRES = pa.timestamp("ms", "UTC")
+UNHOLDABLE = (ValueError, OverflowError, LookupError)
+"""What Arrow raises for a value that Python has no place for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One operation that was committed."""
+    """One operation that was committed.
+
+    A value that Python cannot hold, such as a date in the year 20000, is its Arrow scalar here,
+    whose `value` is the number: a stream must not end at it for ever.
+    """
 
     op: str
     """`put`, `patch`, `delete` or `delete_range`."""
@@ -57,7 +63,11 @@ class Change:
     of the columns that it sets."""
     end_key: Any = None
     """Of a range: where it ends, itself not included."""
-    expires_at: datetime | None = None
+    expires_at: datetime | pa.Scalar | None = None
+
+    def __repr__(self) -> str:
+        shown = (f"{field.name}={_shown(getattr(self, field.name))}" for field in fields(self))
+        return f"Change({', '.join(shown)})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it flat: Reef's own names with a leading underscore, as no column has."""
@@ -221,11 +231,33 @@ def changes_of(batch: pa.RecordBatch, schema: Schema) -> Iterator[Change]:
 def _values(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     try:
         return list(batch.to_pylist())
-    except (ValueError, OverflowError, LookupError):  # name the value that Python cannot hold
-        return [
-            {name: to_python(batch.column(name)[place]) for name in batch.schema.names}
-            for place in range(len(batch))
-        ]
+    except UNHOLDABLE:
+        columns = {name: _each(batch.column(name)) for name in batch.schema.names}
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _each(column: pa.Array) -> list[Any]:
+    """Return the values of a column; Arrow scalars in place of those that Python cannot hold."""
+    try:
+        return list(column.to_pylist())
+    except UNHOLDABLE:
+        return [_value(scalar) for scalar in column]
+
+
+def _value(scalar: pa.Scalar) -> Any:
+    try:
+        return scalar.as_py()
+    except UNHOLDABLE:
+        return scalar
+
+
+def _shown(value: Any) -> str:
+    """Return how a value is printed; Arrow's own words for a scalar may need Python's value."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name!r}: {_shown(of)}' for name, of in value.items())}}}"
+    if isinstance(value, pa.Scalar):
+        return f"<{value.type}: {getattr(value, 'value', '…')}>"
+    return repr(value)
 
 
 def _change(values: dict[str, Any], schema: Schema) -> Change:

@@ -34,7 +34,7 @@ from reef.paths import Namespace
 from reef.runtime import Deadline, Runtime
 from reef.stores import Store
 
-__all__ = ["Changes", "LogFollower", "changes_arrow", "check_lsn"]
+__all__ = ["Changes", "LogFollower", "changes_arrow", "check_lsn", "check_reached"]
 
 RESTARTS_MAX = 10
 POLL_S = 0.2
@@ -87,6 +87,10 @@ class LogFollower:
         """Whether there is more: two requests, without a listing."""
         lsn = self._rules.next_lsn
         return self._history.log.read(lsn) is not None or self._head().wal_floor > lsn
+
+    def check_reached(self) -> None:
+        """Raise unless the log goes up to where the stream begins."""
+        check_reached(self._history, self._head(), self._after)
 
     def schema_for(self, step: Step) -> Schema:
         """Return the newest schema there is; it is at least as new as that of a slot."""
@@ -286,6 +290,20 @@ def _batches(follower: LogFollower, schema: Schema, upto_lsn: int) -> Iterator[p
             if step.lsn > upto_lsn:
                 return
             yield from follower.batches(step, schema)
+
+
+def check_reached(history: History, head: Manifest, after_lsn: int) -> None:
+    """Raise InvalidInputError if the log ends before an LSN: what comes next would be missed."""
+    if after_lsn <= max(head.wal_floor - 1, head.wal_id_last_seen):
+        return
+    end = history.end_of_log(head)
+    if after_lsn > end:
+        raise InvalidInputError(
+            f"after_lsn={after_lsn} is past the end of the log, whose last LSN is {end}",
+            kind=Kind.INVALID_OPTION,
+            hint=f"Begin after LSN {end} at the latest",
+            last_lsn=end,
+        )
 
 
 def check_lsn(lsn: Any, name: str) -> int:

@@ -10,7 +10,7 @@ seen at least once.
 from types import TracebackType
 from typing import NoReturn, Self
 
-from reef.engine.history.changes import Changes, LogFollower, check_lsn
+from reef.engine.history.changes import Changes, LogFollower, check_lsn, check_reached
 from reef.engine.history.moments import History, Moved
 from reef.engine.reading.segments import SegmentStore
 from reef.errors import ClosedError, InvalidInputError, Kind, NotFoundError, UnavailableError
@@ -20,7 +20,7 @@ from reef.manifest.snapshots import is_retained, set_cursor
 from reef.paths import Namespace
 from reef.stores import Store
 
-__all__ = ["ChangeCursor", "register_cursor"]
+__all__ = ["ChangeCursor", "check_upto", "register_cursor"]
 
 NAME_LENGTH_MAX = 128
 RESTARTS_MAX = 10
@@ -72,13 +72,7 @@ class ChangeCursor:
         self._check()
         position, before = self.position, self.committed
         if upto_lsn is not None:
-            if not before <= check_lsn(upto_lsn, "upto_lsn") <= position:
-                raise InvalidInputError(
-                    f"upto_lsn={upto_lsn} is not between {before}, which is committed, "
-                    f"and {position}, up to which was read",
-                    kind=Kind.INVALID_OPTION,
-                )
-            position = upto_lsn
+            position = check_upto(upto_lsn, before, position)
         if position == before:
             return before
         start = self._start(self._publisher.heads.find().manifest, position)
@@ -135,6 +129,17 @@ class ChangeCursor:
             raise ClosedError(f"the cursor {self.name!r} is closed", hint="Open it again")
 
 
+def check_upto(upto_lsn: int, committed: int, position: int) -> int:
+    """Return up to where a cursor is to be committed: neither back nor past what was read."""
+    if not committed <= check_lsn(upto_lsn, "upto_lsn") <= position:
+        raise InvalidInputError(
+            f"upto_lsn={upto_lsn} is not between {committed}, which is committed, "
+            f"and {position}, up to which was read",
+            kind=Kind.INVALID_OPTION,
+        )
+    return upto_lsn
+
+
 def register_cursor(
     store: Store,
     namespace: Namespace,
@@ -144,7 +149,7 @@ def register_cursor(
     segments: SegmentStore,
     publisher: Publisher,
 ) -> None:
-    """Make a cursor unless there is one: after an LSN, or at the end of the log."""
+    """Make a cursor unless there is one: after an LSN of the log, or at its end."""
     _check_name(name)
     for _ in range(RESTARTS_MAX):
         head = publisher.heads.find().manifest
@@ -152,6 +157,8 @@ def register_cursor(
             return
         history = History(store, namespace, segments)
         lsn = history.end_of_log(head) if after_lsn is None else after_lsn
+        if after_lsn is not None:
+            check_reached(history, head, after_lsn)
         try:
             start = history.start_of_log(head, lsn)
         except Moved:

@@ -174,9 +174,16 @@ class Memtable:
     def _add(self, rows: Versions, lsn: int) -> None:
         rows = rows.under(self.schema)
         first = self._arena.append(rows)
-        if lsn < self._newest_lsn or (rows.kinds == OpKind.PATCH).any():
+        patches = rows.kinds == OpKind.PATCH
+        if lsn < self._newest_lsn or patches.any():
             self._ready_index()
-            self._add_one_by_one(rows.keys.to_pylist(), range(first, first + len(rows)))
+            keys, numbers = rows.keys.to_pylist(), range(first, first + len(rows))
+            if lsn < self._newest_lsn or len(set(keys)) < len(keys):
+                self._add_one_by_one(keys, numbers)
+            else:
+                below = zip(numbers, map(self._index.get, keys), patches.tolist(), strict=True)
+                self._under.update([(row, b) for row, b, patch in below if patch and b is not None])
+                self._index.update(zip(keys, numbers, strict=True))
         else:
             self._unindexed.append((rows.keys, first))
             if len(rows) < INDEXED_LATER:

@@ -7,15 +7,17 @@ the namespace was damaged; the caller knows which to suspect.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from reef.engine.reading.cache import ByteCache
+from reef.errors import InvalidInputError, Kind
 from reef.formats.batch import concat_numbered
-from reef.formats.coding import Buffer
+from reef.formats.coding import Buffer, corrupt
 from reef.formats.filter import hash_key
 from reef.formats.manifest import SegmentEntry
 from reef.formats.segment_index import KEYS
@@ -131,7 +133,8 @@ class SegmentStore:
         spans = [_span(tail, *block) for block in blocks]
 
         def read() -> list[Any]:
-            fetched = self._store.get_ranges(key, spans)
+            with _whole(key, max(spans)[0]):
+                fetched = self._store.get_ranges(key, spans)
             return [_decoded(tail, *b, data) for b, data in zip(blocks, fetched, strict=True)]
 
         return read_again(read)
@@ -139,10 +142,24 @@ class SegmentStore:
     def _load_tail(self, entry: SegmentEntry) -> tuple[SegmentTail, int]:
         key = self._namespace.segment(entry.id)
         start = entry.size - entry.tail_bytes
-        tail = read_again(
-            lambda: decode_tail(self._store.get_range(key, start, entry.size), entry.size, key)
-        )
-        return tail, 2 * entry.tail_bytes
+
+        def read() -> SegmentTail:
+            with _whole(key, start):
+                fetched = self._store.get_range(key, start, entry.size)
+            return decode_tail(fetched, entry.size, key)
+
+        return read_again(read), 2 * entry.tail_bytes
+
+
+@contextmanager
+def _whole(key: str, offset: int) -> Iterator[None]:
+    """Tell of an object that ends before a range that it must have: it is damaged."""
+    try:
+        yield
+    except InvalidInputError as error:
+        if error.kind is not Kind.INVALID_RANGE:
+            raise
+        raise corrupt(key, offset, "the object ends too early") from error
 
 
 def _wanted(tail: SegmentTail, columns: Iterable[int] | None) -> list[int]:
