@@ -62,6 +62,8 @@ class Writer(ProcessBound, Readable, Writable):
         committer.tail.watch(self._row_cache, self._footprints)
         self._keyed = runtime.lock()
         self._closed = False
+        self._refused: BaseException | None = None
+        """The first error of a write that nobody waited for, since the last flush."""
 
     # --- writes -------------------------------------------------------------------
     def _write(
@@ -93,12 +95,19 @@ class Writer(ProcessBound, Readable, Writable):
         )
 
     def flush(self) -> None:
-        """Return when everything that was written before is durable."""
+        """Return when everything that was written before is durable.
+
+        If something that nobody waited for was refused, its error is raised here, once.
+        """
         self._check()
         self._committer.flush()
+        self._tell_refusal()
 
     def close(self) -> None:
-        """Finish what is on its way, and give the handle up. The role stays free for others."""
+        """Finish what is on its way, and give the handle up. The role stays free for others.
+
+        A write that nobody waited for tells its end by its future alone: `flush` first to be told.
+        """
         if not self._closed:
             self.check_process()
             self._closed = True
@@ -185,10 +194,19 @@ class Writer(ProcessBound, Readable, Writable):
         )
         future = self._submit(pending)
         if not wait:
+            future.add_done_callback(self._note_refusal)
             self._committer.drive_in_background()
             return future
         self._committer.drive(future)
         return future.result()
+
+    def _note_refusal(self, future: "Future[Receipt]") -> None:
+        self._refused = self._refused or future.exception()
+
+    def _tell_refusal(self) -> None:
+        refused, self._refused = self._refused, None
+        if refused is not None:
+            raise refused
 
     def _commit_transaction(self, batch: EncodedBatch, transaction: Transaction) -> Receipt:
         self._check()

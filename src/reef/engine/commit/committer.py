@@ -144,8 +144,6 @@ class Committer:
         try:
             for pending in waiting:
                 self.drive(pending.future)
-            for pending in waiting:
-                pending.future.result()  # what was refused is told here too
         finally:
             with self._changed:
                 self._flushing -= 1
