@@ -43,6 +43,15 @@ class Tables(RuleBasedStateMachine):
         self.settings = {"max_parallel_writes": parallel, "group_bytes_max": 500}
         self.writer = self.db.writer(NAME, **self.settings)
         self.model = {}
+        self.past = {}
+        """What the table was at an LSN."""
+        self.snapshots = []
+        self.copy, self.copied_lsn = {}, 0
+        """Kept up to date by changes alone."""
+
+    def note(self, receipt):
+        """Remember how the table is now, for those who look back."""
+        self.past[receipt.lsn] = (self.schema.names[1:], dict(self.model))
 
     # --- the model ----------------------------------------------------------------
     def row(self, key, columns):
@@ -62,19 +71,22 @@ class Tables(RuleBasedStateMachine):
     # --- what is done -------------------------------------------------------------
     @rule(rows=ROWS)
     def upsert(self, rows):
-        self.writer.upsert([{"id": key, **columns} for key, columns in rows])
+        receipt = self.writer.upsert([{"id": key, **columns} for key, columns in rows])
         self.put(rows)
+        self.note(receipt)
 
     @rule(rows=ROWS)
     def upsert_arrow(self, rows):
         full = [self.row(key, columns) for key, columns in rows]
-        self.writer.upsert(pa.Table.from_pylist(full, self.schema))
+        receipt = self.writer.upsert(pa.Table.from_pylist(full, self.schema))
         self.put(rows)
+        self.note(receipt)
 
     @rule(rows=PATCHES)
     def patch(self, rows):
-        self.writer.patch([{"id": key, **columns} for key, columns in rows])
+        receipt = self.writer.patch([{"id": key, **columns} for key, columns in rows])
         self.lay_over(rows)
+        self.note(receipt)
 
     @rule(rows=ROWS)
     def patch_arrow(self, rows):
@@ -85,13 +97,22 @@ class Tables(RuleBasedStateMachine):
 
     @rule(key=KEYS)
     def delete(self, key):
-        self.writer.delete(key)
+        receipt = self.writer.delete(key)
         self.model.pop(key, None)
+        self.note(receipt)
+
+    @rule(key=KEYS)
+    def put_expired(self, key):
+        """A row whose time was over before it came is never there."""
+        receipt = self.writer.upsert([{"id": key, "n": 1, "_expires_at": 1}])
+        self.model.pop(key, None)
+        self.note(receipt)
 
     @rule(ends=st.tuples(KEYS, KEYS).filter(lambda ends: ends[0] < ends[1]))
     def delete_range(self, ends):
-        self.writer.delete_range(*ends)
+        receipt = self.writer.delete_range(*ends)
         self.model = {k: r for k, r in self.model.items() if not ends[0] <= k < ends[1]}
+        self.note(receipt)
 
     @rule(key=KEYS, column=st.sampled_from(["n", "s"]), data=st.data())
     def put_if_equal(self, key, column, data):
@@ -144,6 +165,55 @@ class Tables(RuleBasedStateMachine):
         fold(self.db, NAME, segment_bytes_max=200, group_bytes=60)
         if refresh:
             self.writer.refresh()
+
+    # --- looking back -------------------------------------------------------------
+    @rule()
+    def take_snapshot(self):
+        snapshot = self.db.snapshot(NAME)
+        self.snapshots.append((snapshot, self.schema.names[1:], dict(self.model)))
+
+    @rule(data=st.data())
+    def look_at_a_snapshot(self, data):
+        if self.snapshots:
+            place = data.draw(st.integers(0, len(self.snapshots) - 1))
+            snapshot, names, model = self.snapshots.pop(place)
+            with self.db.reader(NAME, snapshot=snapshot) as reader:
+                assert dict(reader.scan()) == self.cut(names, model)
+            snapshot.release()
+
+    @rule(data=st.data())
+    def look_at_an_lsn(self, data):
+        if self.past:
+            lsn = data.draw(st.sampled_from(sorted(self.past)))
+            _, model = self.past[lsn]
+            with self.db.reader(NAME).as_of(lsn=lsn) as reader:
+                assert dict(reader.scan()) == self.cut(reader.schema.names[1:], model)
+
+    @rule()
+    def follow_the_changes(self):
+        """A copy that is made of changes alone is the table."""
+        changes = self.db.reader(NAME).changes(after_lsn=self.copied_lsn)
+        for change in changes:
+            self.apply_change(change)
+        self.copied_lsn = changes.position
+        names = self.schema.names[1:]
+        assert self.cut(names, self.copy) == self.cut(names, self.model)
+
+    def apply_change(self, change):
+        if change.op == "delete_range":
+            end = change.end_key
+            self.copy = {k: r for k, r in self.copy.items() if not change.key <= k < end}
+        elif change.op == "delete" or change.expires_at is not None:
+            self.copy.pop(change.key, None)
+        elif change.op == "put":
+            self.copy[change.key] = {"id": change.key, **change.row}
+        elif change.key in self.copy:
+            self.copy[change.key] = {**self.copy[change.key], **change.row}
+
+    @staticmethod
+    def cut(names, rows):
+        """Return rows with just these columns: others came later."""
+        return {k: {"id": k, **{name: row.get(name) for name in names}} for k, row in rows.items()}
 
     # --- what must hold -----------------------------------------------------------
     @invariant()
