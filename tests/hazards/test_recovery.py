@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 
+import msgspec
 import pytest
 
 import reef
@@ -15,7 +16,8 @@ from reef.engine.tail import Tail
 from reef.errors import FencedError
 from reef.formats.wal_object import WalObject
 from reef.jobs import fold
-from reef.manifest.head import HeadFinder
+from reef.manifest.head import Head, HeadFinder
+from reef.manifest.publish import Publisher
 from reef.paths import Namespace
 from reef.stores import Wrapper, agree_on_cas
 from reef.testing import Chaos, Simulation, crash_points, simulate
@@ -413,3 +415,44 @@ def test_H47_a_reader_that_slept_past_retention_wakes_up():
     sim.run()
     sim.close()
     assert seen == [before, bank.balances]
+
+
+def test_H10_a_listing_is_trusted_only_while_its_manifest_is(monkeypatch):
+    """H10: a stall between manifest and listing; folded and swept meanwhile, the log has a hole.
+
+    Found by the simulator (zombies_and_sweeps, seed 101352): the reader took the hole for the
+    end of the log, and showed less than was acknowledged before it began.
+    """
+    db = reef.open("memory://")
+    names = Namespace("users")
+    with db.writer("users") as writer:
+        for number in range(4):
+            writer.put(f"k{number}", b"v")
+
+    class SweptMeanwhile(Wrapper):
+        """Everything that is folded goes between the look at the head and the listing."""
+
+        done = False
+
+        def list(self, prefix="", start_after=""):
+            if prefix == names.wal and not self.done:
+                self.done = True
+                fold(db, "users")
+                Publisher(db.store, names).publish(
+                    lambda head: msgspec.structs.replace(head, oldest_retained=head.generation)
+                )
+                for lsn in range(3, 6):
+                    db.store.delete(names.wal_object(lsn))
+            return self.inner.list(prefix, start_after)
+
+    store = SweptMeanwhile(db.store)
+    fresh, stale = Head.fresh, [True]
+
+    def fresh_but_once(head):
+        """The stall: the first look after the listing finds its manifest old."""
+        return fresh(head) and not (store.done and stale and stale.pop())
+
+    monkeypatch.setattr(Head, "fresh", fresh_but_once)
+    with reef.Database(store).reader("users") as reader:
+        assert len(dict(reader.scan())) == 4
+        assert reader.last_lsn == 5

@@ -11,16 +11,11 @@ Damage is told, never hidden: up to a damaged object of the log it serves what i
 """
 
 import logging
-from datetime import datetime
 from typing import Any, Self
-
-import pyarrow as pa
 
 from reef.config import ReaderSettings
 from reef.engine.display import human_bytes
-from reef.engine.history.changes import Changes, LogFollower, changes_arrow, check_lsn
-from reef.engine.history.moments import AsOf, Wanted
-from reef.engine.history.pinned import PinnedReader
+from reef.engine.history.looking_back import LooksBack
 from reef.engine.info import Info
 from reef.engine.log import Log
 from reef.engine.log_rules import Verdict, contiguous
@@ -46,7 +41,7 @@ PROBES_MAX = 16
 """Objects taken one by one in a refresh; a listing shows the rest, however busy a writer is."""
 
 
-class Reader(Readable):
+class Reader(LooksBack, Readable):
     """A handle that reads one namespace. Safe for threads; picklable; survives a fork."""
 
     def __init__(
@@ -109,77 +104,6 @@ class Reader(Readable):
             self._runtime.sleep(min(0.05, deadline.remaining_s()))
         return True
 
-    # --- views in time ------------------------------------------------------------
-    def as_of(
-        self,
-        *,
-        generation: int | None = None,
-        lsn: int | None = None,
-        time: datetime | None = None,
-        pin: bool = False,
-    ) -> PinnedReader:
-        """Return a view of one past moment, which never changes.
-
-        With `pin` a lease keeps what it needs until it is closed; and without a moment, that
-        is now. NotFoundError(kind="collected") if the moment is gone.
-        """
-        self._check()
-        now = pin and (generation, lsn, time) == (None, None, None)
-        wanted = Wanted() if now else AsOf(generation=generation, lsn=lsn, time=time).wanted()
-        return PinnedReader(
-            self._store,
-            self._names,
-            self._settings,
-            wanted,
-            pin=pin,
-            segments=self._segments,
-            metrics=self._metrics,
-        )
-
-    def changes(
-        self, after_lsn: int = 0, *, follow: bool = False, timeout_s: float | None = None
-    ) -> Changes:
-        """Yield what was committed after an LSN, in order, up to the end of the log.
-
-        With `follow` it waits there for more, at most `timeout_s` at a time. Where the log was
-        collected, NotFoundError(kind="collected"); a cursor keeps it. An LSN past the end of the
-        log is an InvalidInputError, unless it follows.
-        """
-        self._check()
-        follower = self._follower(after_lsn)
-        if not follow and after_lsn > self.last_lsn:
-            follower.check_reached()
-        return Changes(
-            follower,
-            after_lsn,
-            self._runtime,
-            follow=follow,
-            timeout_s=timeout_s,
-            check=self._check,
-        )
-
-    def changes_arrow(
-        self, after_lsn: int = 0, upto_lsn: int | None = None
-    ) -> pa.RecordBatchReader:
-        """Return the changes of (after_lsn, upto_lsn] as a stream of Arrow batches.
-
-        Without `upto_lsn`, up to the newest that this reader sees after a refresh.
-        """
-        if upto_lsn is None or check_lsn(upto_lsn, "upto_lsn") > self.last_lsn:
-            self.refresh()
-        upto_lsn = self.last_lsn if upto_lsn is None else upto_lsn
-        if upto_lsn > self.last_lsn:
-            raise NotFoundError(
-                f"LSN {upto_lsn} is not in the log of {self.namespace} yet",
-                hint="Wait for it with wait_for",
-                lsn=upto_lsn,
-            )
-        return changes_arrow(self._follower(after_lsn), upto_lsn)
-
-    def _follower(self, after_lsn: int) -> LogFollower:
-        check_lsn(after_lsn, "after_lsn")
-        return LogFollower(self._store, self._names, self._segments, after_lsn)
-
     def close(self) -> None:
         self._closed = True
 
@@ -236,7 +160,7 @@ class Reader(Readable):
         return at_home and self._runtime.boottime_s() < self._due_s
 
     def _open(self) -> Tail:
-        """Manifest first, listing second; a listed object that is gone means: once more (H10)."""
+        """Manifest first, listing second, manifest again: else once more (H10)."""
         for _ in range(RESTARTS_MAX):
             self._heads.forget()
             started = self._note_begin()
@@ -245,7 +169,7 @@ class Reader(Readable):
             tail.watch(self._row_cache)
             self._damaged_log = None
             self._note_head(head)
-            if self._take_listed(tail):
+            if self._take_listed(tail) and self._was_whole(head):
                 self._listed = self._refreshed = started
                 return tail
         raise UnavailableError(f"{self.namespace} is swept faster than it can be opened")
@@ -298,10 +222,12 @@ class Reader(Readable):
             if not self._must_list():
                 self._take_probed()
                 self._move_to(self._heads.find(fallback=True))
-            elif self._catch_up():
-                self._listed = started
-            else:
-                self._reopen()
+            # Again, if probing took so long that its misses prove nothing (H47).
+            if self._must_list():
+                if self._catch_up():
+                    self._listed = started
+                else:
+                    self._reopen()
         self._refreshed = started
         self._note_lag(self._tail.next_lsn - before)
 
@@ -313,7 +239,18 @@ class Reader(Readable):
         if self.damage or head.damage or older or not self._can_follow(head.manifest):
             return False
         self._move_to(head)
-        return self._take_listed(self._tail)
+        return self._take_listed(self._tail) and self._was_whole(head)
+
+    def _was_whole(self, head: Head) -> bool:
+        """Whether a listing after `head` was found can be trusted: no sweep was at it (H10).
+
+        What a generation needs is condemned after it was superseded, and deleted a grace later.
+        After that only a head tells that is read now, and still retains that generation.
+        """
+        if head.fresh():
+            return True
+        self._heads.forget()
+        return self._heads.find(fallback=True).manifest.oldest_retained <= head.manifest.generation
 
     def _note_begin(self) -> Stopwatch:
         """Start a stopwatch for a look at the store; it counts once that has succeeded."""
