@@ -432,7 +432,7 @@ def test_H10_a_listing_is_trusted_only_while_its_manifest_is(monkeypatch):
     class SweptMeanwhile(Wrapper):
         """Everything that is folded goes between the look at the head and the listing."""
 
-        done = False
+        done = swept = False
 
         def list(self, prefix="", start_after=""):
             if prefix == names.wal and not self.done:
@@ -443,6 +443,7 @@ def test_H10_a_listing_is_trusted_only_while_its_manifest_is(monkeypatch):
                 )
                 for lsn in range(3, 6):
                     db.store.delete(names.wal_object(lsn))
+                self.swept = True
             return self.inner.list(prefix, start_after)
 
     store = SweptMeanwhile(db.store)
@@ -450,7 +451,7 @@ def test_H10_a_listing_is_trusted_only_while_its_manifest_is(monkeypatch):
 
     def fresh_but_once(head):
         """The stall: the first look after the listing finds its manifest old."""
-        return fresh(head) and not (store.done and stale and stale.pop())
+        return fresh(head) and not (store.swept and stale and stale.pop())
 
     monkeypatch.setattr(Head, "fresh", fresh_but_once)
     with reef.Database(store).reader("users") as reader:
