@@ -9,7 +9,7 @@ from reef.engine.log_rules import LogReader, Verdict
 from reef.formats.manifest import Manifest, Recent
 from reef.formats.wal_object import BatchHeader, Job, WalHeader, WalKind, WalObject
 from reef.jobs import fold
-from reef.manifest.head import HeadFinder
+from reef.manifest.head import Head, HeadFinder
 from reef.paths import Namespace
 from reef.stores import (
     Latency,
@@ -498,3 +498,46 @@ def test_the_gap_rule(db):
     assert db.store.create(USERS.wal_object(hidden), body).outcome is Outcome.CREATED
     reader.refresh()
     assert dict(reader.scan()) == {b"a": b"1", b"b": b"2", b"c": b"3"}
+
+
+def test_H64_a_slow_look_after_a_lost_slot_is_not_trusted(db, monkeypatch):
+    """H64, H10: between head and listing its own void object is folded over and swept."""
+    writer = db.writer(NAME, max_parallel_writes=2, group_bytes_max=1, group_window_ms=0)
+    writer.put("k", b"0")
+    first = writer._committer.tail.next_lsn
+    behind = threading.Event()
+
+    class Interferes(Wrapper):
+        """A load is first in the slot; its void follower goes while the writer looks."""
+
+        loaded = swept = False
+
+        def create(self, key, body):
+            if not self.loaded and key == USERS.wal_object(first):
+                self.loaded = True
+                append(db.store, NAME, WalKind.BEGIN, Job("j"), lsn=first)
+                assert behind.wait(30), "the one behind it is sent too"
+            result = self.inner.create(key, body)
+            if key == USERS.wal_object(first + 1):
+                behind.set()
+            return result
+
+        def list(self, prefix="", start_after=""):
+            if self.loaded and not self.swept and prefix == USERS.wal:
+                fold(db, NAME)
+                self.inner.delete(USERS.wal_object(first + 1))
+                self.swept = True
+            return self.inner.list(prefix, start_after)
+
+    interferes = Interferes(writer._committer.log._store)
+    writer._committer.log._store = interferes
+    writer._committer.resync.log._store = interferes
+    fresh, stale = Head.fresh, [True]
+    monkeypatch.setattr(
+        Head, "fresh", lambda head: fresh(head) and not (interferes.swept and stale and stale.pop())
+    )
+    futures = [writer.put("k", b"%d" % n, wait=False) for n in range(1, 4)]
+    lsns = [future.result(30).lsn for future in futures]
+    floor = HeadFinder(db.store, USERS).find().manifest.wal_floor
+    assert min(lsns) >= floor, "what is acknowledged lies behind the floor"
+    assert rows(db) == {b"k": b"3"}

@@ -11,12 +11,16 @@ from reef.engine.log import Log
 from reef.engine.log_rules import Verdict, contiguous
 from reef.engine.tail import Tail
 from reef.errors import CorruptionError, FencedError, InternalError, UnavailableError
+from reef.formats.manifest import Manifest
 from reef.formats.wal_object import WalHeader, WalKind, WalObject
 from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
 from reef.telemetry import Events, Metrics
 
 __all__ = ["Resync"]
+
+
+LOOKS_MAX = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +37,7 @@ class Resync:
 
     def run(self, tail: Tail) -> Tail:
         """Return the tail from which to go on; FencedError if a newer writer has fenced."""
-        self.heads.forget()
-        manifest = self.heads.find().manifest
-        # From whichever is lower: below the floor only batches are collected, so a fence
-        # that was folded already is still found.
-        known = min(tail.next_lsn, manifest.wal_floor)
-        # What a repair has given up is not read: it is damaged, and stays in its slot.
-        skipped = manifest.skipped_lsns
-        listed = [slot.lsn for slot in self.log.filled(known)]
-        new = [lsn for lsn in listed if lsn >= tail.next_lsn and lsn not in skipped]
+        manifest, new = self._look(tail)
         found = dict(zip(new, self.log.read_many(new), strict=True))
         for lsn in new:
             self._judge_writer(self._present(lsn, found[lsn]).header)
@@ -55,6 +51,28 @@ class Resync:
             tail.rebase(manifest)
         self.events.emit("resynced", namespace=self.namespace.name, last_lsn=tail.next_lsn - 1)
         return tail
+
+    def _look(self, tail: Tail) -> tuple[Manifest, list[int]]:
+        """Return the head, and the slots that are filled behind what is known.
+
+        The listing counts only while the head is fresh: after a stall in between, a hole where
+        an own void object was swept would look like the first open slot (H10, H64).
+        """
+        for _ in range(LOOKS_MAX):
+            self.heads.forget()
+            head = self.heads.find()
+            manifest = head.manifest
+            # From whichever is lower: below the floor only batches are collected, so a fence
+            # that was folded already is still found.
+            listed = self.log.filled(min(tail.next_lsn, manifest.wal_floor))
+            # What a repair has given up is not read: it is damaged, and stays in its slot.
+            sound = [s.lsn for s in listed if s.lsn not in manifest.skipped_lsns]
+            if head.fresh():
+                return manifest, [lsn for lsn in sound if lsn >= tail.next_lsn]
+        raise UnavailableError(
+            f"{self.namespace.name} cannot be looked at within half a grace period",
+            hint="The store is too slow for this grace period",
+        )
 
     def _present(self, lsn: int, found: WalObject | None) -> WalObject:
         if found is None:
