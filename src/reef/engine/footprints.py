@@ -72,6 +72,7 @@ class Footprints:
         self._open: dict[int, int] = {}
         """From a transaction to the number of the first footprint that it has to mind."""
         self._next_transaction = 0
+        self._dropped: deque[int] = deque()
 
     def begin(self) -> int:
         """Note that a transaction is open; return its number."""
@@ -84,6 +85,12 @@ class Footprints:
         with self._lock:
             self._open.pop(transaction, None)
             self._forget()
+
+    def drop(self, transaction: int) -> None:
+        """Note that nobody has a transaction any more. Called by the garbage collector, at any
+        moment, perhaps while the lock is held here: so it takes none.
+        """
+        self._dropped.append(transaction)
 
     def conflict(self, transaction: int, reads: Reads) -> str | None:
         """Return why a transaction cannot commit; None if it can."""
@@ -100,6 +107,8 @@ class Footprints:
         """Note what is about to be written; of an ingest its key ranges, since its keys are
         not known.
         """
+        if self._dropped:
+            self._end_dropped()
         if self._open and batches:
             self._keep(_of_ops(batches))
         if self._open and segments:
@@ -122,6 +131,12 @@ class Footprints:
             self._bytes += footprint.bytes
             while self._bytes > self._bytes_max:
                 self._drop_oldest()
+
+    def _end_dropped(self) -> None:
+        with self._lock:
+            while self._dropped:
+                self._open.pop(self._dropped.popleft(), None)
+            self._forget()
 
     def _forget(self) -> None:
         needed = min(self._open.values(), default=self._first + len(self._kept))

@@ -62,7 +62,7 @@ class Transaction(Readable):
         self._next_lsn = STAGED_LSN
         self._done = False
         # One that is just dropped must not hold footprints for the writer's whole life.
-        weakref.finalize(self, footprints.end, number)
+        weakref.finalize(self, footprints.drop, number).atexit = False
 
     # --- reads --------------------------------------------------------------------
     def get(self, key: bytes | str) -> Any:

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 import reef
+from reef.engine.footprints import Footprints
 from reef.formats.wal_object import Job, WalKind
 from reef.jobs import fold
 from reef.paths import Namespace
@@ -299,3 +300,13 @@ def test_an_error_told_many_times_does_not_grow(db):
             old.put("k", b"v")
         depths.append(len(told.traceback))
     assert depths[-1] <= depths[1] + 1
+
+
+def test_a_transaction_may_be_collected_at_any_moment():
+    """The collector may strike while the footprints are locked: nothing waits for itself."""
+    footprints = Footprints(1000)
+    number = footprints.begin()
+    with footprints._lock:
+        footprints.drop(number)
+    footprints.applying([])
+    assert not footprints._open
