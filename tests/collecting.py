@@ -1,5 +1,7 @@
 """A namespace on virtual time, for tests of the sweep: clocks that go on at a word."""
 
+from dataclasses import replace
+
 import msgspec
 
 import reef
@@ -155,3 +157,28 @@ class EachRequest(Wrapper):
     def delete_many(self, keys):
         self._does()
         self.inner.delete_many(keys)
+
+
+class WholeSeconds(Wrapper):
+    """A bucket whose dates have whole seconds."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.capabilities = replace(inner.capabilities, clock_resolution_s=1.0)
+
+    def list(self, prefix="", start_after=""):
+        for info in self.inner.list(prefix, start_after):
+            yield replace(info, last_modified_s=float(int(info.last_modified_s)))
+
+    def now(self):
+        return float(int(self.inner.now()))
+
+
+def folded_world():
+    """Return a namespace with five rows in the log, folded into one segment."""
+    world = World()
+    with world.db.writer(NAME) as writer:
+        for number in range(5):
+            writer.put(f"k{number}", b"v")
+    world.fold()
+    return world

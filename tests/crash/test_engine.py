@@ -68,7 +68,8 @@ def test_deaths_of_a_second_writer():
         with db.writer(NAME, max_parallel_writes=2) as second:
             _put(second, allowed, b"b", b"2")
 
-    _survives(work, 150)
+    points = _survives(work, 150)
+    assert points.count("point fence") == 2, "it died at the fences of either opening"
 
 
 def test_deaths_of_a_fold():

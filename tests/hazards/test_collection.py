@@ -6,7 +6,17 @@ import reef
 from reef.jobs import fold
 from reef.manifest.head import HeadFinder
 from reef.stores import Wrapper
-from tests.collecting import DAY_S, GRACE_S, NAME, USERS, At, EachRequest, World
+from tests.collecting import (
+    DAY_S,
+    GRACE_S,
+    NAME,
+    USERS,
+    At,
+    EachRequest,
+    WholeSeconds,
+    World,
+    folded_world,
+)
 
 ROWS = {b"k%d" % number: b"v" for number in range(5)}
 
@@ -14,12 +24,7 @@ ROWS = {b"k%d" % number: b"v" for number in range(5)}
 @pytest.fixture
 def world():
     """Give a namespace with five rows in the log, folded into one segment."""
-    world = World()
-    with world.db.writer(NAME) as writer:
-        for number in range(5):
-            writer.put(f"k{number}", b"v")
-    world.fold()
-    return world
+    return folded_world()
 
 
 # --- readers --------------------------------------------------------------------------
@@ -113,25 +118,6 @@ def test_H22_leases_are_listed_after_the_condemning_cas(world):
 
 
 # --- clocks ---------------------------------------------------------------------------
-
-
-class WholeSeconds(Wrapper):
-    """A bucket whose dates have whole seconds."""
-
-    def __init__(self, inner):
-        super().__init__(inner)
-        from dataclasses import replace
-
-        self.capabilities = replace(inner.capabilities, clock_resolution_s=1.0)
-
-    def list(self, prefix="", start_after=""):
-        from dataclasses import replace
-
-        for info in self.inner.list(prefix, start_after):
-            yield replace(info, last_modified_s=float(int(info.last_modified_s)))
-
-    def now(self):
-        return float(int(self.inner.now()))
 
 
 @pytest.mark.parametrize("skew_s", [-600.0, 0.0, 600.0])

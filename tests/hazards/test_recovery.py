@@ -161,7 +161,7 @@ def _bank_under_load(sim):
 def test_H15_the_sum_is_constant_for_everyone(lost_answer):
     """H15: for readers and writers, during folds, with group commit and pipelining."""
     chaos = Chaos(latency_s=(0.001, 0.05), lost_answer=lost_answer)
-    simulate(_bank_under_load, range(10), chaos=chaos)
+    assert simulate(_bank_under_load, range(10), chaos=chaos) == 10
 
 
 @pytest.mark.parametrize("cut", range(6))

@@ -12,7 +12,7 @@ from reef.manifest.head import HeadFinder
 from reef.manifest.publish import Publisher
 from reef.stores import Outcome, Wrapper, agree_on_cas
 from tests.bulk import append, ingest, stage
-from tests.collecting import DAY_S, GRACE_S, NAME, USERS, At, EachRequest, World
+from tests.collecting import DAY_S, GRACE_S, NAME, USERS, At, EachRequest, World, folded_world
 
 ROWS = {b"k%d" % number: b"v" for number in range(5)}
 
@@ -20,12 +20,7 @@ ROWS = {b"k%d" % number: b"v" for number in range(5)}
 @pytest.fixture
 def world():
     """Give a namespace with five rows in the log, folded into one segment."""
-    world = World()
-    with world.db.writer(NAME) as writer:
-        for number in range(5):
-            writer.put(f"k{number}", b"v")
-    world.fold()
-    return world
+    return folded_world()
 
 
 # --- jobs -----------------------------------------------------------------------------

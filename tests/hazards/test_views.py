@@ -2,7 +2,6 @@
 
 import random
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -15,43 +14,19 @@ from reef.manifest.publish import Publisher
 from reef.stores import Wrapper
 from reef.testing import Chaos, simulate
 from tests.bulk import ingest
-from tests.collecting import DAY_S, GRACE_S, NAME, USERS, World
+from tests.collecting import DAY_S, GRACE_S, NAME, USERS, EachRequest, WholeSeconds, World
 
 ROWS = {b"k%d" % number: b"v" for number in range(5)}
 LONG = {"lease_ttl_s": 10.0 * DAY_S}
 """Leases that do not lapse while a test lets days pass between two requests."""
 
 
-class EachStep(Wrapper):
-    """Calls something before every request of one handle."""
-
-    def __init__(self, inner, does):
-        super().__init__(inner)
-        self._does = does
-
-    def get_tagged(self, key):
-        self._does()
-        return self.inner.get_tagged(key)
-
-    def get_range(self, key, start, end):
-        self._does()
-        return self.inner.get_range(key, start, end)
-
-    def list(self, prefix="", start_after=""):
-        self._does()
-        return self.inner.list(prefix, start_after)
+class EachStep(EachRequest):
+    """Leases and clocks count as steps too."""
 
     def put(self, key, body):
         self._does()
         return self.inner.put(key, body)
-
-    def create(self, key, body):
-        self._does()
-        return self.inner.create(key, body)
-
-    def delete_many(self, keys):
-        self._does()
-        self.inner.delete_many(keys)
 
     def now(self):
         self._does()
@@ -460,21 +435,6 @@ def test_each_pin_keeps_what_it_needs_and_nothing_after_its_end(seed):
 # --- clocks ---------------------------------------------------------------------------
 
 
-class WholeSeconds(Wrapper):
-    """A bucket whose dates have whole seconds."""
-
-    def __init__(self, inner):
-        super().__init__(inner)
-        self.capabilities = replace(inner.capabilities, clock_resolution_s=1.0)
-
-    def list(self, prefix="", start_after=""):
-        for info in self.inner.list(prefix, start_after):
-            yield replace(info, last_modified_s=float(int(info.last_modified_s)))
-
-    def now(self):
-        return float(int(self.inner.now()))
-
-
 @pytest.mark.parametrize("skew_s", [-600.0, 0.0, 600.0])
 def test_H30_a_snapshot_ends_by_the_stores_clock(skew_s):
     """H30: whatever the clocks of those say who take, list, extend and sweep it."""
@@ -655,13 +615,14 @@ class Busy:
         self.sim = sim
         reef.Database(sim.bucket).create(NAME)
         Publisher(sim.bucket, USERS).publish(lambda head: edits.set_grace(head, 2000, 0))
-        self.history, self.done = {}, []
+        self.history, self.done, self.looks = {}, [], 0
         for name, work in (("writer", self.write), ("cleaner", self.clean)):
             self.start(name, work)
         for name in ("viewer-1", "viewer-2"):
             self.start(name, self.view)
         sim.run()
         assert len(self.history) > 15
+        assert self.looks > 2
         head = HeadFinder(sim.bucket, USERS).find().manifest
         kept = len(list(sim.bucket.list(USERS.manifests)))
         assert kept < head.generation - 5, "the sweep did its work"
@@ -702,8 +663,10 @@ class Busy:
                 rows = dict(seen.scan())
                 for number in [n for lsn, n in self.history.items() if lsn <= seen.last_lsn]:
                     assert int(rows[b"k%d" % (number % 3)]) >= number
+                self.looks += 1
 
 
 def test_H22_viewers_beside_a_fold_and_a_sweep():
     """H22, H24: on many schedules, with slow calls and lost answers, no view misses a row."""
-    simulate(Busy, range(12), chaos=Chaos(lost_answer=0.02, fail_before=0.02, latency_s=(0, 0.05)))
+    chaos = Chaos(lost_answer=0.02, fail_before=0.02, latency_s=(0, 0.05))
+    assert simulate(Busy, range(12), chaos=chaos) == 12

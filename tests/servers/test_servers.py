@@ -75,7 +75,8 @@ def test_azurite_answers(azurite):
 def test_tools_run(servers, name, flag):
     """The program that was found starts."""
     path = servers.use(name).path()
-    subprocess.run([path, flag], capture_output=True, timeout=30, check=True)
+    done = subprocess.run([path, flag], capture_output=True, timeout=30, check=True)
+    assert b"version" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", SERVERS)

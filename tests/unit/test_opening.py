@@ -296,7 +296,11 @@ def test_a_bad_disk_cache_is_refused(tmp_path, monkeypatch, options, says):
 
 def test_a_disk_cache_beside_the_store(tmp_path):
     """A name that only begins like the store's is another directory."""
-    stores.open(str(tmp_path / "data"), disk_cache=tmp_path / "data-cache")
+    store = stores.open(str(tmp_path / "data"), disk_cache=tmp_path / "data-cache")
+    key = "namespaces/users/segments/1.seg"
+    store.put(key, b"12345")
+    assert store.get_range(key, 1, 3) == b"23"
+    assert any((tmp_path / "data-cache").iterdir())
 
 
 # --- S3 ---------------------------------------------------------------------------

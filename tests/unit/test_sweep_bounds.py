@@ -14,18 +14,13 @@ from reef.manifest.publish import Publisher
 from reef.manifest.roots import effective_grace_ms
 from reef.stores import Wrapper
 from reef.stores.memory import MemoryStore
-from tests.collecting import DAY_S, GRACE_S, NAME, USERS, World
+from tests.collecting import DAY_S, GRACE_S, NAME, USERS, folded_world
 
 
 @pytest.fixture
 def world():
     """Give a namespace with five rows in the log, folded into one segment."""
-    world = World()
-    with world.db.writer(NAME) as writer:
-        for number in range(5):
-            writer.put(f"k{number}", b"v")
-    world.fold()
-    return world
+    return folded_world()
 
 
 # --- bounds ---------------------------------------------------------------------------

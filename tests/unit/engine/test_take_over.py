@@ -66,6 +66,7 @@ def test_a_namespace_that_does_not_exist_yet(world):
     world.db.create("other")
     with world.db.writer("other", take_over=False) as writer:
         writer.put("k", b"1")
+    assert [world.db.reader(name).get("k") for name in (NAME, "other")] == [b"1", b"1"]
 
 
 def test_an_old_writer_is_passed_over(world):
@@ -95,7 +96,8 @@ def test_a_closed_writer_cannot_be_told_apart(world):
         writer.put("k", b"1")
     refused(world)
     world.advance(RECENT_S + 1)
-    world.db.writer(NAME, take_over=False)
+    with world.db.writer(NAME, take_over=False) as writer:
+        assert writer.get("k") == b"1"
 
 
 def test_a_fold_hides_nobody(world):
