@@ -229,6 +229,24 @@ def test_H46_a_key_is_looked_up_again_after_a_lost_slot(db):
     assert dict(db.reader(NAME).scan())[b"k"] == b"bulk"
 
 
+def test_H46_what_waits_behind_a_lost_slot_is_looked_up_too(db):
+    """H46: a keyed batch in the queue was decided before the load with its key was known."""
+    writer = db.writer(NAME)
+    writer.put("other", b"1")
+    slot = writer._committer.tail.next_lsn
+    waiting = []
+
+    def load():
+        waiting.append(writer.put("k", b"live", idempotency_key="job-7", wait=False))
+        ingest(db.store, NAME, {b"k": b"bulk"}, key="job-7")
+
+    writer._committer.log._store = LoadsFirst(writer._committer.log._store, slot, load)
+    writer.put("first", b"1")
+    assert isinstance(waiting[0].exception(30), reef.InvalidInputError)
+    assert writer.get("k") == b"bulk" == dict(db.reader(NAME).scan())[b"k"]
+    assert writer.get("first") == b"1"
+
+
 def test_handles_of_any_age_judge_a_load_alike(db):
     """A key that a fold has dropped from the window is new to everyone, not only to new handles."""
     writer = db.writer(NAME)

@@ -373,7 +373,8 @@ class Committer:
             self._finish(error)
             return
         self._flights.clear()
-        self._queue.put_back(self._answers.replay(lost, self.tail.dedup, self.namespace))
+        again = [*lost, *self._queue.clear()]  # what waits was decided before, too
+        self._queue.put_back(self._answers.replay(again, self.tail.dedup, self.namespace))
         self._start_after_tail()
         self._state = State.OPEN
         self._changed.notify_all()
