@@ -8,7 +8,7 @@ SEED   ?= 0
 SEEDS  ?= 20000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fmt bench sim explore evidence servers clean
+.PHONY: help demo test slow check fmt bench sim explore soak evidence servers clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -18,6 +18,9 @@ demo: $(READY) ## see what Reef does, in a minute
 
 test: $(READY) servers ## everything a clone needs to pass all tests
 	$(BIN)/python -m pytest
+
+slow: $(READY) servers ## tests that take minutes: kills and speculation on Spark, a short soak
+	$(BIN)/python -m pytest -m slow
 
 check: $(READY) ## format, lint, types, imports
 	$(BIN)/ruff format --check .
@@ -37,6 +40,9 @@ sim: $(READY) ## simulate SEEDS seeds, or replay one with SEED=n
 
 explore: $(READY) ## openings through all orders, deaths and late requests; some hours
 	$(BIN)/python -m tests.simulation.exploring
+
+soak: $(READY) servers ## ten minutes of everything, with kill -9, on a real S3 server
+	$(BIN)/python -m tests.soak
 
 evidence: $(READY) servers ## full-size versions of what the tests run small, kept in the ledger
 	$(BIN)/python -m benchmarks.evidence

@@ -1,5 +1,6 @@
 """A bulk job by hand: begin, staged segments, ingest. What later releases do with Spark."""
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -11,10 +12,12 @@ from reef.formats.segment import Lineage
 from reef.formats.segment_writer import SegmentWriter
 from reef.formats.versions import Versions
 from reef.formats.wal_object import Job, JobSegment, WalHeader, WalKind, WalObject
+from reef.manifest.edits import new_namespace
 from reef.manifest.head import HeadFinder
+from reef.manifest.publish import Publisher
 from reef.manifest.roots import staged_id
 from reef.paths import Namespace
-from reef.stores import Outcome
+from reef.stores import Outcome, agree_on_cas
 
 
 def append(store, name, kind, job=None, lsn=None):
@@ -72,6 +75,13 @@ def ingest(store, name, rows, key=None, begin=True, abort=False, job_id=None):
     if abort:
         append(store, name, WalKind.ABORT, Job(job_id, key=key))
     return append(store, name, WalKind.INGEST, Job(job_id, key=key, segments=(segment,)))
+
+
+def make_with_window(db, name, keys_max):
+    """Make a plain namespace that remembers only so many idempotency keys."""
+    first = msgspec.structs.replace(new_namespace(DEFAULT_SCHEMA), dedup_keys_max=keys_max)
+    agree_on_cas(db.store)
+    assert Publisher(db.store, Namespace(name)).create(first)
 
 
 # --- by the protocol ------------------------------------------------------------------

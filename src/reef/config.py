@@ -4,19 +4,30 @@ Each has a reason for its default; sizes are in bytes, times say their unit.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypedDict
 
 from reef.errors import InvalidInputError, Kind
 
-__all__ = ["FoldSettings", "ReaderSettings", "SweepSettings", "WriterSettings"]
+__all__ = [
+    "BackgroundSettings",
+    "CompactSettings",
+    "FoldSettings",
+    "IngestSettings",
+    "ReaderOptions",
+    "ReaderSettings",
+    "SweepSettings",
+    "WriterOptions",
+    "WriterSettings",
+]
 
 KIB, MIB = 1 << 10, 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Settings:
-    def changed(self, words: dict[str, Any]) -> Self:
+    def changed(self, words: Mapping[str, Any]) -> Self:
         """Return the settings with these changes; InvalidInputError names a wrong one."""
         known = [field.name for field in fields(self)]
         for name in words:
@@ -104,11 +115,84 @@ class ReaderSettings(_Settings):
 class FoldSettings(_Settings):
     """How the log becomes segments."""
 
+    log_bytes: int = 128 * MIB
+    """How much of the log one publish takes: it is in memory, decoded, while it is sorted."""
+    stretches_max: int = 10_000
+    """How many publishes one call makes; the rest of a longer log waits for the next."""
     segment_bytes_max: int = 64 * MIB
     group_bytes: int = 64 * KIB
     codec: Literal["zstd", "lz4", "none"] = "zstd"
-    dedup_keys_max: int = 10_000
-    dedup_age_s: float = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestSettings(_Settings):
+    """How a bulk job stages its rows."""
+
+    segment_bytes: int = 256 * MIB
+    """About how large a staged segment is as stored: few objects, and yet many tasks."""
+    group_bytes: int = 64 * KIB
+    codec: Literal["zstd", "lz4", "none"] = "zstd"
+    lease_ttl_s: float = 120.0
+    """How long after its driver's death a job counts as alive, and keeps what it has staged."""
+
+    def check(self) -> None:
+        _Settings.check(self)
+        if self.codec not in ("zstd", "lz4", "none"):
+            raise _bad("codec", self.codec, "'zstd', 'lz4' or 'none'")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactSettings(_Settings):
+    """When segments are merged, into what, and how much memory that may take."""
+
+    tier_bytes: int = 256 * MIB
+    """Tiered: level 0 is merged once its smallest segments add up to this: some four folds."""
+    tier_growth: int = 8
+    """Tiered: how much larger that threshold is from level to level. A row is then rewritten
+    once for every eightfold growth of the namespace."""
+    tier_segments_min: int = 4
+    """Tiered: fewer are not worth a rewrite, however large they are."""
+    level0_bytes: int = 512 * MIB
+    """Leveled: level 0 goes down once it holds this much: as much as one level-1 segment."""
+    level0_segments_max: int = 8
+    """Leveled: this many small ones are merged among themselves before that, since every read
+    looks into each of them."""
+    segment_bytes_min: int = 512 * MIB
+    """Leveled: a smaller segment is joined with its neighbour."""
+    segment_bytes: int = 768 * MIB
+    """What outputs aim at: half-way between the bounds, so that neither is met soon."""
+    segment_bytes_max: int = 1024 * MIB
+    """A join above this is split in two; and what a store copies in one request."""
+    segment_rows_max: int = 6_000_000
+    """Whatever their size: a filter is built from 8 bytes a row, in memory."""
+    inputs_max: int = 64
+    """Segments that one merge of a level takes: each is a source with a buffer of its own."""
+    merge_bytes: int = 8 * MIB
+    """Decoded rows of all inputs that one task holds; it needs a few times as much at its peak."""
+    tasks_max: int = 1
+    """Tasks at once in this process. Two take nearly 500 MB at their peak, and background work is
+    not to starve serving."""
+    rounds_max: int = 1000
+    """Jobs of one call: a bound, for what ought to end by itself."""
+    expiry_margin_s: float = 600.0
+    """How long after its expiry a row is dropped: readers judge by clocks of their own."""
+    patience_s: float = 900.0
+    """How long a background compactor waits for another one, before it takes its place."""
+    group_bytes: int = 64 * KIB
+    codec: Literal["zstd", "lz4", "none"] = "zstd"
+
+    def check(self) -> None:
+        _Settings.check(self)
+        for name in ("tier_growth", "tier_segments_min", "level0_segments_max", "inputs_max"):
+            if getattr(self, name) < 2:
+                raise _bad(name, getattr(self, name), "2 or more")
+        for name in ("segment_bytes", "segment_rows_max", "tasks_max", "group_bytes"):
+            if getattr(self, name) < 1:
+                raise _bad(name, getattr(self, name), "1 or more")
+        if not 2 * self.segment_bytes_min <= self.segment_bytes_max:
+            raise _bad("segment_bytes_min", self.segment_bytes_min, "half of segment_bytes_max")
+        if self.codec not in ("zstd", "lz4", "none"):
+            raise _bad("codec", self.codec, "'zstd', 'lz4' or 'none'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,11 +213,78 @@ class SweepSettings(_Settings):
     """Below this, any share may go."""
     stale_upload_s: float = 24 * 3600.0
     """Parts of an upload that was begun longer ago than this are given up."""
+    silent_job_s: float = 3600.0
+    """A bulk job that began longer ago than this and has no lease is aborted: its driver died."""
+
+    silent_compactor_s: float = 24 * 3600.0
+    """What a compactor staged longer ago than this and has not published is not kept for it."""
 
     def check(self) -> None:
         _Settings.check(self)
         if self.retain_generations_max < 1:
             raise _bad("retain_generations_max", self.retain_generations_max, "1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackgroundSettings(_Settings):
+    """When a writer's process folds, compacts and sweeps by itself, and how hard it works."""
+
+    fold_bytes: int = 16 * MIB
+    """The log is folded when it holds so much: it is in memory, and is read at every open."""
+    fold_objects: int = 256
+    """Or so many objects: each is a request at every open."""
+    fold_interval_s: float = 60.0
+    """Or something that has stood there so long."""
+    compact: bool = True
+    strategy: Literal["tiered", "leveled"] = "tiered"
+    sweep: bool = True
+    sweep_interval_s: float = 300.0
+    """A third of the grace period: what is condemned goes soon after its time."""
+    retain_generations_s: float = 24 * 3600.0
+    """How long the sweep lets a generation be read after another one took its place."""
+    requests_per_s: float = 100.0
+    """Of all background work together; 0: no limit. A bucket's prefix takes thousands."""
+    bytes_per_s: float = 128.0 * MIB
+    """In both directions; 0: no limit."""
+    look_s: float = 0.5
+    """How often it looks, in memory only, whether something is due."""
+
+    def check(self) -> None:
+        _Settings.check(self)
+        if self.strategy not in ("tiered", "leveled"):
+            raise _bad("strategy", self.strategy, "'tiered' or 'leveled'")
+        if self.look_s <= 0:
+            raise _bad("look_s", self.look_s, "more than zero")
+
+
+class WriterOptions(TypedDict, total=False):
+    """`WriterSettings` as words, so that an editor knows them; a test keeps the two alike."""
+
+    group_window_ms: float
+    group_bytes_max: int
+    batch_bytes_max: int
+    skip_memtable_bytes: int
+    max_parallel_writes: int
+    ack: Literal["prefix", "independent"]
+    queue_bytes_max: int
+    unfolded_bytes_max: int
+    write_deadline_s: float
+    commit_deadline_s: float
+    lease_ttl_s: float
+    cache_bytes: int
+    row_cache_bytes: int
+    footprint_bytes_max: int
+    transaction_reads_max: int
+
+
+class ReaderOptions(TypedDict, total=False):
+    """`ReaderSettings` as words."""
+
+    refresh_interval_ms: float
+    list_interval_s: float
+    cache_bytes: int
+    row_cache_bytes: int
+    lease_ttl_s: float
 
 
 def _is_number(value: object) -> bool:

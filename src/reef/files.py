@@ -61,8 +61,13 @@ class Files(ABC):
         """Read up to `length` bytes at `start`; may return fewer, as pread(2) may."""
 
     @abstractmethod
-    def copy_range(self, source_fd: int, target_fd: int, length: int) -> int:
-        """Move bytes from one open file to another without passing through Python."""
+    def copy_range(
+        self, source_fd: int, target_fd: int, length: int, start: int | None = None
+    ) -> int:
+        """Move bytes from one open file to another without passing through Python.
+
+        From `start` on, or from where the last one ended.
+        """
 
     @abstractmethod
     def set_mtime(self, fd: int, mtime_ns: int) -> None: ...
@@ -128,18 +133,22 @@ class _OsFiles(Files):
 
     if hasattr(os, "copy_file_range"):
 
-        def copy_range(self, source_fd: int, target_fd: int, length: int) -> int:
+        def copy_range(
+            self, source_fd: int, target_fd: int, length: int, start: int | None = None
+        ) -> int:
             try:
-                return os.copy_file_range(source_fd, target_fd, length)
+                return os.copy_file_range(source_fd, target_fd, length, start)
             except OSError as error:
                 if error.errno not in NO_COPY_RANGE:
                     raise
-            return os.write(target_fd, os.read(source_fd, min(length, COPY_BYTES_MAX)))
+            return os.write(target_fd, _read(source_fd, length, start))
 
     else:  # macOS has no in-kernel copy between files that Python knows of
 
-        def copy_range(self, source_fd: int, target_fd: int, length: int) -> int:
-            return os.write(target_fd, os.read(source_fd, min(length, COPY_BYTES_MAX)))
+        def copy_range(
+            self, source_fd: int, target_fd: int, length: int, start: int | None = None
+        ) -> int:
+            return os.write(target_fd, _read(source_fd, length, start))
 
     def set_mtime(self, fd: int, mtime_ns: int) -> None:
         os.utime(fd, ns=(mtime_ns, mtime_ns))
@@ -234,6 +243,11 @@ def _close_locks_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_close_locks_in_child)
+
+
+def _read(fd: int, length: int, start: int | None) -> bytes:
+    length = min(length, COPY_BYTES_MAX)
+    return os.read(fd, length) if start is None else os.pread(fd, length, start)
 
 
 def _to_stat(result: os.stat_result) -> FileStat:

@@ -17,7 +17,7 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
 from types import TracebackType
 from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
@@ -123,6 +123,10 @@ class Runtime(ABC):
     @abstractmethod
     def process_id(self) -> int: ...
 
+    @abstractmethod
+    def thread_id(self) -> object:
+        """Tells the threads of one process apart while they run."""
+
     # --- concurrency --------------------------------------------------------------
     @abstractmethod
     def lock(self) -> Lock: ...
@@ -146,6 +150,10 @@ class Runtime(ABC):
         """Run all, a bounded number at a time; results in order, or the first error."""
 
     # --- the simulator's hook -----------------------------------------------------
+    def aside(self, workers: int) -> "Runtime":
+        """Return a runtime that gathers on threads of its own: who waits there holds up nobody."""
+        return self
+
     def reach(self, point: str) -> None:  # noqa: B027 - a real machine has nothing to do here
         """Pass a named point at which a simulated process may die or stall."""
 
@@ -301,6 +309,9 @@ class _RealRuntime(Runtime):
     def process_id(self) -> int:
         return os.getpid()
 
+    def thread_id(self) -> object:
+        return threading.get_ident()
+
     def lock(self) -> Lock:
         return threading.Lock()
 
@@ -329,6 +340,9 @@ class _RealRuntime(Runtime):
             for future in futures:
                 future.cancel()
 
+    def aside(self, workers: int) -> "Runtime":
+        return _AsideRuntime(workers)
+
     def _shared_pool(self) -> ThreadPoolExecutor:
         with self._setup:
             if self._gather_pool is None:
@@ -342,6 +356,39 @@ class _RealRuntime(Runtime):
 
 
 REAL = _RealRuntime()
+
+
+class _AsideRuntime(_RealRuntime):
+    """Gathers on a few threads that are made for it, and that no exit waits for."""
+
+    def __init__(self, workers: int) -> None:
+        super().__init__()
+        self._workers = workers
+
+    def gather(self, calls: Sequence[Callable[[], T]]) -> list[T]:
+        if len(calls) <= 1 or getattr(self._gathering, "inside", False):
+            return [call() for call in calls]
+        futures: list[Future[T]] = [Future() for _ in calls]
+        contexts = [copy_context() for _ in calls]
+        todo = iter(zip(calls, contexts, futures, strict=True))
+        turn = threading.Lock()
+
+        def work() -> None:
+            self._gathering.inside = True
+            while True:
+                with turn:
+                    call, context, future = next(todo, (None, None, None))
+                if call is None or context is None or future is None:
+                    return
+                try:
+                    future.set_result(context.run(call))
+                except BaseException as error:
+                    future.set_exception(error)
+
+        for _ in range(min(self._workers, len(calls))):
+            self.spawn(work, name="aside")
+        wait(futures)
+        return [future.result() for future in futures]
 
 
 def _after_fork_in_child() -> None:

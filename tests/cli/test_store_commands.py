@@ -1,23 +1,12 @@
 """`reef --version` and `reef store probe`, as a person and as a program see them."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 import reef
-from reef.cli.main import reef as root_command
 from reef.cli.main import run
-
-REEF = Path(sys.executable).parent / "reef"
-
-
-def call(*words):
-    """Run the installed command; return its exit code, stdout and stderr."""
-    done = subprocess.run([REEF, *words], capture_output=True, text=True, timeout=60, check=False)
-    return done.returncode, done.stdout, done.stderr
+from tests.cli.process import call
 
 
 def test_version():
@@ -117,24 +106,3 @@ def test_interrupting_exits_with_130(monkeypatch, capsys):
     monkeypatch.setattr("reef.cli.store.probe", interrupt)
     assert run(["store", "probe", "memory://"]) == 130
     assert "Traceback" not in capsys.readouterr().err
-
-
-def commands(group, path=()):
-    """Yield every command below a group, with its path."""
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from commands(command, (*path, name))
-        else:
-            yield (*path, name), command
-
-
-@pytest.mark.parametrize(
-    ("path", "command"), list(commands(root_command)), ids=lambda x: str(x)[:40]
-)
-def test_every_command_has_help_with_an_example(path, command):
-    """Help says what it does and shows one call."""
-    assert command.help
-    assert f"Example: reef {' '.join(path)}" in command.help
-    code, out, _ = call(*path, "--help")
-    assert code == 0
-    assert "Example:" in out

@@ -33,7 +33,7 @@ def test_python_blocks_run(page, tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,  # pages about Spark start it
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 import reef
+from reef import stores
 from reef.errors import OutcomeUnknownError, UnavailableError
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.jobs import fold
@@ -27,9 +28,10 @@ class Stalls(Wrapper):
     """Does something in the middle of one PUT into the log."""
 
     deed = None
+    part = "/wal/"
 
     def create(self, key, body):
-        if self.deed is not None and "/wal/" in key:
+        if self.deed is not None and self.part in key:
             deed, self.deed = self.deed, None
             deed(key)
         return self.inner.create(key, body)
@@ -93,7 +95,14 @@ def set_back(machine):
     machine.node.runtime.skew_s -= 7200
 
 
-CLOCKS = [suspend, suspend_without_boottime, set_back]
+def pause(machine):
+    """A virtual machine is paused for an hour, and none of its clocks knows: the store does."""
+    machine.node.freeze(3600, suspended=True)
+    machine.node.runtime.boottime_s = machine.node.runtime.monotonic_s
+    machine.node.runtime.skew_s -= 3600
+
+
+CLOCKS = [suspend, suspend_without_boottime, set_back, pause]
 
 
 @pytest.mark.parametrize("clocks", CLOCKS, ids=lambda deed: deed.__name__)
@@ -117,6 +126,63 @@ def test_H62_a_put_that_was_only_slow_is_acknowledged(clocks):
     outcome = machine.put(lambda key: clocks(machine))
     assert outcome.lsn == 3
     assert machine.rows() == {b"k": b"slow"}
+
+
+def test_H62_a_pause_before_a_put_counts_too():
+    """H62: the dates do not tell on which side of the send it was, so it is proved, once."""
+    machine = Machine()
+    looks = []
+
+    def before(writer):
+        pause(machine)
+        find = writer._committer.heads.find
+        writer._committer._sender.heads.find = lambda: (looks.append(1), find())[1]
+
+    assert machine.put(lambda key: None, before).lsn == 3
+    assert looks == [1]
+
+
+def test_H62_a_publish_across_a_pause_is_proved_by_recent():
+    """H62, H14: nobody's clock but the store's saw the hour; the generation was used since."""
+    machine = Machine()
+    outcomes = []
+
+    def publish():
+        store = Stalls(machine.node.store())
+        publisher = Publisher(store, USERS)
+        publisher.create(edits.new_namespace(DEFAULT_SCHEMA))
+        key = USERS.manifest(2)
+
+        def held_up(name):
+            pause(machine)
+            rival = Publisher(machine.sim.bucket, USERS)
+            rival.publish(lambda head: edits.raise_writer_epoch(head, 1))
+            rival.publish(lambda head: edits.raise_writer_epoch(head, 1))
+            machine.sim.bucket.delete(key)  # a sweep, after so long
+
+        store.deed, store.part = held_up, "/manifest/"
+        try:
+            outcomes.append(publisher.publish(lambda head: edits.raise_writer_epoch(head, 4)))
+        except OutcomeUnknownError as error:
+            outcomes.append(error)
+
+    machine.node.spawn(publish)
+    machine.sim.run()
+    machine.sim.close()
+    assert isinstance(outcomes[0], OutcomeUnknownError)
+
+
+def test_H62_the_dates_of_a_directory_are_known_without_a_request(tmp_path):
+    """H62: a file's own date is the third clock, and a commit stays one PUT."""
+    meter = RequestMeter()
+    with reef.Database(stores.open(str(tmp_path), meter=meter)).writer(NAME) as writer:
+        writer.put("k", b"1")
+        date_s, _ = writer._committer.heads.dates._last
+        written = tmp_path / USERS.wal_object(2)
+        assert abs(date_s - written.stat().st_ctime_ns / 1e9) < 1
+        meter.reset()
+        writer.put("k", b"2")
+        assert meter.requests() == {"put": 1}
 
 
 def lower_grace(bucket, grace_ms):

@@ -121,6 +121,19 @@ def test_H9_fencing_works_through_a_stale_cache(ack):
         assert writer.get("k") == b"new"
 
 
+def test_H9_a_listing_that_lacks_the_lost_slot_is_not_believed():
+    """H9: it is asked again; if it shows the slot in time the writer goes on behind it."""
+    bucket = MemoryStore()
+    cache = Stale(bucket)
+    writer = over(cache).writer(NAME)
+    writer.refresh()  # every listing is in the cache now
+    ingest(bucket, NAME, {b"k": b"bulk"})
+    cache.stale = True
+    threading.Timer(0.1, lambda: setattr(cache, "stale", False)).start()
+    assert writer.put("k", b"live").lsn == 4
+    assert dict(over(bucket).reader(NAME).scan()) == {b"k": b"live"}
+
+
 def test_H9_an_opener_behind_a_stale_cache_loses_no_acknowledged_write():
     """H9: its listing is old, and says that slots are open which are taken: it steps over them."""
     bucket = MemoryStore()

@@ -34,10 +34,14 @@ WATCHED = {
     str(ENGINE / f"{name}.py")
     for name in (
         "writer",
+        "commit/admission",
+        "commit/answers",
         "commit/committer",
         "commit/sending",
         "commit/flights",
+        "commit/helpers",
         "commit/group_queue",
+        "commit/telling",
         "log",
         "tail",
         "reading/memtable",

@@ -3,6 +3,8 @@
 import threading
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import reef
 from reef.engine.log_rules import LogReader, Verdict
@@ -124,6 +126,51 @@ def test_an_ingest_counts_only_while_its_job_is_open():
         Verdict.EMPTY,
         Verdict.IGNORED,
     ]
+
+
+JOBS = ("j1", "j2", "j3")
+objects = st.lists(
+    st.one_of(
+        st.tuples(st.just(WalKind.BATCHES), st.sampled_from("abcd")),
+        st.tuples(st.sampled_from([WalKind.BEGIN, WalKind.INGEST]), st.sampled_from(JOBS)),
+    ),
+    max_size=25,
+)
+KEY_OF = {"j1": "a", "j2": "b", "j3": "a"}
+
+
+def headers(objects):
+    """Return the headers of a log."""
+    for lsn, (kind, what) in enumerate(objects, start=1):
+        if kind is WalKind.BATCHES:
+            yield batch(lsn, f"w{lsn}", None, key=what)
+        else:
+            yield other(lsn, kind, f"w{lsn}", job=Job(what, key=KEY_OF[what]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(objects, st.integers(1, 4))
+def test_H57_what_counts_is_the_same_from_every_manifest_on(objects, keys_max):
+    """H57: whichever floor a handle starts from, it judges the rest as one that read it all."""
+    log = list(headers(objects))
+    first = LogReader(manifest(dedup_keys_max=keys_max))
+    folds, judged = [], []
+    for header in log:
+        folds.append(
+            manifest(
+                wal_floor=first.next_lsn,
+                dedup=first.dedup.entries(),
+                dedup_keys_max=keys_max,
+                open_jobs=first.open_jobs,
+                below_floor=first.last_ids(),
+            )
+        )
+        judged.append(first.judge(header).verdict)
+    for place, folded in enumerate(folds):
+        later = LogReader(folded)
+        assert verdicts(later, *log[place:]) == judged[place:]
+        assert later.dedup.entries() == first.dedup.entries()
+        assert len(later.dedup) <= keys_max
 
 
 def test_open_jobs_are_carried_over_the_floor():
@@ -534,7 +581,9 @@ def test_H64_a_slow_look_after_a_lost_slot_is_not_trusted(db, monkeypatch):
     writer._committer.resync.log._store = interferes
     fresh, stale = Head.fresh, [True]
     monkeypatch.setattr(
-        Head, "fresh", lambda head: fresh(head) and not (interferes.swept and stale and stale.pop())
+        Head,
+        "fresh",
+        lambda head, *by: fresh(head, *by) and not (interferes.swept and stale and stale.pop()),
     )
     futures = [writer.put("k", b"%d" % n, wait=False) for n in range(1, 4)]
     lsns = [future.result(30).lsn for future in futures]

@@ -342,7 +342,7 @@ def test_H19_a_key_that_many_threads_send_at_once_commits_once():
 
     def submit_slowly(pending):
         time.sleep(0.02)  # all the others have checked by then, if they may
-        submit(pending)
+        return submit(pending)
 
     writer._committer.submit = submit_slowly
     threads = [
@@ -449,9 +449,9 @@ def test_H10_a_listing_is_trusted_only_while_its_manifest_is(monkeypatch):
     store = SweptMeanwhile(db.store)
     fresh, stale = Head.fresh, [True]
 
-    def fresh_but_once(head):
+    def fresh_but_once(head, *by):
         """The stall: the first look after the listing finds its manifest old."""
-        return fresh(head) and not (store.swept and stale and stale.pop())
+        return fresh(head, *by) and not (store.swept and stale and stale.pop())
 
     monkeypatch.setattr(Head, "fresh", fresh_but_once)
     with reef.Database(store).reader("users") as reader:

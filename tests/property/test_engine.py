@@ -5,20 +5,43 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import reef
-from reef import stores
 from reef.jobs import fold
+from reef.stores import Outcome, ReadBack, Wrapper, WriteResult, agree_on_cas
+from tests.bulk import load
+from tests.collecting import World
 
 KEYS = st.sampled_from([b"a", b"b", b"c", b"ca", b"d", b"\xff", b"\xff\xff"])
 VALUES = st.binary(max_size=5)
 NAME = "users"
 
 
+class LosesAnswers(Wrapper):
+    """Carries out the next PUT into the log, and does not say so."""
+
+    armed = False
+
+    def create(self, key, body):
+        result = self.inner.create(key, body)
+        if self.armed and "/wal/" in key:
+            self.armed = False
+            return WriteResult(Outcome.UNKNOWN)
+        return result
+
+
 class Engine(RuleBasedStateMachine):
-    """Puts, deletes, range deletes, batches, keyed retries, reopening, a second writer, folds."""
+    """Puts, deletes, range deletes, batches, keyed retries, reopening, a second writer, folds;
+    transactions, conditions, bulk loads, lost answers; snapshots and looks back under sweeps.
+
+    On virtual time, so that a sweep finds what is old.
+    """
 
     @initialize(parallel=st.integers(1, 3), ack=st.sampled_from(["prefix", "independent"]))
     def open(self, parallel, ack):
-        self.db = reef.Database(stores.open("memory://"))
+        self.world = World()
+        agree_on_cas(self.world.bucket)
+        self.network = LosesAnswers(self.world.bucket)
+        self.db = reef.Database(ReadBack(self.network))
+        self.snapshots, self.past, self.swept = [], [], 0
         self.settings = {"max_parallel_writes": parallel, "ack": ack, "group_bytes_max": 300}
         self.writer = self.db.writer(NAME, **self.settings)
         self.reader = self.db.reader(NAME, refresh_interval_ms=1e9)
@@ -52,9 +75,12 @@ class Engine(RuleBasedStateMachine):
 
     @rule(pairs=st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=8))
     def put_without_waiting(self, pairs):
-        futures = [self.writer.put(key, value, wait=False) for key, value in pairs]
+        def put_all():
+            futures = [self.writer.put(key, value, wait=False) for key, value in pairs]
+            return [future.result(30) for future in futures]
+
+        receipts = self.world.run(put_all)
         self.model.update(pairs)
-        receipts = [future.result(30) for future in futures]
         assert [(r.lsn, r.index) for r in receipts] == sorted((r.lsn, r.index) for r in receipts)
 
     @rule(name=st.sampled_from("xyz"), key=KEYS, value=VALUES)
@@ -71,6 +97,132 @@ class Engine(RuleBasedStateMachine):
         else:
             assert receipt.lsn == known[2]
 
+    @rule(name=st.sampled_from("xyz"), key=KEYS, value=VALUES)
+    def put_keyed_and_lose_the_answer(self, name, key, value):
+        """First on the network, then with the process: the retry is told what became of it."""
+        if name in self.keyed:
+            return
+        self.network.armed = True
+        receipt = self.world.run(lambda: self.writer.put(key, value, idempotency_key=name))
+        assert not receipt.replayed
+        self.model[key] = value
+        self.keyed[name] = (key, value, receipt.lsn)
+        self.writer = self.db.writer(NAME, **self.settings)
+        again = self.writer.put(key, value, idempotency_key=name)
+        assert (again.replayed, again.lsn) == (True, receipt.lsn)
+
+    @rule(key=KEYS, value=VALUES)
+    def put_and_lose_the_answer(self, key, value):
+        self.network.armed = True
+        first = self.writer._committer.tail.next_lsn
+        assert self.world.run(lambda: self.writer.put(key, value)).lsn == first
+        self.model[key] = value
+
+    # --- conditions, transactions, loads ------------------------------------------------
+    @rule(asked=KEYS, wanted=st.sampled_from(["absent", "present", "equals"]), value=VALUES)
+    def put_if(self, asked, wanted, value):
+        held, there = b"written if", self.model.get(asked)
+        condition = {
+            "absent": (reef.absent(asked), there is None),
+            "present": (reef.present(asked), there is not None),
+            "equals": (reef.equals(asked, "value", value), there == value),
+        }[wanted]
+        try:
+            self.writer.put(b"d", held, when=[condition[0]])
+        except reef.ConditionFailedError:
+            assert not condition[1]
+        else:
+            assert condition[1]
+            self.model[b"d"] = held
+
+    @rule(
+        reads=st.lists(KEYS, max_size=3),
+        writes=st.lists(st.tuples(KEYS, st.one_of(st.none(), VALUES)), max_size=4),
+        scans=st.booleans(),
+        ends=st.sampled_from(["commits", "gives up", "meets another"]),
+        other=KEYS,
+    )
+    def transact(self, reads, writes, scans, ends, other):
+        """It sees the model and its own writes; a write to what it has read is a conflict."""
+        seen, before = dict(self.model), dict(self.model)
+        try:
+            with self.writer.transaction() as tx:
+                assert [tx.get(key) for key in reads] == [seen.get(key) for key in reads]
+                if scans:
+                    assert dict(tx.scan(b"a", b"c")) == _within(seen, b"a", b"c")
+                for key, value in writes:
+                    tx.delete(key) if value is None else tx.put(key, value)
+                    _set(seen, key, value)
+                    assert tx.get(key) == value
+                if ends == "gives up":
+                    raise InterruptedError
+                if ends == "meets another":
+                    self.writer.put(other, b"the other's")
+                    before[other] = b"the other's"
+            committed = True
+        except InterruptedError:
+            committed = False
+        except reef.ConflictError:
+            assert ends == "meets another"
+            assert other in reads or (scans and b"a" <= other < b"c")
+            committed = False
+        if committed and ends == "meets another":
+            assert not (writes and (other in reads or (scans and b"a" <= other < b"c")))
+        self.model = before
+        for key, value in writes if committed else ():
+            _set(self.model, key, value)
+
+    @rule(rows=st.dictionaries(KEYS, VALUES, min_size=1, max_size=4), key=st.sampled_from("pqr"))
+    def load(self, rows, key):
+        """A bulk job takes its place among the writes; a second one with its key does nothing."""
+        lsn = self.world.run(lambda: load(self.world.bucket, NAME, rows, key=key))
+        assert (lsn is None) == (key in self.keyed)
+        if lsn is not None:
+            self.keyed[key] = (rows, None, lsn)
+            self.model.update(rows)
+        self.writer.refresh()
+
+    # --- looking back, sweeping ---------------------------------------------------------
+    @rule()
+    def take_snapshot(self):
+        self.snapshots.append((self.db.snapshot(NAME), dict(self.model)))
+
+    @rule(data=st.data())
+    def look_at_a_snapshot(self, data):
+        """However often it was folded and swept since."""
+        if self.snapshots:
+            place = data.draw(st.integers(0, len(self.snapshots) - 1))
+            snapshot, model = self.snapshots.pop(place)
+            with self.db.reader(NAME, snapshot=snapshot) as view:
+                assert dict(view.scan()) == model
+            snapshot.release()
+
+    @rule(key=KEYS, value=VALUES)
+    def remember_a_moment(self, key, value):
+        lsn = self.writer.put(key, value).lsn
+        self.model[key] = value
+        self.past.append((lsn, dict(self.model), self.swept))
+
+    @rule(data=st.data())
+    def look_back(self, data):
+        """The rows of that moment; or it is collected, but only if a sweep has come by since."""
+        if not self.past:
+            return
+        lsn, model, swept = data.draw(st.sampled_from(self.past))
+        try:
+            with self.db.reader(NAME).as_of(lsn=lsn) as view:
+                assert dict(view.scan()) == model
+        except reef.NotFoundError:
+            assert self.swept > swept
+
+    @rule()
+    def sweep(self):
+        """Days pass, and all that nobody needs is deleted."""
+        self.swept += 1
+        self.world.advance(2 * 24 * 3600)
+        self.world.sweep_twice()
+
+    # --- handles ------------------------------------------------------------------------
     @rule()
     def reopen(self):
         self.writer.close()
@@ -127,5 +279,15 @@ class Engine(RuleBasedStateMachine):
             del self.model[key]
 
 
+def _set(rows, key, value):
+    rows.pop(key, None)
+    if value is not None:
+        rows[key] = value
+
+
+def _within(rows, start, end):
+    return {key: value for key, value in rows.items() if start <= key < end}
+
+
 TestEngine = Engine.TestCase
-TestEngine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestEngine.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)

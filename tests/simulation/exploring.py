@@ -1,11 +1,14 @@
-"""`make explore`: openings through all orders, deaths and late requests; minutes each.
+"""`make explore`: openings through all orders, deaths and late requests.
 
-    python -m tests.simulation.exploring                      all of them
+    python -m tests.simulation.exploring                       all of them
     python -m tests.simulation.exploring --only "two openers"  those whose name says so
+    python -m tests.simulation.exploring --docs                and put the table into the docs
 
-Prints for each how many states and runs there were, the time, and whether everything within the
-bounds was walked. Bounds are deaths, late requests and, where that is said, switches: how often a
-process is left that could go on. 1 at the first history that goes wrong, with its script.
+Prints a table: for each instance how many states, runs and ends there were, how long it took, and
+whether everything within the bounds was walked. Bounds are deaths, late requests and, where that
+is said, switches: how often a process is left that could go on. An instance that has taken
+`--minutes` is cut short, and the table says so. 1 at the first history that goes wrong, with its
+script, and if a mutant is not found.
 """
 
 import argparse
@@ -13,6 +16,7 @@ import sys
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from unittest import mock
 
 from reef.engine.commit import opening
@@ -20,7 +24,12 @@ from reef.testing import ExplorationFailed, explore_states
 from tests.simulation.opening_explored import Case, chaos
 from tests.simulation.opening_mutants import MUTANTS
 
-RUNS_MAX = 200_000
+MINUTES = 30.0
+DOCS = Path(__file__).parents[2] / "docs/design/simulator.md"
+HEAD = (
+    "| instance | ack | bound | states | runs | ends | CPU s | walked |\n"
+    "|---|---|---|---|---|---|---|---|\n"
+)
 
 
 @dataclass(frozen=True)
@@ -49,103 +58,111 @@ class Instance:
             return nullcontext()
         return mock.patch.multiple(opening, PATIENT_ROUNDS=0, SALVO_MAX=self.salvo)
 
+    @property
+    def bound(self):
+        """Say what may happen."""
+        told = ["a death"] * (self.crashes > 0) + ["a late request"] * (self.late > 0)
+        told += ["a grace passes"] * self.case.time_passes
+        if self.switches_max is not None:
+            told.append(f"{self.switches_max} switches")
+        return " and ".join(told) or "no mishaps"
+
 
 def _both(name, case, **amounts):
     """In both orders of acknowledgement."""
     for ack in ("prefix", "independent"):
-        yield f"{name}, {ack}", Instance(replace(case, ack=ack), **amounts)
+        yield name, Instance(replace(case, ack=ack), **amounts)
 
 
 ONE = Case(in_flight=1, wanted=1, batches=1)
-COLLECTED = Case(before=3, folds=True, collects=True)
-INSTANCES = dict(
-    [
-        *_both("an opener, a death and a late request", Case(), crashes=1, late=1),
-        *_both("two openers", Case("ab")),
-        *_both("two openers, M = 1, a death", replace(ONE, openers="ab"), crashes=1),
-        *_both("two openers, M = 1, a late request", replace(ONE, openers="ab"), late=1),
-        *_both("lowered from 2 to 1, a death", Case(wanted=1), crashes=1),
-        *_both("raised from 1 to 2, a death", replace(ONE, wanted=2), crashes=1),
-        *_both("salvos", replace(ONE, batches=3), crashes=1, late=1, salvo=3),
-        *_both("salvos of two openers", replace(ONE, openers="ab"), salvo=3),
-        ("a fold", Instance(Case(before=2, folds=True))),
-        ("collection, M = 1", Instance(replace(COLLECTED, in_flight=1, wanted=1, batches=1))),
-        (
-            "collection, M = 1, time passes",
-            Instance(
-                replace(COLLECTED, in_flight=1, wanted=1, batches=1, time_passes=True),
-                switches_max=2,
-            ),
-        ),
-        *_both("collection, M = 2", COLLECTED, switches_max=2),
-        *_both("collection, M = 2, two openers", replace(COLLECTED, openers="ab"), switches_max=1),
-        (
-            "collection, M = 2, two openers, time passes",
-            Instance(replace(COLLECTED, openers="ab", time_passes=True), switches_max=1),
-        ),
-        *_both("two openers, a death, few switches", Case("ab"), crashes=1, switches_max=1),
-        *_both("two openers, a late request, few switches", Case("ab"), late=1, switches_max=1),
-        *_both("an opener, two of each, few switches", Case(), crashes=2, late=2, switches_max=1),
-    ]
-)
+COLLECTED = Case(before=2, folds=True, collects=True)
+TIMED = replace(COLLECTED, time_passes=True)
+INSTANCES = [
+    *_both("an opener", Case(), crashes=1, late=1),
+    *_both("two openers", Case("ab")),
+    *_both("two openers", Case("ab"), crashes=1),
+    *_both("two openers", Case("ab"), late=1),
+    *_both("two openers, M = 1", replace(ONE, openers="ab"), crashes=1, late=1),
+    *_both("M lowered from 2 to 1", Case(wanted=1), crashes=1, late=1),
+    *_both("M raised from 1 to 2", replace(ONE, wanted=2), crashes=1, late=1),
+    *_both("salvos of up to 3 slots, M = 1", replace(ONE, batches=3), crashes=1, late=1, salvo=3),
+    *_both("salvos of two openers, M = 1", replace(ONE, openers="ab"), crashes=1, salvo=3),
+    *_both("a fold beside an opener", Case(before=2, folds=True)),
+    *_both("collection, M = 1", replace(COLLECTED, in_flight=1, wanted=1, batches=1)),
+    *_both("collection", COLLECTED),
+    *_both("collection, two openers", replace(COLLECTED, openers="ab"), switches_max=1),
+    *_both("collection, two openers", replace(COLLECTED, openers="ab"), switches_max=2),
+    *_both("collection", TIMED, switches_max=1),
+    *_both("collection, two openers", replace(TIMED, openers="ab"), switches_max=0),
+    *_both("two openers", Case("ab"), crashes=1, late=1),
+    *_both("collection, two openers", replace(COLLECTED, openers="ab")),
+    *_both("collection, two openers", replace(TIMED, openers="ab"), switches_max=1),
+]
 
 
-def _seconds(start_s):
-    return f"{time.perf_counter() - start_s:7.0f} s"
-
-
-def run(name, instance, runs_max):
-    """Explore one instance; True if nothing went wrong."""
-    start_s = time.perf_counter()
+def run(name, instance, minutes):
+    """Explore one instance; return its row of the table."""
+    start_s = time.process_time()
 
     def show(so_far):
+        seconds = time.process_time() - start_s
         if sys.stderr.isatty():
-            told = f"{name:<52} {so_far.states:>9} states {so_far.histories:>9} runs"
-            print(f"\r{told} {_seconds(start_s)}", end="", file=sys.stderr)
+            print(f"\r{name}: {so_far.states} states, {seconds:.0f} s ", end="", file=sys.stderr)
+        return seconds > minutes * 60
 
-    try:
-        with instance.patched():
-            done = explore_states(
-                instance.case, runs_max=runs_max, progress=show, **instance.bounds
-            )
-    except ExplorationFailed as failure:
-        print(f"{name}: {failure}", file=sys.stderr)
-        return False
-    how = "all" if done.complete else "CUT SHORT"
-    if instance.switches_max is not None:
-        how += f" within {instance.switches_max} switches"
-    told = f"{name:<52} {done.states:>9} states {done.histories:>9} runs"
-    print(f"{told} {_seconds(start_s)}  {how}", flush=True)
-    return True
+    with instance.patched():
+        done = explore_states(instance.case, progress=show, **instance.bounds)
+    seconds = time.process_time() - start_s
+    walked = "all" if done.complete else "cut short"
+    counts = f"{done.states:,} | {done.histories:,} | {done.ends:,} | {seconds:.0f} | {walked}"
+    return f"| {name} | `{instance.case.ack}` | {instance.bound} | {counts} |"
 
 
-def run_mutant(name, runs_max):
+def run_mutant(name):
     """Explore the code with a protection taken out; True if that was found."""
-    start_s = time.perf_counter()
+    start_s = time.process_time()
     mutant, case = MUTANTS[name]
     try:
         with mutant():
-            explore_states(case, footprint=case.footprint, runs_max=runs_max)
+            explore_states(case, footprint=case.footprint)
     except ExplorationFailed as failure:
-        print(f"{'mutant ' + name:<52} {'found':>9} {_seconds(start_s)}  {failure.script}")
+        seconds = time.process_time() - start_s
+        print(f"mutant {name}: found in {seconds:.0f} s, {failure.script}", flush=True)
         return True
     print(f"mutant {name}: not found", file=sys.stderr)
     return False
+
+
+def put_into_docs(rows):
+    """Replace the table in the docs."""
+    text = DOCS.read_text()
+    start = text.index(HEAD)
+    end = text.index("\n\n", start)
+    DOCS.write_text(text[:start] + HEAD + "\n".join(rows) + text[end:])
 
 
 def main() -> int:
     """Run the instances, then the mutants."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="")
-    parser.add_argument("--runs-max", type=int, default=RUNS_MAX)
+    parser.add_argument("--minutes", type=float, default=MINUTES)
+    parser.add_argument("--docs", action="store_true")
     arguments = parser.parse_args()
-    for name, instance in INSTANCES.items():
-        if arguments.only in name and not run(name, instance, arguments.runs_max):
+    rows = []
+    print(HEAD, end="", flush=True)
+    for name, instance in INSTANCES:
+        if arguments.only not in f"{name}, {instance.case.ack}, {instance.bound}":
+            continue
+        try:
+            rows.append(run(name, instance, arguments.minutes))
+        except ExplorationFailed as failure:
+            print(f"{name}, {instance.case.ack}, {instance.bound}: {failure}", file=sys.stderr)
             return 1
-    for name in MUTANTS:
-        if arguments.only in f"mutant {name}" and not run_mutant(name, arguments.runs_max):
-            return 1
-    return 0
+        print(rows[-1], flush=True)
+    if arguments.docs:
+        put_into_docs(rows)
+    found = [run_mutant(name) for name in MUTANTS if arguments.only in f"mutant {name}"]
+    return 0 if all(found) else 1
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ the openers' first look at the head.
 """
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from unittest import mock
 
@@ -80,6 +80,7 @@ NOBODY_DELETES = Footprint(
 BATCHES_GO = Footprint(
     private=lambda key: key.startswith(NAMES.segments),
     immutable=lambda key, body: _stays(body) if key.startswith(NAMES.wal) else not _is_lease(key),
+    deleter=("folder", NOBODY_DELETES),
 )
 
 LEASES_DO_NOT_MATTER = {
@@ -91,15 +92,17 @@ LEASES_DO_NOT_MATTER = {
 class Told:
     """What clients were told, and what openers found."""
 
-    def __init__(self, ack):
+    def __init__(self, ack, epoch, rows, batches):
         self.ack = ack
-        self.sent = {}
-        self.answers = {}
+        self.epoch = epoch
+        """Of the old writer."""
+        self.own = [*rows, *(b"old-%d" % number for number in range(1, batches + 1))]
+        """Its rows, in their order."""
+        self.answers = dict(rows)
         self.found = {}
 
     def write(self, writer, name):
         """Write a row of its own and the one that all write, and note the answer."""
-        self.sent[name] = writer._committer.opened.epoch
         try:
             self.answers[name] = writer.write(Batch().put(name, b"x").put(LAST, name)).lsn
         except OutcomeUnknownError:
@@ -110,7 +113,13 @@ class Told:
 
     def state(self):
         """Return all of it, for the exploration."""
-        return sorted(self.answers.items()), sorted(self.found.items())
+        return tuple(sorted(self.answers.items())), tuple(sorted(self.found.items()))
+
+    def recall(self, states):
+        """Remember what was told of several processes."""
+        for answers, found in states:
+            self.answers.update(answers)
+            self.found.update(found)
 
     def check(self, rows):
         """Compare with what a calm process finds at the end."""
@@ -120,8 +129,9 @@ class Told:
         assert acknowledged <= visible, f"{acknowledged - visible} was acknowledged and is lost"
         assert not rejected & visible, f"{rejected & visible} was rejected and is visible"
         self._check_order(visible, rows.get(LAST))
-        for epoch, found in self.found.items():
-            older = {name for name in visible if self.sent[name] < epoch}
+        epochs = {name: epoch for name, (epoch, _) in self.found.items()}
+        for epoch, found in self.found.values():
+            older = {name for name in visible if epochs.get(name, self.epoch) < epoch}
             assert older == set(found) - {LAST}, (
                 f"split brain: epoch {epoch} found {found} of older writers, there is {older}"
             )
@@ -132,10 +142,8 @@ class Told:
             newest = max(told)[1]
             unknown = {name for name in visible if name not in self.answers}
             assert last in {newest} | unknown, f"the last is {last}, not {newest}"
-        for epoch in set(self.sent.values()):
-            own = [name for name in self.sent if self.sent[name] == epoch]
-            seen = [name for name in own if name in visible]
-            assert self.ack != "prefix" or seen == own[: len(seen)], f"{seen} of {own}: a hole"
+        seen = [name for name in self.own if name in visible]
+        assert self.ack != "prefix" or seen == self.own[: len(seen)], f"{seen}: a hole"
 
 
 @dataclass(frozen=True)
@@ -157,16 +165,16 @@ class Case:
     """After the fold."""
     time_passes: bool = False
     """A grace passes at any moment, or never: leases lapse, and what is slow must be proved."""
+    ends: set | None = field(default=None, compare=False)
+    """Where given, all ends are put there: the log, and what was told."""
 
     def __call__(self, sim):
         """Run it; AssertionError if something does not hold."""
         objects, opened, rows = prepared(self.in_flight, self.before, self.ack)
         for key, body in objects.items():
             sim.bucket.put(key, body)
-        told = Told(self.ack)
-        told.sent.update(dict.fromkeys(rows, opened.epoch))
-        told.answers.update(rows)
-        sim.witness = told.state
+        told = Told(self.ack, opened.epoch, rows, self.batches)
+        sim.witness, sim.recall = told.state, told.recall
         old = old_writer(sim, told, opened, self)
         for name in self.openers:
             opener(sim, told, name, self)
@@ -175,10 +183,12 @@ class Case:
         if self.time_passes:
             sim.let_time_pass(2 * opened.tail.manifest.grace_ms / 1000, old)
         sim.mortal = lambda process: process.name != "folder"
-        sim.settle()
         sim.run()
+        log = [(info.key, sim.bucket.get(info.key)) for info in sim.bucket.list(NAMES.wal)]
         with Database(sim.bucket).writer(NAME) as writer:
             told.check(dict(writer.scan()))
+        if self.ends is not None:
+            self.ends.add((tuple(log), *told.state()))
 
     @property
     def footprint(self):
@@ -194,7 +204,7 @@ def prepared(in_flight, before, ack):
     agree_on_cas(bucket)
     Publisher(bucket, NAMES).create(new_namespace(DEFAULT_SCHEMA, in_flight))
     writer = Database(bucket).writer(NAME, max_parallel_writes=in_flight, ack=ack)
-    told = Told(ack)
+    told = Told(ack, 0, {}, 0)
     for number in range(before):
         told.write(writer, b"before-%d" % number)
     objects = {info.key: bucket.get(info.key) for info in bucket.list()}
@@ -229,38 +239,41 @@ def database_of(node):
 def old_writer(sim, told, opened, case):
     """Start the writer that is to be fenced, with all that it may have in flight."""
     node = sim.process("old")
-    db = database_of(node)
-    with mock.patch.object(
-        database, "WriterOpening", lambda store, _, __, s, **___: Reopened(opened, store, s)
-    ):
-        writer = db.writer(
-            NAME, max_parallel_writes=case.in_flight, group_bytes_max=1, ack=case.ack
-        )
 
-    def work(name):
+    def start():
+        db = database_of(node)
+        with mock.patch.object(
+            database, "WriterOpening", lambda store, _, __, s, **___: Reopened(opened, store, s)
+        ):
+            writer = db.writer(
+                NAME, max_parallel_writes=case.in_flight, group_bytes_max=1, ack=case.ack
+            )
+        for number in range(1, case.batches + 1):
+            name = b"old-%d" % number
+            node.spawn(lambda name=name: work(writer, name), f"client-{number}")
+
+    def work(writer, name):
         with suppress(*GAVE_UP):
             told.write(writer, name)
 
-    for number in range(1, case.batches + 1):
-        node.spawn(lambda name=b"old-%d" % number: work(name), f"client-{number}")
+    sim.prepare(node, start)
     return node
 
 
 def opener(sim, told, name, case):
     """Start a process that takes the role and writes."""
     node = sim.process(name)
-    db = database_of(node)
 
-    def work():
+    def work(db):
         with suppress(*GAVE_UP):
             writer = db.writer(
                 NAME, max_parallel_writes=case.wanted, group_bytes_max=1, ack=case.ack
             )
-            found = sorted(key for key, _ in writer.scan())
-            told.found[writer._committer.opened.epoch] = found
+            found = tuple(sorted(key for key, _ in writer.scan()))
+            told.found[name.encode()] = writer._committer.opened.epoch, found
             told.write(writer, name.encode())
 
-    node.spawn(work)
+    sim.prepare(node, lambda: _start(node, work))
 
 
 def folder(sim, case):
@@ -270,15 +283,19 @@ def folder(sim, case):
     process for both leaves nothing out.
     """
     node = sim.process("folder")
-    db = database_of(node)
 
-    def work():
+    def work(db):
         with suppress(*GAVE_UP):
             fold(db, NAME)
             if case.collects:
                 collect(db, honours_time=case.time_passes)
 
-    node.spawn(work)
+    sim.prepare(node, lambda: _start(node, work))
+
+
+def _start(node, work):
+    db = database_of(node)
+    node.spawn(lambda: work(db))
 
 
 def collect(db, *, honours_time):

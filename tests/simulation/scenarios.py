@@ -11,6 +11,7 @@ from reef.errors import NotFoundError, UnavailableError
 from reef.stores import Outcome, Wrapper, WriteResult
 from reef.testing import Chaos
 from tests.simulation import engine_scenarios as engine
+from tests.simulation import job_scenarios as jobs
 from tests.simulation.transaction_scenarios import transactions_side_by_side
 
 ROUGH = Chaos(
@@ -132,5 +133,9 @@ SCENARIOS = {
     "folders_race": (engine.folders_race, SLOW),
     "outcomes_are_resolved": (engine.outcomes_are_resolved, SLOW),
     "transactions_side_by_side": (transactions_side_by_side, ROUGH),
+    "rival_compactors": (jobs.rival_compactors, SLOW),
+    "jobs_and_pins": (jobs.jobs_and_pins, SLOW),
+    "background_beside_others": (jobs.background_beside_others, SLOW),
+    "hardly_any_grace": (jobs.hardly_any_grace, SLOW),
     "leases_hold": (engine.leases_hold, replace(STALLING, stall_s=(1.0, 15.0))),
 }

@@ -1,5 +1,7 @@
 """`explore` walks all histories: as many as the formula says, also after a wait."""
 
+import functools
+import sys
 from math import comb
 
 import pytest
@@ -15,6 +17,8 @@ from reef.testing import (
     replay_states,
     simulate,
 )
+
+explore_module = sys.modules["reef.testing.explore"]  # a function of the same name hides it
 
 
 def _two_putters(puts, wait_s=None):
@@ -133,7 +137,7 @@ def _slot_takers(ends, slots=2, names="ab", notes=True):
                 seen = store.get(f"slot/{number}").decode() if not result.landed else node.name
                 told[node.name] = told.get(node.name, "") + seen
 
-        sim.witness = lambda: sorted(told.items())
+        sim.witness = lambda: tuple(sorted(told.items()))
         for name in names:
             node = sim.process(name)
             node.spawn(lambda node=node: take(node))
@@ -181,6 +185,16 @@ def test_deaths_and_late_requests_come_to_no_other_ends_for_being_reduced():
     assert every <= states, "a death in which requests land later has all of the others' ends"
 
 
+@pytest.mark.parametrize("mishaps", [{"crashes_max": 1}, {"crashes_max": 2}], ids=str)
+def test_deaths_that_are_left_out_leave_nothing_new(mishaps):
+    """Also of processes that went on because another has filled the slot that they wanted."""
+    chaos = Chaos(crash=1.0, latency_s=(0.0, 0.0), **mishaps)
+    reduced, few = _ends(explore_states, chaos, slots=3, notes=False, footprint=FOOTPRINT)
+    plain, more = _ends(explore_states, chaos, slots=3, notes=False, reduced=False)
+    assert reduced == plain
+    assert few.states < more.states
+
+
 def test_a_late_request_lands_between_any_two_steps():
     """It is a strand of its own, whether its sender lives or not."""
     seen = set()
@@ -188,7 +202,7 @@ def test_a_late_request_lands_between_any_two_steps():
     def scenario(sim):
         late, other = sim.process("late"), sim.process("other")
         views = []
-        sim.witness = lambda: views
+        sim.witness = lambda: tuple(views)
         sim.mortal = lambda process: process is late
         late.spawn(lambda: late.raw_store().create("x", b""))
 
@@ -211,7 +225,7 @@ def test_time_passes_at_any_moment_or_never():
 
     def scenario(sim):
         node, read = sim.process("node"), []
-        sim.witness = lambda: read
+        sim.witness = lambda: tuple(read)
 
         def work():
             for number in range(2):
@@ -253,8 +267,9 @@ def test_a_bug_is_found_by_states_and_its_script_brings_it_back():
         explore_states(_check_then_put_after(1.0))
     with pytest.raises(ExplorationFailed, match="store  put slot"):
         replay_states(_check_then_put_after(1.0), found.value.script)
-    short = explore_states(_slot_takers(set(), names="abc"), runs_max=3)
-    assert (short.histories, short.complete) == (3, False)
+    short = explore_states(_slot_takers(set(), names="abc"), states_max=3)
+    assert short.states >= 3
+    assert not short.complete
 
 
 def test_a_bound_on_switches_bounds_how_often_a_process_is_left():
@@ -265,3 +280,87 @@ def test_a_bound_on_switches_bounds_how_often_a_process_is_left():
     more, _ = _ends(explore_states, calm, slots=2, switches_max=1)
     every, _ = _ends(explore_states, calm, slots=2)
     assert few < more <= every
+
+
+# --- what is left out -----------------------------------------------------------------
+def _readers_and_a_deleter(ends, prepared=False, recalls=False):
+    """Two read and fill slots that a third reads and takes away; they share the bucket only."""
+
+    def scenario(sim):
+        told = {}
+        sim.witness = lambda: tuple(sorted(told.items()))
+        if recalls:
+            sim.recall = lambda states: [told.update(state) for state in states]
+        sim.bucket.put("slot/0", b"first")
+        sim.bucket.put("slot/1", b"second")
+
+        def look(node):
+            store = node.raw_store()
+            for key in ("slot/0", "slot/1"):
+                try:
+                    seen = store.get(key).decode()
+                except NotFoundError:
+                    seen = store.create(key, node.name.encode()).outcome
+                told[node.name] = f"{told.get(node.name, '')} {seen}"
+
+        def take_away(node):
+            store = node.raw_store()
+            for key in ("slot/0", "slot/1"):
+                told["deleter"] = f"{told.get('deleter', '')} {store.get(key).decode()}"
+                store.delete(key)
+
+        for name, work in {"a": look, "b": look, "deleter": take_away}.items():
+            node = sim.process(name)
+            start = functools.partial(node.spawn, functools.partial(work, node))
+            sim.prepare(node, start) if prepared else start()
+        sim.run()
+        ends.add((tuple(sorted(told.items())), *(info.key for info in sim.bucket.list())))
+
+    return scenario
+
+
+DELETER = Footprint(deleter=("deleter", Footprint(immutable=lambda *_: True)))
+
+
+@pytest.mark.parametrize("options", [{}, {"prepared": True}, {"recalls": True}], ids=str)
+def test_what_one_process_deletes_is_fixed_for_it_and_when_it_is_gone(options):
+    """The same ends as without leaving anything out, also where processes are prepared apart."""
+    reduced, plain = set(), set()
+    few = explore_states(_readers_and_a_deleter(reduced, **options), footprint=DELETER)
+    more = explore_states(_readers_and_a_deleter(plain), reduced=False)
+    assert few.complete
+    assert more.complete
+    assert reduced == plain
+    assert few.states < more.states / 10
+
+
+def test_an_error_that_nobody_catches_and_a_wait_without_end_are_found():
+    """With their scripts; so is a scenario that does not run."""
+
+    def fails(sim):
+        node = sim.process("node")
+        node.spawn(lambda: (node.raw_store().put("x", b""), 1 / 0))
+        sim.run()
+
+    def waits(sim):
+        node = sim.process("node")
+        node.spawn(lambda: (node.raw_store().put("x", b""), node.runtime.future().result()))
+        sim.run()
+
+    with pytest.raises(ExplorationFailed, match="ZeroDivisionError"):
+        explore_states(fails)
+    with pytest.raises(ExplorationFailed, match="all wait for each other: node"):
+        explore_states(waits)
+    with pytest.raises(RuntimeError, match="must run"):
+        explore_states(lambda sim: None)
+
+
+def test_progress_is_told_and_can_end_the_walk(monkeypatch):
+    """Once every so many states."""
+    monkeypatch.setattr(explore_module, "PROGRESS_STATES", 5)
+    calm = Chaos(latency_s=(0.0, 0.0))
+    seen = []
+    assert explore_states(_slot_takers(set()), chaos=calm, progress=seen.append).complete
+    assert [so_far.states for so_far in seen] == list(range(5, 5 * len(seen) + 5, 5))
+    ended = explore_states(_slot_takers(set()), chaos=calm, progress=lambda so_far: True)
+    assert not ended.complete

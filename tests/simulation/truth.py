@@ -41,6 +41,7 @@ class Truth:
         self._bodies = {}
         self.staged = {}
         """Rows of the segments that bulk jobs have staged, by segment id."""
+        self._replacing = set()
         create = sim.bucket.create
 
         def watched(key, body):
@@ -50,6 +51,14 @@ class Truth:
             return result
 
         sim.bucket.create = watched
+
+    def note_staged(self, segments, rows, *, replaces=False):
+        """Note what a job has staged, in one segment or more, before it commits."""
+        for segment in segments:
+            low, high = segment.min_key, segment.max_key
+            self.staged[segment.id] = {k: v for k, v in rows.items() if low <= k <= high}
+            if replaces:
+                self._replacing.add(segment.id)
 
     def judge(self):
         """Return what the log amounts to."""
@@ -68,6 +77,8 @@ class Truth:
     def _apply(self, judged, found, state):
         header = found.header
         if header.kind is WalKind.INGEST:
+            if any(segment.id in self._replacing for segment in header.job.segments):
+                state.clear()
             for segment in header.job.segments:
                 _put_all(judged, header.lsn, state, self.staged[segment.id].items())
             if header.job.key is not None:

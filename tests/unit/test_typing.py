@@ -4,12 +4,14 @@ import inspect
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 from mypy import api
 
 import reef
 import reef.aio
+from reef.config import ReaderOptions, ReaderSettings, WriterOptions, WriterSettings
 
 ROOT = Path(__file__).parent.parent.parent
 TYPED = ROOT / "examples" / "typed.py"
@@ -32,6 +34,10 @@ def sync(db: reef.Database, users: reef.Writer) -> None:
     db.reader("users", pin=True).refresh()  # type: ignore[attr-defined]
     db.reader("users").put("a", b"1")  # type: ignore[attr-defined]
     db.info(17)  # type: ignore[arg-type]
+    db.writer("users", group_window=5)  # type: ignore[call-arg]
+    db.writer("users", max_parallel_writes="two")  # type: ignore[arg-type]
+    db.reader("users", refresh_interval=5)  # type: ignore[call-overload]
+    db.reader("users", pin=True, cache_bytes="all")  # type: ignore[call-overload]
     reef.Batch().put("a")  # type: ignore[call-arg]
 
 
@@ -85,6 +91,14 @@ def test_mistakes_are_seen(tmp_path, monkeypatch):
     path = tmp_path / "mistakes.py"
     path.write_text(MISTAKES)
     check(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"), [(WriterOptions, WriterSettings), (ReaderOptions, ReaderSettings)]
+)
+def test_an_editor_knows_every_setting(options, settings):
+    """The words that `writer` and `reader` take are the settings there are, with their types."""
+    assert get_type_hints(options) == get_type_hints(settings)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,8 @@ class Database(Handle[database.Database]):
     create = hop(database.Database.create)
     alter = hop(database.Database.alter)
     info = hop(database.Database.info)
+    namespaces = hop(database.Database.namespaces)
+    stats = hop(database.Database.stats)
     cursors = hop(database.Database.cursors)
     drop_cursor = hop(database.Database.drop_cursor)
 

@@ -1,6 +1,7 @@
 """Readers for asyncio: rows that are at hand come from the loop, the others from a thread."""
 
 import asyncio
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -27,12 +28,12 @@ class Readable(Handle[R_co]):
     def namespace(self) -> str:
         return self._sync.namespace
 
-    async def get(self, key: bytes | str) -> Any:
+    async def get(self, key: bytes | str, columns: Sequence[str] | None = None) -> Any:
         """Return a key's value or row; None if it has none. From the loop, if it is at hand."""
-        row = self._sync.at_hand(key)
+        row = self._sync.at_hand(key) if columns is None else MISSING
         if row is not MISSING:
             return row
-        return await self._run(lambda: self._sync.get(key))
+        return await self._run(lambda: self._sync.get(key, columns))
 
     async def schema(self) -> pa.Schema:
         """Return the columns, the key's first."""

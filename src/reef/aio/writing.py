@@ -15,6 +15,7 @@ from reef.aio.threads import Lane, Threads, answer_of
 from reef.engine import transactions, writer
 from reef.engine.batch import Batch
 from reef.engine.commit.opening import ReplayReport
+from reef.engine.worker import Worker
 from reef.engine.writable import Options
 from reef.runtime import Future
 from reef.types import Receipt
@@ -94,6 +95,21 @@ class Writer(Readable[writer.Writer]):
     def recovery(self) -> ReplayReport:
         """What opening this writer read back from the log."""
         return self._sync.recovery
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can still commit: neither closed nor fenced, as far as it knows."""
+        return self._sync.is_open
+
+    @property
+    def unfolded(self) -> writer.Unfolded:
+        """How much of the log no fold has taken over yet, as far as it knows."""
+        return self._sync.unfolded
+
+    @property
+    def background(self) -> Worker | None:
+        """What folds, compacts and sweeps behind it; holding it back takes no time."""
+        return self._sync.background
 
 
 class Transaction(Readable[transactions.Transaction]):

@@ -12,7 +12,7 @@ __all__ = ["store"]
 
 @click.group()
 def store() -> None:
-    """Look at a bucket: what it can do, and whether it can be trusted."""
+    """Whether a bucket can be trusted."""
 
 
 @store.command("probe", cls=ReefCommand)

@@ -1,11 +1,19 @@
 """A database: the namespaces of one bucket. Wires the parts together; no algorithms."""
 
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, Self, Unpack, overload
 
 import pyarrow as pa
 
-from reef.config import ReaderSettings, WriterSettings
+from reef.config import (
+    BackgroundSettings,
+    ReaderOptions,
+    ReaderSettings,
+    WriterOptions,
+    WriterSettings,
+)
 from reef.engine.commit.committer import Committer
 from reef.engine.commit.opening import Opened, WriterOpening
 from reef.engine.commit.outcomes import Outcomes
@@ -22,8 +30,10 @@ from reef.engine.log import Log
 from reef.engine.reader import Reader
 from reef.engine.reading.cache import ByteCache
 from reef.engine.reading.segments import SegmentStore
+from reef.engine.stats import NamespaceStats, list_namespaces, namespace_stats
+from reef.engine.worker import Worker
 from reef.engine.writer import Writer
-from reef.errors import ConflictError, InvalidInputError, Kind, NotFoundError
+from reef.errors import ConflictError, CorruptionError, InvalidInputError, Kind, NotFoundError
 from reef.formats.manifest import Manifest
 from reef.formats.schema import DEFAULT_SCHEMA, Schema
 from reef.manifest.edits import grow_schema, lower_parallel_writes, new_namespace
@@ -36,16 +46,20 @@ from reef.stores import Store, agree_on_cas
 from reef.stores.probe import as_proved
 from reef.telemetry import Events, Metrics, operation
 
-__all__ = ["Database"]
+__all__ = ["Database", "StartWorker"]
+
+StartWorker = Callable[["Database", Writer, BackgroundSettings], Worker]
 
 
 class Database:
     """The namespaces of one bucket."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, start_worker: StartWorker | None = None) -> None:
         self.store = store
         self.metrics = Metrics()
         self.events = Events()
+        self._start_worker = start_worker
+        """What works behind a writer; engines have none of their own, `reef.open` brings it."""
         self._runtime: Runtime = store.runtime
         self._proved = False
 
@@ -84,17 +98,48 @@ class Database:
         """Return what a namespace is, as of its newest manifest."""
         return Info.of(name, HeadFinder(self.store, Namespace(name)).find().manifest)
 
-    def writer(self, name: str, *, take_over: bool = True, **settings: Any) -> Writer:
+    def namespaces(self) -> list[str]:
+        """Return the names of the namespaces that are in the bucket, in order."""
+        return list_namespaces(self.store)
+
+    def stats(self, name: str) -> NamespaceStats:
+        """Return what a namespace holds and how it is doing: levels, log, pins, its writer."""
+        return namespace_stats(self.store, Namespace(name))
+
+    def over(self, store: Store) -> "Database":
+        """Return the same database through another way to its bucket; it counts into the same
+        metrics, and its writers do nothing in the background.
+        """
+        other = Database(store)
+        other.metrics, other.events = self.metrics, self.events
+        return other
+
+    def writer(
+        self,
+        name: str,
+        *,
+        take_over: bool = True,
+        background: bool | BackgroundSettings = True,
+        **settings: Unpack[WriterOptions],
+    ) -> Writer:
         """Take the writer role of a namespace, which is made if there is none.
 
         Any older writer is fenced: it acknowledges nothing more. With `take_over=False` it is a
         ConflictError, and nothing is changed, if one has committed or opened within the last
         minute, by the store's clock; one that was closed since cannot be told apart from it.
+
+        Behind it a thread folds, compacts and sweeps; `background=False` leaves that to others.
         """
         wanted = WriterSettings().changed(settings)
-        namespace = Namespace(name)
+        work = _background_settings(background)
         if not take_over:
-            check_role_is_free(self.store, namespace)
+            check_role_is_free(self.store, Namespace(name))
+        writer = self._open_writer(Namespace(name), wanted)
+        if background and self._start_worker is not None:
+            writer.background = self._start_worker(self, writer, work)
+        return writer
+
+    def _open_writer(self, namespace: Namespace, wanted: WriterSettings) -> Writer:
         self._prove_store()
         publisher = self._ensure(namespace, DEFAULT_SCHEMA)
         writer_id = self._runtime.ulid()
@@ -140,17 +185,25 @@ class Database:
 
     @overload
     def reader(
-        self, name: str, *, as_of: AsOf | datetime | int | dict[str, Any], **settings: Any
+        self,
+        name: str,
+        *,
+        as_of: AsOf | datetime | int | dict[str, Any],
+        **settings: Unpack[ReaderOptions],
     ) -> PinnedReader: ...
 
     @overload
-    def reader(self, name: str, *, snapshot: Snapshot | str, **settings: Any) -> PinnedReader: ...
+    def reader(
+        self, name: str, *, snapshot: Snapshot | str, **settings: Unpack[ReaderOptions]
+    ) -> PinnedReader: ...
 
     @overload
-    def reader(self, name: str, *, pin: Literal[True], **settings: Any) -> PinnedReader: ...
+    def reader(
+        self, name: str, *, pin: Literal[True], **settings: Unpack[ReaderOptions]
+    ) -> PinnedReader: ...
 
     @overload
-    def reader(self, name: str, **settings: Any) -> Reader: ...
+    def reader(self, name: str, **settings: Unpack[ReaderOptions]) -> Reader: ...
 
     def reader(
         self,
@@ -159,7 +212,7 @@ class Database:
         as_of: Any = None,
         snapshot: Any = None,
         pin: bool = False,
-        **settings: Any,
+        **settings: Unpack[ReaderOptions],
     ) -> Reader | PinnedReader:
         """Open a namespace for reading; NotFoundError if there is none.
 
@@ -235,7 +288,7 @@ class Database:
         publisher.publish(lambda head: drop_cursor(head, name))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Database, (self.store,)  # a copy counts and tells for itself
+        return Database, (self.store, self._start_worker)  # a copy counts and tells for itself
 
     def __enter__(self) -> Self:
         return self
@@ -289,5 +342,35 @@ class Database:
         try:
             publisher.heads.find()
         except NotFoundError:
+            self._check_nothing_is_left(namespace)
             publisher.create(new_namespace(schema), looked)
         return publisher
+
+    def _check_nothing_is_left(self, namespace: Namespace) -> None:
+        """A log without any manifest is damage: a fresh namespace over it would hide its rows.
+
+        Unless somebody has just made the namespace, and begun to write.
+        """
+        if next(iter(self.store.list(namespace.wal)), None) is None:
+            return
+        with suppress(NotFoundError):
+            HeadFinder(self.store, namespace).find()
+            return
+        raise CorruptionError(
+            f"namespace {namespace.name} has a log and no manifest",
+            hint=f"Run rebuild: reef rebuild URL {namespace.name} --apply",
+            object=namespace.manifests,
+            offset=0,
+        )
+
+
+def _background_settings(given: bool | BackgroundSettings) -> BackgroundSettings:
+    if isinstance(given, bool):
+        return BackgroundSettings()
+    if not isinstance(given, BackgroundSettings):
+        raise InvalidInputError(
+            f"background={given!r} is neither a bool nor BackgroundSettings",
+            kind=Kind.INVALID_OPTION,
+        )
+    given.check()
+    return given

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from reef.errors import CorruptionError, NotFoundError, UnavailableError
 from reef.formats.wal_object import WalObject
 from reef.paths import Namespace, number_of
+from reef.runtime import Runtime
 from reef.stores import Store, WriteResult, fetch
 
 __all__ = ["Log", "Slot"]
@@ -23,6 +24,7 @@ class Log:
 
     def __init__(self, store: Store, namespace: Namespace) -> None:
         self._store = store
+        self.runtime: Runtime = store.runtime
         self._namespace = namespace
 
     def filled(self, first: int) -> list[Slot]:
@@ -42,7 +44,7 @@ class Log:
 
     def read_many(self, lsns: list[int]) -> list[WalObject | None]:
         """Return the objects of several slots, fetched side by side."""
-        return self._store.runtime.gather([lambda lsn=lsn: self.read(lsn) for lsn in lsns])  # type: ignore[misc]
+        return self.runtime.gather([lambda lsn=lsn: self.read(lsn) for lsn in lsns])  # type: ignore[misc]
 
     def fill(self, lsn: int, body: bytes) -> WriteResult:
         """Put an object into a slot, if it is open."""

@@ -6,8 +6,10 @@ LSN order, and so agree:
 - A `batches` object is void if one of the slots before it holds another write id than its
   `after` says. Other kinds are never void.
 - An `ingest` counts only if its job is open at its LSN (a begin below it, no abort and no
-  other ingest of that job in between) and its key was not committed below it.
+  other ingest of that job in between) and its key is not in the dedup window as it is there.
 - LSNs that a repair has skipped do not count.
+
+All of it follows from the log alone, whichever manifest one starts from and however old it is.
 
 A slot's write id is that of whatever object holds it, void or not. Of a skipped slot it is
 not known, and so it makes nothing void: what was acknowledged behind it would be lost too.
@@ -20,6 +22,7 @@ from enum import StrEnum
 
 from reef.formats.manifest import Manifest, OpenJob
 from reef.formats.wal_object import WalHeader, WalKind
+from reef.manifest.dedup import DedupWindow
 
 __all__ = ["IDS_KEPT", "Judgement", "LogReader", "Verdict"]
 
@@ -60,7 +63,8 @@ class LogReader:
         for place, write_id in enumerate(manifest.below_floor):
             self._ids[first + place] = write_id
         self._jobs = {job.id: job for job in manifest.open_jobs}
-        self._keys = {entry.key for entry in manifest.dedup}
+        self.dedup = DedupWindow.of(manifest)
+        """The keys that were committed below `next_lsn`, as far back as they are remembered."""
         self._skipped = frozenset(manifest.skipped_lsns)
 
     def judge(self, header: WalHeader) -> Judgement:
@@ -70,12 +74,8 @@ class LogReader:
         verdict = self._verdict(header)
         self._remember(header)
         if verdict is Verdict.APPLIES:
-            self._keys.update(batch.key for batch in header.batches if batch.key)
+            self.dedup.add(header)
         return Judgement(header, verdict)
-
-    def know_keys(self, keys: Iterable[str]) -> None:
-        """Go on with a window that a fold has trimmed: everyone judges by the same one."""
-        self._keys = set(keys)
 
     def skip(self) -> None:
         """Pass over the next LSN, whose object a repair has given up."""
@@ -84,9 +84,22 @@ class LogReader:
         self._ids[self.next_lsn] = UNKNOWN_ID
         self.next_lsn += 1
 
+    def jump(self, lsn: int) -> None:
+        """Go on at a later LSN: what stood in between was collected, and makes nothing void."""
+        for gone in range(max(self.next_lsn, lsn - IDS_KEPT), lsn):
+            self._ids[gone] = UNKNOWN_ID
+        self.next_lsn = lsn
+        while len(self._ids) > IDS_KEPT:
+            self._ids.popitem(last=False)
+
     @property
     def open_jobs(self) -> tuple[OpenJob, ...]:
         return tuple(self._jobs.values())
+
+    @property
+    def awaits_live_wins(self) -> bool:
+        """Whether rows may still come in that sort below what is here already."""
+        return any(job.live_wins for job in self._jobs.values())
 
     def last_ids(self) -> tuple[str, ...]:
         """Return the write ids of the slots just below `next_lsn`, the last one last."""
@@ -125,11 +138,8 @@ class LogReader:
         job = self._jobs.pop(header.job.id, None) if header.job else None
         if job is None or not commits:
             return False
-        if job.key is not None and job.key in self._keys:
-            return False
-        if job.key is not None:
-            self._keys.add(job.key)
-        return True
+        key = header.job.key if header.job else None
+        return key is None or key not in self.dedup
 
     def _remember(self, header: WalHeader) -> None:
         self._ids[header.lsn] = header.write_id

@@ -21,7 +21,13 @@ from reef.engine.reading.projection import Projection
 from reef.engine.reading.rescan import go_on_after_sweeps
 from reef.engine.reading.row_cache import MISSING, RowCache
 from reef.engine.reading.view import View
-from reef.engine.rows.out import to_record_batch, to_row
+from reef.engine.rows.out import (
+    EXPIRES_AT,
+    check_columns,
+    expiry_out,
+    to_record_batch,
+    to_row,
+)
 from reef.errors import InvalidInputError, NotFoundError, UnavailableError
 from reef.formats.schema import Schema
 from reef.formats.versions import Versions
@@ -61,9 +67,15 @@ class Readable(ABC):
         return False
 
     # --- by key -------------------------------------------------------------------
-    def get(self, key: bytes | str) -> Any:
-        """Return a key's value or row; None if it has none."""
-        self._view()
+    def get(self, key: bytes | str, columns: Sequence[str] | None = None) -> Any:
+        """Return a key's value or row; None if it has none.
+
+        With `columns`, a dict of just these; `_expires_at` can be one of them here as in all reads.
+        """
+        view = self._view()
+        if columns is not None:
+            check_columns(view.manifest.schema, columns)
+            return self._get_columns(key, columns)
         try:
             if isinstance(key, str):
                 key = key.encode()
@@ -103,13 +115,23 @@ class Readable(ABC):
         reverse: bool = False,
         limit: int | None = None,
         where: Any = None,
+        columns: Sequence[str] | None = None,
     ) -> Iterator[tuple[Any, Any]]:
-        """Yield keys and rows of [start, end) in order, from either end."""
+        """Yield keys and rows of [start, end) in order, from either end.
+
+        With `columns`, rows are dicts of just these, in a plain namespace too.
+        """
         view = self._view()
         schema = view.manifest.schema
-        projection = Projection.of(schema, None, where)
+        if columns is not None:
+            check_columns(schema, columns)
+        wanted = (
+            None if columns is None else tuple({schema.key.name: None, **dict.fromkeys(columns)})
+        )
+        projection = Projection.of(schema, wanted, where)
         pieces = self._pieces(view, KeyRange.of(start, end, prefix), projection, reverse)
-        return islice(_rows_of(pieces, schema, projection), _checked_limit(limit))
+        rows = _rows_of(pieces, schema, projection, columns)
+        return islice(rows, _checked_limit(limit))
 
     def scan_arrow(
         self,
@@ -153,6 +175,18 @@ class Readable(ABC):
         if found is None or found.expires_at_ms is None:
             self._row_cache.keep(encoded, row, _bytes_of(row), writes)
         return row
+
+    def _get_columns(self, key: bytes | str, columns: Sequence[str]) -> dict[str, Any] | None:
+        encoded = encode_key(key)
+        with operation(self._metrics, "get"):
+            found, schema = self._read(
+                lambda view: (view.get(encoded, self._now_ms()), view.manifest.schema)
+            )
+        if found is None:
+            return None
+        row = to_row(encoded, found.values, schema)
+        row[EXPIRES_AT] = expiry_out(found.expires_at_ms)
+        return {name: row[name] for name in columns}
 
     def _read(self, read: Callable[[View], T]) -> T:
         """Read; if an object was swept underneath, read again from a newer generation."""
@@ -209,14 +243,28 @@ def _own(row: Any) -> Any:
 
 
 def _rows_of(
-    pieces: Iterable[Versions], schema: Schema, projection: Projection
+    pieces: Iterable[Versions],
+    schema: Schema,
+    projection: Projection,
+    columns: Sequence[str] | None,
 ) -> Iterator[tuple[Any, Any]]:
     for rows in pieces:
         batch = projection.batch(rows, schema)
         for start in range(0, len(batch), PYTHON_ROWS):
             part = batch.slice(start, PYTHON_ROWS)
-            rest = part.column(1) if schema.is_plain else part
-            yield from zip(part.column(0).to_pylist(), rest.to_pylist(), strict=True)
+            yield from zip(part.column(0).to_pylist(), _rest_of(part, schema, columns), strict=True)
+
+
+def _rest_of(part: pa.RecordBatch, schema: Schema, columns: Sequence[str] | None) -> list[Any]:
+    """Return what stands beside the keys, as Python values."""
+    if columns is None:
+        rest = part.column(1) if schema.is_plain else part
+    else:
+        rest = part.select(list(columns))
+    found: list[Any] = (
+        rest.to_pylist() if columns is None or columns else [{} for _ in range(len(part))]
+    )
+    return found
 
 
 def _of_good_size(batches: Iterable[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
@@ -229,12 +277,17 @@ def _of_good_size(batches: Iterable[pa.RecordBatch], limit: int | None) -> Itera
         waiting.append(piece)
         count += len(piece)
         if count >= BATCH_ROWS or left == 0:
-            yield pa.concat_batches(waiting)
+            yield _joined(waiting)
             waiting, count = [], 0
         if left == 0:
             return
     if waiting:
-        yield pa.concat_batches(waiting)
+        yield _joined(waiting)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return them as one; a single one as it is, since joining copies."""
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
 def _checked_limit(limit: int | None) -> int | None:

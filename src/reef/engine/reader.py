@@ -18,7 +18,7 @@ from reef.engine.display import human_bytes
 from reef.engine.history.looking_back import LooksBack
 from reef.engine.info import Info
 from reef.engine.log import Log
-from reef.engine.log_rules import Verdict, contiguous
+from reef.engine.log_rules import Judgement, Verdict, contiguous
 from reef.engine.readable import Readable
 from reef.engine.reading.cache import ByteCache
 from reef.engine.reading.row_cache import RowCache
@@ -55,6 +55,7 @@ class Reader(LooksBack, Readable):
     ) -> None:
         self.namespace = namespace.name
         self._damaged_log: CorruptionError | None = None
+        self._last_void = 0
         self._damaged_head: CorruptionError | None = None
         self._store = store
         self._names = namespace
@@ -201,7 +202,7 @@ class Reader(LooksBack, Readable):
             read = found[lsn]
             if read is None or not tail.knows(read.header):
                 return False
-            tail.take(read, slots.get(lsn, 0))
+            self._note_verdict(tail.take(read, slots.get(lsn, 0)))
         return True
 
     def _read_up_to_damage(self, lsns: list[int]) -> dict[int, WalObject | None]:
@@ -276,8 +277,7 @@ class Reader(LooksBack, Readable):
             if not self._tail.knows(found.header):
                 self._reopen()  # a newer manifest says how to read it
                 return
-            if self._tail.take(found).verdict is Verdict.VOID:
-                self._metrics.counter("log.void").add()
+            self._note_verdict(self._tail.take(found))
         if not self._take_listed(self._tail):
             self._reopen()
 
@@ -309,6 +309,13 @@ class Reader(LooksBack, Readable):
     def _note_damaged_log(self, error: CorruptionError, lsn: int) -> None:
         self._damaged_log = error
         self._events.emit("damaged_log", level=logging.WARNING, namespace=self.namespace, lsn=lsn)
+
+    def _note_verdict(self, judgement: Judgement) -> None:
+        """Count what is void, once, though it may be read again from another manifest on."""
+        lsn = judgement.header.lsn
+        if judgement.verdict is Verdict.VOID and lsn > self._last_void:
+            self._last_void = lsn
+            self._metrics.counter("log.void").add()
 
     def _note_lag(self, lsns: int) -> None:
         """Note how far behind the reader was until now: in LSNs, and since the newest of them."""

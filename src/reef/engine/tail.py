@@ -42,7 +42,6 @@ class Tail:
     def __init__(self, manifest: Manifest, segments: SegmentStore) -> None:
         self.manifest = manifest
         self.rules = LogReader(manifest)
-        self.dedup = DedupWindow.of(manifest)
         self.bytes = 0
         """How much of the log is not folded yet."""
         self._sizes: dict[int, int] = {}
@@ -56,6 +55,10 @@ class Tail:
     @property
     def next_lsn(self) -> int:
         return self.rules.next_lsn
+
+    @property
+    def dedup(self) -> DedupWindow:
+        return self.rules.dedup
 
     def view(self) -> View:
         """Return what is visible. Manifest and memory are replaced together, never one by one."""
@@ -89,6 +92,7 @@ class Tail:
         if judgement.verdict is Verdict.APPLIES:
             self._apply(found)
         self._memtable.pass_over(found.header.lsn)
+        self._settle()
         self._count(found.header.lsn, size or sum(map(len, found.records)))
         self.created_at_ms = max(self.created_at_ms, found.header.created_at_ms)
         return judgement
@@ -99,6 +103,7 @@ class Tail:
         if judgement.verdict is Verdict.APPLIES and header.lsn not in self._early:
             self._apply_batches(header, batches)
         self._early.discard(header.lsn)
+        self._settle()
         self._count(header.lsn, size)
         return judgement
 
@@ -130,16 +135,14 @@ class Tail:
         self._view = View(manifest, self._segments, memtable)
         if manifest.schema.id != self.manifest.schema.id:
             self.lost_track()  # rows that were kept lack the new columns
-        self._trim_keys(manifest)
         self._schemas = {schema.id: schema for schema in manifest.schemas}
         self._sizes = {lsn: n for lsn, n in self._sizes.items() if lsn >= manifest.wal_floor}
         self.bytes = sum(self._sizes.values())
         self.manifest = manifest
 
-    def _trim_keys(self, manifest: Manifest) -> None:
-        """Forget the keys that a fold has dropped from the window: all judge by the same one."""
-        self.dedup = self.dedup.rebased(manifest)
-        self.rules.know_keys(self.dedup.keys())
+    def _settle(self) -> None:
+        if not self.rules.awaits_live_wins:
+            self._memtable.settle(self.next_lsn - 1)
 
     def _count(self, lsn: int, size: int) -> None:
         self._sizes[lsn] = size
@@ -151,7 +154,6 @@ class Tail:
             segments = ingested_segments(header, self.manifest.schema)
             with self._watched(segments=segments):
                 self._memtable.ingest(header.lsn, segments)
-            self.dedup.add(header)
             return
         schema = self._schemas.get(header.schema_id)
         if schema is None:
@@ -163,7 +165,6 @@ class Tail:
     def _apply_batches(self, header: WalHeader, batches: list[Ops]) -> None:
         with self._watched(batches):
             self._memtable.apply(header.lsn, batches)
-        self.dedup.add(header)
 
     @contextmanager
     def _watched(
@@ -182,10 +183,10 @@ def ingested_segments(header: WalHeader, schema: Schema) -> list[SegmentEntry]:
     """Return the entries of the segments that an ingest makes visible at its LSN."""
     if header.job is None:
         return []
-    if header.job.live_wins or header.job.replace is not None:
+    if header.job.live_wins:
         # To take it for a plain one would show wrong rows, and fold them for good.
         raise UnsupportedFormatError(
-            f"LSN {header.lsn} is a load with live_wins or replace, not known to this release",
+            f"LSN {header.lsn} is a load with live_wins, not known to this release",
             hint="Upgrade Reef",
             lsn=header.lsn,
         )
@@ -204,6 +205,7 @@ def ingested_segments(header: WalHeader, schema: Schema) -> list[SegmentEntry]:
             tail_bytes=segment.tail_bytes,
             schema_id=header.schema_id or schema.id,
             set_hash=segment.set_hash,
+            patches=segment.patches,
             visible_lsn=header.lsn,
         )
         for segment in header.job.segments

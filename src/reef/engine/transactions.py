@@ -65,12 +65,12 @@ class Transaction(Readable):
         weakref.finalize(self, footprints.drop, number).atexit = False
 
     # --- reads --------------------------------------------------------------------
-    def get(self, key: bytes | str) -> Any:
+    def get(self, key: bytes | str, columns: Sequence[str] | None = None) -> Any:
         """Return a key's value or row, with what this transaction has written."""
         encoded = encode_key(key)
         if not self._settles(encoded):
             self._reads.keys.add(encoded)
-        row = super().get(encoded)
+        row = super().get(encoded, columns)
         self._check_reads()
         return row
 

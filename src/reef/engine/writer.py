@@ -6,12 +6,13 @@ batches are sent in order by a helper. Reads see everything that was acknowledge
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from reef.config import WriterSettings
 from reef.engine.batch import Batch, EncodedBatch, check_idempotency_key
 from reef.engine.commit.committer import Committer
-from reef.engine.commit.flights import Pending, replayed_receipt
+from reef.engine.commit.flights import Pending
 from reef.engine.commit.opening import ReplayReport
 from reef.engine.commit.outcomes import Outcomes
 from reef.engine.conditions import Condition, checked
@@ -22,6 +23,7 @@ from reef.engine.readable import Readable
 from reef.engine.reading.row_cache import RowCache
 from reef.engine.reading.view import View
 from reef.engine.transactions import Transaction
+from reef.engine.worker import Worker
 from reef.engine.writable import Writable
 from reef.errors import (
     ClosedError,
@@ -31,12 +33,21 @@ from reef.errors import (
     OutcomeUnknownError,
     UnavailableError,
 )
+from reef.formats.manifest import Manifest
 from reef.formats.wal_object import BatchHeader
 from reef.paths import Namespace
-from reef.runtime import Future, ProcessBound, Runtime
+from reef.runtime import ProcessBound, Runtime
 from reef.types import Receipt
 
 __all__ = ["Writer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Unfolded:
+    """What stands in the log from the floor on."""
+
+    bytes: int
+    objects: int
 
 
 class Writer(ProcessBound, Readable, Writable):
@@ -60,10 +71,9 @@ class Writer(ProcessBound, Readable, Writable):
         self._row_cache = RowCache(settings.row_cache_bytes)
         self._footprints = Footprints(settings.footprint_bytes_max)
         committer.tail.watch(self._row_cache, self._footprints)
-        self._keyed = runtime.lock()
         self._closed = False
-        self._refused: BaseException | None = None
-        """The first error of a write that nobody waited for, since the last flush."""
+        self.background: Worker | None = None
+        """What folds, compacts and sweeps behind this writer; ends with it."""
 
     # --- writes -------------------------------------------------------------------
     def _write(
@@ -100,8 +110,9 @@ class Writer(ProcessBound, Readable, Writable):
         If something that nobody waited for was refused, its error is raised here, once.
         """
         self._check()
-        self._committer.flush()
-        self._tell_refusal()
+        refused = self._committer.flush()
+        if refused is not None:
+            raise refused
 
     def close(self) -> None:
         """Finish what is on its way, and give the handle up. The role stays free for others.
@@ -112,6 +123,8 @@ class Writer(ProcessBound, Readable, Writable):
             self.check_process()
             self._closed = True
             try:
+                if self.background is not None:
+                    self.background.stop()
                 self._committer.flush()
             finally:
                 self._committer.end(ClosedError(f"the writer of {self.namespace} is closed"))
@@ -128,6 +141,22 @@ class Writer(ProcessBound, Readable, Writable):
     def recovery(self) -> ReplayReport:
         """What opening this writer read back from the log (H27)."""
         return self._committer.opened.report
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can still commit: neither closed nor fenced, as far as it knows."""
+        return not self._closed and self._committer.is_open
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest that it goes by."""
+        return self._committer.tail.manifest
+
+    @property
+    def unfolded(self) -> Unfolded:
+        """How much of the log no fold has taken over yet, as far as it knows."""
+        tail = self._committer.tail
+        return Unfolded(tail.bytes, tail.next_lsn - tail.manifest.wal_floor)
 
     def refresh(self) -> None:
         """Take up what others did: what a fold has taken over leaves memory, loads come in."""
@@ -191,53 +220,20 @@ class Writer(ProcessBound, Readable, Writable):
             self._runtime.stopwatch(),
             decide,
             encoded.schema_id,
+            unattended=not wait,
         )
-        future = self._submit(pending)
+        future = self._committer.submit(pending)
         if not wait:
-            future.add_done_callback(self._note_refusal)
             self._committer.drive_in_background()
             return future
         self._committer.drive(future)
         return future.result()
-
-    def _note_refusal(self, future: "Future[Receipt]") -> None:
-        self._refused = self._refused or future.exception()
-
-    def _tell_refusal(self) -> None:
-        refused, self._refused = self._refused, None
-        if refused is not None:
-            raise refused
 
     def _commit_transaction(self, batch: EncodedBatch, transaction: Transaction) -> Receipt:
         self._check()
         decide = transaction.check if transaction.has_read else None
         receipt: Receipt = self._commit(batch, None, decide, None, wait=True)
         return receipt
-
-    def _submit(self, pending: Pending) -> "Future[Receipt]":
-        key, digest = pending.header.key, pending.header.digest
-        if key is None or digest is None:
-            self._committer.submit(pending)
-            return pending.future
-        with self._keyed:  # check and append under one lock (H19)
-            known = self._known(key, digest)
-            if known is None:
-                self._committer.submit(pending)
-            return known or pending.future
-
-    def _known(self, key: str, digest: str) -> "Future[Receipt] | None":
-        """Return the answer to a key that is committed or on its way."""
-        on_its_way = self._committer.pending_with(key)
-        if on_its_way is not None:
-            if on_its_way.header.digest != digest:
-                raise InvalidInputError(f"idempotency key {key!r} is on its way with another batch")
-            return on_its_way.future
-        entry = self._committer.tail.dedup.find(key, digest)
-        if entry is None:
-            return None
-        answered: Future[Receipt] = self._runtime.future()
-        answered.set_result(replayed_receipt(self.namespace, entry))
-        return answered
 
     def _decide(self, conditions: Sequence[Condition]) -> None:
         """Judge on what is durable at this moment; called when nothing is in flight (H20)."""

@@ -13,12 +13,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-__all__ = ["KeyFilter", "build_filter", "hash_key", "hash_keys"]
+__all__ = ["FilterBuilder", "KeyFilter", "build_filter", "hash_key", "hash_keys"]
 
 Hashes = npt.NDArray[np.uint64]
 BITS_PER_KEY = 12
 """About 4 keys in 1,000 that are not there look as if they were."""
 WORDS = 8
+BLOCKS_AT_ONCE = 1 << 14
+ROOM_MIN = 1024
 BLOCK_BYTES = 4 * WORDS
 ODD = np.array(
     [
@@ -46,14 +48,63 @@ def hash_keys(keys: pa.Array | Iterable[bytes]) -> Hashes:
 
 def build_filter(hashes: Hashes) -> bytes:
     """Return the filter's bytes for the keys with these hashes."""
-    blocks = max(1, -(-len(hashes) * BITS_PER_KEY // (BLOCK_BYTES * 8)))
-    words = np.zeros(blocks * WORDS, dtype=np.uint32)
-    places = _block_of(hashes, blocks) * np.uint64(WORDS)
-    low = hashes.astype(np.uint32)
+    builder = FilterBuilder()
+    builder.add(hashes)
+    return builder.build()
+
+
+class FilterBuilder:
+    """Takes hashes as they come, eight bytes for each, and makes a filter of them at the end.
+
+    In the order of their hashes keys come block by block, so that a stretch of blocks is made at
+    a time, with a byte for each bit, which is then packed: fast, and in little memory.
+    """
+
+    def __init__(self) -> None:
+        self._hashes: Hashes = np.empty(ROOM_MIN, dtype=np.uint64)
+        self._count = 0
+
+    def add(self, hashes: Hashes) -> None:
+        """Remember the hashes of some keys."""
+        end = self._count + len(hashes)
+        if end > len(self._hashes):
+            # Grows in place: large arrays are moved by the kernel, page by page.
+            self._hashes.resize(max(end, 2 * len(self._hashes)), refcheck=False)
+        self._hashes[self._count : end] = hashes
+        self._count = end
+
+    def build(self) -> bytes:
+        """Return the filter's bytes."""
+        blocks = max(1, -(-self._count * BITS_PER_KEY // (BLOCK_BYTES * 8)))
+        ordered = self._hashes[: self._count]
+        ordered.sort()
+        return b"".join(
+            _stretch(ordered, blocks, first, min(first + BLOCKS_AT_ONCE, blocks))
+            for first in range(0, blocks, BLOCKS_AT_ONCE)
+        )
+
+
+def _stretch(ordered: Hashes, blocks: int, first: int, end: int) -> bytes:
+    """Return the blocks [first, end) of a filter."""
+    bounds = [
+        np.uint64(-(-(block << 32) // blocks) << 32) for block in (first, end) if block < blocks
+    ]
+    low, high = [*np.searchsorted(ordered, bounds), len(ordered)][:2]
+    inside = ordered[low:high]
+    starts = (_block_of(inside, blocks) - np.uint64(first)).astype(np.intp) * (BLOCK_BYTES * 8)
+    return _packed(inside.astype(np.uint32), starts, end - first)
+
+
+def _first_hash(block: int, blocks: int) -> np.uint64:
+    """Return the smallest hash that belongs to a block."""
+    return np.uint64(-(-(block << 32) // blocks) << 32)
+
+
+def _packed(low: npt.NDArray[np.uint32], starts: npt.NDArray[np.intp], blocks: int) -> bytes:
+    bits = np.zeros(blocks * BLOCK_BYTES * 8, dtype=np.uint8)
     for word in range(WORDS):
-        bits = np.uint32(1) << (low * ODD[word] >> np.uint32(27))
-        np.bitwise_or.at(words, (places + np.uint64(word)).astype(np.intp), bits)
-    return words.astype("<u4").tobytes()
+        bits[starts + 32 * word + (low * ODD[word] >> np.uint32(27))] = 1
+    return np.packbits(bits, bitorder="little").tobytes()
 
 
 def _block_of(hashes: Hashes, blocks: int) -> Hashes:

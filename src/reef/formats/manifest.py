@@ -16,6 +16,7 @@ first version on; unknown ones are kept out, not guessed.
 
 import re
 from enum import StrEnum
+from operator import attrgetter
 
 import msgspec
 
@@ -33,6 +34,7 @@ __all__ = [
     "Recent",
     "SegmentEntry",
     "Snapshot",
+    "Sums",
     "decode_manifest",
     "encode_manifest",
 ]
@@ -126,6 +128,18 @@ class Condemned(msgspec.Struct, frozen=True, array_like=True):
     since_ms: int
 
 
+class Sums(msgspec.Struct, frozen=True, array_like=True):
+    """Set hashes, summed up since they are kept: what came in, what jobs dropped and made.
+
+    The segments of a manifest add up to `added` − `dropped` + `made`: proof that no job has
+    lost a version on the way (`reef.manifest.sums`).
+    """
+
+    added: str
+    dropped: str
+    made: str
+
+
 class Recent(msgspec.Struct, frozen=True, array_like=True):
     """A published generation: the only proof that a slow publish has landed."""
 
@@ -144,6 +158,8 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     schemas: tuple[Schema, ...] = (DEFAULT_SCHEMA,)
     writer_epoch: int = 0
     compactor_epoch: int = 0
+    compactor_job: str = ""
+    """In whose name the current compactor stages segments: they are kept for it (H28)."""
     max_parallel_writes: int = 1
     wal_floor: int = 1
     """The first LSN that is not folded into segments."""
@@ -153,8 +169,15 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     segments: tuple[SegmentEntry, ...] = ()
     snapshots: tuple[Snapshot, ...] = ()
     dedup: tuple[DedupEntry, ...] = ()
+    dedup_keys_max: int = 10_000
+    """How many keys are remembered. Never changes: all must agree on what counts in the log."""
     stream_marks: dict[str, int] = {}
     open_jobs: tuple[OpenJob, ...] = ()
+    dropped_lsn: int = 0
+    """The newest delete of which no trace is left, not even in a segment's LSN bounds."""
+    dropped_expired_ms: int = 0
+    """Rows that had expired by then may be gone, for readers of every clock."""
+    sums: Sums | None = None
     condemned: tuple[Condemned, ...] = ()
     oldest_retained: int = 1
     recent: tuple[Recent, ...] = ()
@@ -234,8 +257,8 @@ def _to_columns(segments: tuple[SegmentEntry, ...]) -> msgspec.Struct:
     """Columns that hold nothing but their default are left out."""
     columns = {}
     for field in _FIELDS:
-        values = [getattr(segment, field.name) for segment in segments]
-        if any(value != field.default for value in values):
+        values = list(map(attrgetter(field.name), segments))
+        if values.count(field.default) < len(values):
             columns[field.name] = values
     return _Columns(**columns)
 

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from reef.formats.coding import Buffer, corrupt
 from reef.formats.columns import decode_columns, encode_columns
+from reef.formats.covers import Cover
 from reef.formats.schema import Schema
 from reef.formats.versions import RangeTombstone
 
@@ -34,6 +35,7 @@ __all__ = [
     "Lineage",
     "Place",
     "SegmentSummary",
+    "covers_of",
     "decode_range_tombstones",
     "encode_range_tombstones",
 ]
@@ -76,6 +78,10 @@ class Footer(msgspec.Struct, frozen=True, omit_defaults=True):
     job: str | None = None
     key_id: str | None = None
     """For encryption, which comes later."""
+    covers: tuple[Cover, ...] = ()
+    """What it stands for; empty where the log says so, of a bulk job's."""
+    generation: int = 0
+    """Of the manifest on which its job was planned: of two that claim the same, the later wins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +103,19 @@ class Lineage:
     ancestors: tuple[str, ...] = ()
     siblings: tuple[str, ...] = ()
     job: str | None = None
+    covers: tuple[Cover, ...] = ()
+    generation: int = 0
+
+
+def covers_of(footer: Footer, visible_lsn: int) -> tuple[Cover, ...]:
+    """Return what a segment stands for: as its footer says, or of an ingest, its keys in its slot.
+
+    Neighbours of one ingest may share an edge, where a range tombstone of one ends.
+    """
+    if not visible_lsn:
+        return footer.covers
+    stop = footer.max_key if footer.range_tombstones is not None else footer.max_key + b"\0"
+    return (Cover(visible_lsn, visible_lsn + 1, footer.min_key, stop),)
 
 
 def encode_range_tombstones(tombstones: Sequence[RangeTombstone]) -> bytes:

@@ -102,6 +102,30 @@ class SegmentIndex:
             return None
         return spans[group]
 
+    def entry(self, group: int) -> GroupEntry:
+        """Return a group as its writer described it."""
+        lengths = {n: int(blocks[group]) for n, blocks in self.column_blocks.items()}
+        bounds = {
+            number: (self.smallest[number][group], self.largest[number][group])
+            for number, length in lengths.items()
+            if length and number in self.smallest and number in self.largest
+        }
+        return GroupEntry(
+            self.first_keys[group],
+            self.last_keys[group],
+            int(self.rows[group]),
+            int(self.lsn_min[group]),
+            int(self.lsn_max[group]),
+            int(self.key_blocks[group]),
+            lengths,
+            bounds,
+        )
+
+    def span(self, group: int) -> tuple[int, int]:
+        """Return where all blocks of a group lie, one behind the other."""
+        last = max(spans[group][1] for spans in self._spans.values())
+        return self._spans[KEYS][group][0], last
+
     def end(self) -> int:
         """Return where the last group ends."""
         return max((spans[-1][1] for spans in self._spans.values() if spans), default=0)

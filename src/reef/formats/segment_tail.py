@@ -22,7 +22,7 @@ from reef.formats.segment import (
 from reef.formats.segment_index import SegmentIndex, decode_index
 from reef.formats.versions import RangeTombstone, Versions
 
-__all__ = ["SegmentTail", "check_segment", "decode_tail"]
+__all__ = ["SegmentTail", "check_segment", "decode_footer", "decode_tail"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,15 @@ def decode_tail(tail: bytes, size: int, name: str) -> SegmentTail:
     except ValueError as error:
         raise corrupt(name, footer.filter.offset, str(error)) from error
     return SegmentTail(name, footer, index, key_filter, tombstones)
+
+
+def decode_footer(tail: bytes, size: int, name: str) -> Footer | int:
+    """Return the footer from the last bytes of a segment, or how many bytes that takes."""
+    if len(tail) >= END.size:
+        length, _, magic = END.unpack(tail[-END.size :])
+        if magic == MAGIC and len(tail) < length + END.size <= size:
+            return int(length) + END.size
+    return _decode_footer(tail, size - len(tail), name)[0]
 
 
 def _decode_footer(tail: bytes, base: int, name: str) -> tuple[Footer, int]:

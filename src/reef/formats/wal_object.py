@@ -69,6 +69,9 @@ class JobSegment(msgspec.Struct, frozen=True):
     min_key: bytes
     max_key: bytes
     set_hash: str
+    patches: int = 0
+    replaces: bool = False
+    """Whether a range tombstone lies over all of [min_key, max_key): max_key is then no key."""
 
 
 class Job(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -79,6 +82,7 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     live_wins: bool = False
     begin_lsn: int = 0
     replace: tuple[bytes, bytes | None] | None = None
+    """The range whose old content goes: for people; range tombstones in the segments do it."""
     segments: tuple[JobSegment, ...] = ()
 
 

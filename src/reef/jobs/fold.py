@@ -9,12 +9,13 @@ are kept: what they hide may lie in older segments. If the driver dies before th
 segments are orphans and the next fold does the work again under new names.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from reef.config import FoldSettings
 from reef.engine.database import Database
-from reef.engine.log import Log
+from reef.engine.log import Log, Slot
 from reef.engine.log_rules import LogReader, Verdict, contiguous
 from reef.engine.tail import ingested_segments
 from reef.errors import ConflictError, CorruptionError, NotFoundError, ReefError
@@ -23,7 +24,6 @@ from reef.formats.wal_object import WalKind, WalObject
 from reef.jobs.executor import Executor, LocalExecutor
 from reef.jobs.fold_task import FoldTask, missing_object, run_fold_task
 from reef.manifest import edits
-from reef.manifest.dedup import DedupWindow
 from reef.manifest.publish import Publisher
 from reef.paths import Namespace
 from reef.telemetry import operation
@@ -41,6 +41,8 @@ class FoldPlan:
 
     manifest: Manifest
     lsns: tuple[int, ...]
+    more: bool = False
+    """Whether there is more behind it, for another round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,31 +67,53 @@ class FoldReport:
 def fold(
     db: Database, namespace: str, *, executor: Executor | None = None, **settings: Any
 ) -> FoldReport:
-    """Fold what stands in the log now; safe beside writers, readers and other folds."""
+    """Fold what stands in the log now; safe beside writers, readers and other folds.
+
+    A long log is folded in stretches, each with a publish of its own, so that memory is bounded.
+    """
     wanted = FoldSettings().changed(settings)
+    executor = executor or LocalExecutor(db.store.runtime)
     with operation(db.metrics, "fold"):
-        report = _fold(db, namespace, executor or LocalExecutor(db.store.runtime), wanted)
+        report, more = _fold(db, namespace, executor, wanted)
+        for _ in range(1, wanted.stretches_max):
+            if not more or not report.published:
+                break
+            stretch, more = _fold(db, namespace, executor, wanted)
+            report = _added(report, stretch) if stretch.published else report
+            more = more and stretch.published
     db.events.emit("folded", **report.to_dict())
     return report
 
 
-def _fold(db: Database, namespace: str, executor: Executor, wanted: FoldSettings) -> FoldReport:
+def _added(done: FoldReport, stretch: FoldReport) -> FoldReport:
+    """Return the report of two stretches, one behind the other."""
+    sums = ("objects", "voided", "rows", "segments", "bytes")
+    return replace(
+        stretch,
+        first_lsn=done.first_lsn,
+        published=done.published,
+        **{name: getattr(done, name) + getattr(stretch, name) for name in sums},
+    )
+
+
+def _fold(
+    db: Database, namespace: str, executor: Executor, wanted: FoldSettings
+) -> tuple[FoldReport, bool]:
     store, names = db.store, Namespace(namespace)
     publisher = Publisher(store, names, metrics=db.metrics)
     log = Log(store, names)
     manifest = publisher.heads.find().manifest
-    plan = plan_fold(manifest, [slot.lsn for slot in log.filled(manifest.wal_floor)])
+    plan = plan_fold(manifest, log.filled(manifest.wal_floor), wanted.log_bytes)
     try:
         judged = _judge(plan, log, names)
         written = _write(executor, FoldTask(store, names, manifest.generation, wanted), judged)
         store.runtime.reach("fold staged")
         after, won = manifest, False
         if judged.end > manifest.wal_floor:
-            now_ms = int(store.runtime.wall_s() * 1000)
-            after, won = _publish(publisher, _result(manifest, judged, written, wanted, now_ms))
+            after, won = _publish(publisher, _result(manifest, judged, written))
     except NotFoundError as error:
         raise _gone(publisher, manifest, error) from error
-    return _report(namespace, manifest, after, judged, written, published=won)
+    return _report(namespace, manifest, after, judged, written, published=won), plan.more
 
 
 def _publish(publisher: Publisher, result: edits.FoldResult) -> tuple[Manifest, bool]:
@@ -106,7 +130,9 @@ def _publish(publisher: Publisher, result: edits.FoldResult) -> tuple[Manifest, 
 
 
 def _write(executor: Executor, empty: FoldTask, judged: "_Judged") -> list[SegmentEntry]:
-    task = replace(empty, lsns=tuple(judged.counting), ingested=tuple(judged.ingested))
+    task = replace(
+        empty, lsns=tuple(judged.counting), ingested=tuple(judged.ingested), end=judged.end
+    )
     tasks = [task] if judged.counting else []
     return [entry for entries in executor.map(run_fold_task, tasks) for entry in entries]
 
@@ -125,20 +151,12 @@ def _gone(publisher: Publisher, manifest: Manifest, error: NotFoundError) -> Ree
     return CorruptionError(f"{error.message}, and no fold has passed it", **error.context)
 
 
-def _result(
-    manifest: Manifest,
-    judged: "_Judged",
-    written: list[SegmentEntry],
-    settings: FoldSettings,
-    now_ms: int,
-) -> edits.FoldResult:
-    """The age of keys goes by those who wrote; a folder's clock never makes one older (H30)."""
-    oldest_ms = min(now_ms, judged.newest_ms) - int(settings.dedup_age_s * 1000)
+def _result(manifest: Manifest, judged: "_Judged", written: list[SegmentEntry]) -> edits.FoldResult:
     return edits.FoldResult(
         floor=manifest.wal_floor,
         end=judged.end,
         segments=(*judged.ingested, *written),
-        dedup=judged.dedup.trimmed(settings.dedup_keys_max, oldest_ms),
+        dedup=judged.rules.dedup.entries(),
         open_jobs=judged.rules.open_jobs,
         below_floor=judged.rules.last_ids(),
     )
@@ -167,10 +185,17 @@ def _report(
     )
 
 
-def plan_fold(manifest: Manifest, listed: list[int]) -> FoldPlan:
-    """Return the LSNs from the floor up to the first gap."""
-    present = [*listed, *manifest.skipped_lsns]
-    return FoldPlan(manifest, tuple(contiguous(present, manifest.wal_floor)))
+def plan_fold(manifest: Manifest, filled: Sequence[Slot], bytes_max: int) -> FoldPlan:
+    """Return the LSNs from the floor up to the first gap, or as many as `bytes_max` allows."""
+    sizes = {slot.lsn: slot.size for slot in filled}
+    found = contiguous([*sizes, *manifest.skipped_lsns], manifest.wal_floor)
+    total, count = 0, 0
+    for lsn in found:
+        total += sizes.get(lsn, 0)
+        if count and total > bytes_max:
+            break
+        count += 1
+    return FoldPlan(manifest, tuple(found[:count]), more=count < len(found))
 
 
 class _Judged:
@@ -178,12 +203,10 @@ class _Judged:
 
     def __init__(self, manifest: Manifest) -> None:
         self.rules = LogReader(manifest)
-        self.dedup = DedupWindow.of(manifest)
         self.counting: list[int] = []
         self.ingested: list[SegmentEntry] = []
         self.objects = 0
         self.voided = 0
-        self.newest_ms = max((entry.committed_at_ms for entry in manifest.dedup), default=0)
         self._schema = manifest.schema
         self._schema_ids = {0, *(schema.id for schema in manifest.schemas)}
 
@@ -198,14 +221,11 @@ class _Judged:
         header = found.header
         verdict = self.rules.judge(header).verdict
         self.objects += 1
-        self.newest_ms = max(self.newest_ms, header.created_at_ms)
         self.voided += verdict is Verdict.VOID
         if verdict is Verdict.APPLIES and header.kind is WalKind.INGEST:
             self.ingested += ingested_segments(header, self._schema)
-            self.dedup.add(header)
         elif verdict is Verdict.APPLIES:
             self.counting.append(header.lsn)
-            self.dedup.add(header)
 
 
 def _judge(plan: FoldPlan, log: Log, namespace: Namespace) -> _Judged:

@@ -6,8 +6,9 @@ rows are looked up. A patch over nothing is left out, since it does nothing.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,6 +24,7 @@ from reef.engine.reading.view import View, range_tombstones_of
 from reef.errors import NotFoundError
 from reef.formats.batch import OpKind, decode_ops
 from reef.formats.block import Codec
+from reef.formats.covers import Cover
 from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.segment import Lineage, SegmentSummary
 from reef.formats.segment_writer import SegmentWriter
@@ -49,6 +51,8 @@ class FoldTask:
     """Only those whose batches count."""
     ingested: tuple[SegmentEntry, ...] = ()
     """What ingests among them made visible: patches may lie on top of it."""
+    end: int = 0
+    """The first LSN behind this part of the log, which begins at the manifest's floor."""
 
 
 def run_fold_task(task: FoldTask) -> tuple[SegmentEntry, ...]:
@@ -101,16 +105,43 @@ def _resolved(
     """Lay patches over what is below them, in the log or in segments."""
     patched = pc.unique(rows.keys.filter(pa.array(rows.kinds == OpKind.PATCH))).to_pylist()
     segments = SegmentStore(task.store, task.namespace, ByteCache(CACHE_BYTES))
-    memtable = Memtable(manifest.schema, manifest.wal_floor)
-    memtable.ingest(manifest.wal_floor, task.ingested)
-    below = newest_rows(View(manifest, segments, memtable), patched, task.store.runtime)
+    parts = [rows, *_below(task, manifest, segments, patched)]
     deleted = [*tombstones]
     for entry in (*task.ingested, *manifest.segments):
         deleted += range_tombstones_of(segments, entry)
-    found = newest_versions([rows, below], manifest.schema, deleted)
+    found = newest_versions(parts, manifest.schema, deleted)
     # What is not of this part of the log stands in a segment already.
     ours = np.isin(found.lsns, np.array(task.lsns, np.int64)) & (found.kinds != OpKind.PATCH)
-    return found.take(np.flatnonzero(ours).astype(np.int64))
+    kept = found.take(np.flatnonzero(ours).astype(np.int64))
+    if not task.ingested:
+        return kept
+    # An ingest may lie on top of the others. If it is a patch, it needs the row below it.
+    newest = max(entry.visible_lsn for entry in task.ingested)
+    hidden = ~pc.is_in(rows.keys, value_set=kept.keys).to_numpy(zero_copy_only=False)
+    hidden &= rows.lsns < newest
+    older = tuple(entry for entry in task.ingested if entry.visible_lsn < newest)
+    rest = rows.take(np.flatnonzero(hidden).astype(np.int64))
+    if not len(rest):
+        return kept
+    below_it = _resolved(replace(task, ingested=older), manifest, rest, tombstones)
+    both = concat_versions([kept, below_it], manifest.schema)
+    return both.take(sorted_places(both))
+
+
+def _below(
+    task: FoldTask, manifest: Manifest, segments: SegmentStore, keys: list[bytes]
+) -> Iterator[Versions]:
+    """Yield what segments have of some keys: together, as they are older than the log, and of
+    each ingest by itself, since rows of the log may lie between it and what is below.
+    """
+    runtime = task.store.runtime
+    memtable = Memtable(manifest.schema, manifest.wal_floor)
+    yield newest_rows(View(manifest, segments, memtable), keys, runtime)
+    bare = msgspec.structs.replace(manifest, segments=())
+    for entry in task.ingested:
+        memtable = Memtable(manifest.schema, manifest.wal_floor)
+        memtable.ingest(manifest.wal_floor, [entry])
+        yield newest_rows(View(bare, segments, memtable), keys, runtime)
 
 
 def _write_segments(
@@ -120,12 +151,19 @@ def _write_segments(
     pieces = list(_pieces(rows, task.settings.segment_bytes_max))
     runtime = task.store.runtime
     ids = [runtime.ulid() for _ in pieces]
+    starts = [b"", *(piece.keys[0].as_py() for piece in pieces[1:])]
     for place, piece in enumerate(pieces):
-        siblings = tuple(other for other in ids if other != ids[place])
+        lineage = Lineage(
+            ids[place],
+            int(runtime.wall_s() * 1000),
+            siblings=tuple(other for other in ids if other != ids[place]),
+            covers=_covers(task, manifest, *[*starts, None][place : place + 2]),
+            generation=manifest.generation,
+        )
         writer = SegmentWriter(
             manifest.schema,
             0,
-            Lineage(ids[place], int(runtime.wall_s() * 1000), siblings=siblings),
+            lineage,
             codec=Codec[task.settings.codec.upper()],
             group_bytes=task.settings.group_bytes,
             range_tombstones=tombstones if place == 0 else (),
@@ -133,6 +171,17 @@ def _write_segments(
         key = task.namespace.segment(ids[place])
         task.store.upload(key, writer.write([piece]))
         yield _entry(ids[place], writer.summary)
+
+
+def _covers(
+    task: FoldTask, manifest: Manifest, start: bytes, stop: bytes | None
+) -> tuple[Cover, ...]:
+    """What a piece stands for: this part of the log, less the ingests, which have segments."""
+    ingests = sorted({entry.visible_lsn for entry in task.ingested})
+    firsts = [manifest.wal_floor, *(lsn + 1 for lsn in ingests)]
+    ends = [*ingests, task.end]
+    spans = zip(firsts, ends, strict=True)
+    return tuple(Cover(first, end, start, stop) for first, end in spans if first < end)
 
 
 def _pieces(rows: Versions, bytes_max: int) -> Iterator[Versions]:

@@ -5,6 +5,7 @@
     3  only now list the leases
     4  delete condemned keys that no lease holds and that were condemned a grace period ago
     5  CAS a manifest that drops the deleted from the list
+    6  abort the bulk jobs whose driver is gone, so that a later sweep can take what they staged
 
 Condemning first is what makes it safe. From step 2 on no publish can name these keys (H55);
 a reader that leases an older head sees the list when it reads the head again, or its lease
@@ -23,8 +24,10 @@ from typing import Any
 
 from reef.config import SweepSettings
 from reef.engine.database import Database
-from reef.errors import ConflictError, InvalidInputError, Kind
-from reef.formats.manifest import Condemned, Manifest
+from reef.errors import ConflictError, InvalidInputError, Kind, NotFoundError
+from reef.formats.manifest import Condemned, Manifest, OpenJob
+from reef.formats.wal_object import Job, WalKind
+from reef.jobs.appending import Appender
 from reef.jobs.executor import Executor, LocalExecutor
 from reef.jobs.sweep_plan import (
     Doomed,
@@ -34,7 +37,7 @@ from reef.jobs.sweep_plan import (
     clock_margin_s,
 )
 from reef.manifest import edits
-from reef.manifest.leases import FoundLease, find_leases
+from reef.manifest.leases import FoundLease, find_leases, job_owner
 from reef.manifest.publish import Publisher
 from reef.manifest.roots import effective_grace_ms
 from reef.paths import Namespace
@@ -60,6 +63,8 @@ class SweepReport:
     leases: int
     leases_reaped: int
     uploads_aborted: int
+    jobs_reaped: int
+    """Bulk jobs that were aborted, since their lease had lapsed."""
     kept: dict[str, int]
     """What stays, by reason."""
     refused: str | None = None
@@ -110,6 +115,10 @@ class _Leases:
         """Whether some lease is on a generation from before nobody could need a key."""
         return any(lease.generation < condemned.generation for lease in self.live)
 
+    def hold_job(self, job_id: str) -> bool:
+        """Whether a lease is the job's, or may be."""
+        return any(lease.owner in (job_owner(job_id), None) for lease in self.live)
+
 
 @dataclass(frozen=True, slots=True)
 class _Sweep:
@@ -127,7 +136,8 @@ class _Sweep:
         leases = self._find_leases()
         deletable = self._deletable(plan.head, leases, plan.kept)
         report = self._report(plan, plan.head, deletable, leases)
-        return replace(report, refused=self._objection(plan))
+        lapsed = len(self._lapsed_jobs(plan, leases))
+        return replace(report, refused=self._objection(plan), jobs_reaped=lapsed)
 
     def apply(self, *, force: bool) -> SweepReport:
         """Run the five steps."""
@@ -146,7 +156,8 @@ class _Sweep:
         if self.store.capabilities.abort_stale:
             aborted = self.store.abort_stale(self.settings.stale_upload_s)
         report = self._report(plan, head, deletable, leases)
-        return replace(report, applied=True, uploads_aborted=aborted)
+        reaped = self._reap_jobs(plan, leases)
+        return replace(report, applied=True, uploads_aborted=aborted, jobs_reaped=reaped)
 
     # --- steps 1 and 2 ------------------------------------------------------------
     def _plan(self) -> SweepPlan:
@@ -229,6 +240,29 @@ class _Sweep:
         for at in range(0, len(keys), page):
             self.store.delete_many(keys[at : at + page])
 
+    # --- step 6 -------------------------------------------------------------------
+    def _lapsed_jobs(self, plan: SweepPlan, leases: _Leases) -> list[OpenJob]:
+        """Return the open jobs without a lease. They take it before they begin, and the leases
+        were listed after the log was read, so one that lives is seen.
+        """
+        latest_s = leases.now_s - self.settings.silent_job_s - clock_margin_s(self.store)
+        lapsed = [job for job in plan.open_jobs if not leases.hold_job(job.id)]
+        return [job for job in lapsed if self._begun_s(job) < latest_s]
+
+    def _begun_s(self, job: OpenJob) -> float:
+        try:
+            return self.store.head(self.names.wal_object(job.begin_lsn)).last_modified_s
+        except NotFoundError:  # only what is a month old may be gone
+            return 0.0
+
+    def _reap_jobs(self, plan: SweepPlan, leases: _Leases) -> int:
+        """Put an abort into the log: only then may a job's segments be condemned (H28)."""
+        lapsed = self._lapsed_jobs(plan, leases)
+        appender = Appender(self.store, self.names)
+        schema = plan.head.schema
+        ends = [appender.append(WalKind.ABORT, Job(job.id, key=job.key), schema) for job in lapsed]
+        return sum(end.counts for end in ends)  # one may have committed at the last moment
+
     # --- the end ------------------------------------------------------------------
     def _report(
         self, plan: SweepPlan, head: Manifest, deleted: Sequence[str], leases: _Leases
@@ -244,6 +278,7 @@ class _Sweep:
             leases=len(leases.live),
             leases_reaped=len(leases.lapsed),
             uploads_aborted=0,
+            jobs_reaped=0,
             kept=dict(sorted(plan.kept.items())),
         )
 

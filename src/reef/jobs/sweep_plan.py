@@ -2,7 +2,8 @@
 
 The order of reading matters. Segments are listed before the log is read: a segment that is
 listed was staged after its job's begin, so that begin is in the log by then. The store's time
-is asked after both: what was listed is at least as old as it then seems.
+is asked between the two, and so before anything is condemned by it: by then all that was listed
+is at least as old as it seems.
 """
 
 from collections import Counter
@@ -11,18 +12,21 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from reef.config import SweepSettings
+from reef.engine.history.moments import with_skipped
 from reef.engine.log_rules import LogReader, Verdict, contiguous
 from reef.errors import CorruptionError, NotFoundError
-from reef.formats.manifest import Manifest
+from reef.formats.manifest import Manifest, OpenJob
 from reef.formats.wal_object import WalHeader, WalKind
 from reef.jobs.executor import Executor
 from reef.jobs.wal_headers import Missing, Peeked, peek_headers
 from reef.manifest.edits import Condemnation
 from reef.manifest.head import HeadFinder
 from reef.manifest.roots import (
+    STAGED,
     Needs,
     effective_grace_ms,
     expired_snapshots,
+    job_of,
     log_generations,
     oldest_to_retain,
     pinned_generations,
@@ -65,6 +69,8 @@ class SweepPlan:
     """All segments that are not condemned yet, needed or not."""
     expired: frozenset[str] = frozenset()
     """Snapshots that hold nothing any more."""
+    open_jobs: tuple[OpenJob, ...] = ()
+    """Those that hold segments, and those that the head carries along; alive or not."""
 
     @property
     def share(self) -> float:
@@ -100,10 +106,12 @@ class SweepPlanner:
     executor: Executor
     settings: SweepSettings
     kept: Counter[str] = field(default_factory=Counter)
+    _open_jobs: tuple[OpenJob, ...] = ()
 
     def plan(self) -> SweepPlan:
         """Read what is there and what is needed; HeadMoved if it changed underneath."""
         self.kept.clear()
+        self._open_jobs = ()
         self.heads.forget()
         head = self.heads.find().manifest
         condemned = {c.key for c in head.condemned}
@@ -122,7 +130,16 @@ class SweepPlanner:
         doomed += self._doomed_slots(head, needs, condemned, room - len(doomed))
         total = sum(info.size for info in segments)
         expired = expired_snapshots(head, latest_ms)
-        return SweepPlan(head, oldest, now_s, tuple(doomed[:room]), self.kept, total, expired)
+        return SweepPlan(
+            head,
+            oldest,
+            now_s,
+            tuple(doomed[:room]),
+            self.kept,
+            total,
+            expired,
+            self._open_jobs,
+        )
 
     # --- roots --------------------------------------------------------------------
     def _oldest(self, head: Manifest, manifests: Sequence[ObjectInfo], now_s: float) -> int:
@@ -148,7 +165,11 @@ class SweepPlanner:
         for log in logs:
             needs.add_log(log)
         if all(self._segment_id(info) in needs.named for info in segments):
-            return needs  # floors are all that is left to ask, and the oldest have the lowest
+            # Floors are all that is left to ask, and the oldest have the lowest; and whether the
+            # jobs that the head carries along are open still, though they have staged nothing.
+            if head.open_jobs:
+                self._add_open_jobs(needs, head)
+            return needs
         between = set(range(first.generation + 1, head.generation)) - skipped
         for named in self._load_many(sorted(between)):
             needs.add_root(named)
@@ -183,9 +204,14 @@ class SweepPlanner:
         folded by a generation that is retained, which names it: only the ends are read.
         """
         if lowest.wal_floor < folded:
-            self._judge(needs, lowest, folded)
+            # By what a repair has given up since, as everyone does who reads from there.
+            self._judge(needs, with_skipped(lowest, head), folded)
+        self._add_open_jobs(needs, head)
+
+    def _add_open_jobs(self, needs: Needs, head: Manifest) -> None:
         rules = self._judge(needs, head, None)
         needs.add_jobs(job.id for job in rules.open_jobs)
+        self._open_jobs = rules.open_jobs
 
     def _judge(self, needs: Needs, start: Manifest, end: int | None) -> LogReader:
         """Pass the log from a root's floor through the rules, as everyone does."""
@@ -241,12 +267,22 @@ class SweepPlanner:
         grace_s = effective_grace_ms(head, int(now_s * 1000)) / 1000 + clock_margin_s(self.store)
         for info in segments:
             why = needs.why(self._segment_id(info))
+            if why == STAGED and self._is_of_dead_compactor(head, info, now_s):
+                why = None
             if why is None and now_s - info.last_modified_s <= grace_s:
                 why = "younger than the grace period"
             if why is not None:
                 self.kept[f"segments {why}"] += 1
             else:
                 yield self._doom(info, "no generation that is kept names it")
+
+    def _is_of_dead_compactor(self, head: Manifest, info: ObjectInfo, now_s: float) -> bool:
+        """Whether it was staged so long ago that its compactor must have died. If it has not,
+        its publish is refused, since it names a condemned key, and it begins anew.
+        """
+        age_s = now_s - info.last_modified_s - clock_margin_s(self.store)
+        of_compactor = job_of(self._segment_id(info)) == head.compactor_job
+        return of_compactor and age_s > self.settings.silent_compactor_s
 
     def _doomed_manifests(
         self, manifests: Sequence[ObjectInfo], oldest: int, pinned: frozenset[int]

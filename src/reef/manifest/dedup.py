@@ -3,6 +3,10 @@
 The manifest has the window up to its floor; the log has the rest. Together they are complete
 at every open (H19). A key is remembered with the digest of its batch: the same key with
 another body is a mistake of the client, and is refused.
+
+The window is the last keys that were committed, so many as the namespace was made with, whatever
+their age. It is brought up to date object by object and never by a clock: so it is the same at an
+LSN for whoever comes there from whichever manifest, and all agree on which ingests count.
 """
 
 from collections import OrderedDict
@@ -20,12 +24,14 @@ __all__ = ["DedupWindow"]
 class DedupWindow:
     """Keys in the order of their commits."""
 
-    def __init__(self, entries: Iterable[DedupEntry] = ()) -> None:
+    def __init__(self, entries: Iterable[DedupEntry], keys_max: int) -> None:
         self._entries = OrderedDict((entry.key, entry) for entry in entries)
+        self._keys_max = keys_max
+        self._trim()  # a manifest of an older release may have more
 
     @classmethod
     def of(cls, manifest: Manifest) -> "DedupWindow":
-        return cls(manifest.dedup)
+        return cls(manifest.dedup, manifest.dedup_keys_max)
 
     def add(self, header: WalHeader) -> None:
         """Take in the keyed batches of an object that applies, or an ingest's key (H57)."""
@@ -35,6 +41,7 @@ class DedupWindow:
             header = msgspec.structs.replace(header, batches=(keyed,))
         for index, batch in enumerate(header.batches):
             if batch.key is not None:
+                self._entries.pop(batch.key, None)
                 self._entries[batch.key] = DedupEntry(
                     batch.key,
                     batch.digest or "",
@@ -45,6 +52,11 @@ class DedupWindow:
                     header.write_id,
                     header.created_at_ms,
                 )
+        self._trim()
+
+    def _trim(self) -> None:
+        while len(self._entries) > self._keys_max:
+            self._entries.popitem(last=False)
 
     def find(self, key: str, digest: str) -> DedupEntry | None:
         """Return how a key was committed; None if it was not. Refuses another body."""
@@ -60,15 +72,12 @@ class DedupWindow:
     def get(self, key: str) -> DedupEntry | None:
         return self._entries.get(key)
 
-    def keys(self) -> frozenset[str]:
-        return frozenset(self._entries)
+    def __contains__(self, key: str) -> bool:
+        return key in self._entries
 
-    def rebased(self, manifest: Manifest) -> "DedupWindow":
-        """Return a newer manifest's window, with what was committed from its floor on."""
-        later = [e for e in self._entries.values() if e.lsn >= manifest.wal_floor]
-        return DedupWindow([*manifest.dedup, *later])
+    def __len__(self) -> int:
+        return len(self._entries)
 
-    def trimmed(self, count_max: int, oldest_ms: int) -> tuple[DedupEntry, ...]:
-        """Return the window, bounded by count and age, for a manifest."""
-        young = [e for e in self._entries.values() if e.committed_at_ms >= oldest_ms]
-        return tuple(young[-count_max:])
+    def entries(self) -> tuple[DedupEntry, ...]:
+        """Return the window for a manifest, the last committed key last."""
+        return tuple(self._entries.values())

@@ -6,19 +6,25 @@ import msgspec
 
 from reef.formats.manifest import Condemned, DedupEntry, Manifest, OpenJob, SegmentEntry
 from reef.formats.schema import Schema
+from reef.formats.set_hash import EMPTY, SetHash
+from reef.manifest import sums
 from reef.manifest.invariants import refuse_condemned
 from reef.manifest.roots import effective_grace_ms
 
 __all__ = [
+    "Compacted",
     "Condemnation",
     "FoldResult",
+    "compact",
     "condemn",
     "fold",
     "forget_condemned",
     "grow_schema",
     "lower_parallel_writes",
     "new_namespace",
+    "raise_compactor_epoch",
     "raise_writer_epoch",
+    "release_compactor",
     "set_grace",
 ]
 
@@ -82,6 +88,72 @@ def fold(manifest: Manifest, result: FoldResult) -> Manifest | None:
         dedup=result.dedup,
         open_jobs=result.open_jobs,
         below_floor=result.below_floor,
+        sums=sums.added(manifest, result.segments),
+    )
+
+
+# --- compaction -----------------------------------------------------------------------
+
+
+def raise_compactor_epoch(manifest: Manifest) -> Manifest:
+    """Take the compactor role: whatever an older one publishes from now on is refused.
+
+    Its job's name goes into the manifest in the same step: what it stages is kept for it from
+    the first byte on (H28), and what the older one has staged is not kept any longer.
+    """
+    epoch = manifest.compactor_epoch + 1
+    return msgspec.structs.replace(
+        manifest, compactor_epoch=epoch, compactor_job=f"compact-{epoch}"
+    )
+
+
+def release_compactor(manifest: Manifest, epoch: int) -> Manifest | None:
+    """Give the role up: nothing is staged any more. None if another one has it."""
+    if manifest.compactor_epoch != epoch or not manifest.compactor_job:
+        return None
+    return msgspec.structs.replace(manifest, compactor_job="")
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What a compaction read and wrote."""
+
+    epoch: int
+    inputs: tuple[str, ...]
+    outputs: tuple[SegmentEntry, ...]
+    """An input among them was moved to another level as it is."""
+    oldest_lsn: int
+    """Nothing older than this may have come in since the plan: what was dropped would have
+    hidden it. Folds bring in what is newer; `live_wins` loads what is as old as their begin."""
+    known: frozenset[str] = frozenset()
+    """The segments that the plan has seen."""
+    dropped: SetHash = EMPTY
+    made: SetHash = EMPTY
+    dropped_lsn: int = 0
+    dropped_expired_ms: int = 0
+
+
+def compact(manifest: Manifest, done: Compacted) -> Manifest | None:
+    """Put outputs in the place of inputs; None if the job was overtaken (H35).
+
+    By another compactor, by someone who took an input out, or by a segment that came in with
+    rows as old as those that the job took for all there are.
+    """
+    inputs = set(done.inputs)
+    live = {segment.id for segment in manifest.segments}
+    if manifest.compactor_epoch != done.epoch or not inputs <= live:
+        return None
+    came = [s for s in manifest.segments if s.id not in done.known]
+    if any(segment.lsn_min < done.oldest_lsn for segment in came):
+        return None
+    new = [segment.id for segment in done.outputs if segment.id not in inputs]
+    refuse_condemned(manifest, new)
+    return msgspec.structs.replace(
+        manifest,
+        segments=(*(s for s in manifest.segments if s.id not in inputs), *done.outputs),
+        sums=sums.compacted(manifest, done.dropped, done.made),
+        dropped_lsn=max(manifest.dropped_lsn, done.dropped_lsn),
+        dropped_expired_ms=max(manifest.dropped_expired_ms, done.dropped_expired_ms),
     )
 
 

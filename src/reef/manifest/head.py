@@ -19,6 +19,7 @@ from reef.manifest.invariants import check_loaded
 from reef.paths import Namespace, number_of
 from reef.runtime import Runtime, Stopwatch
 from reef.stores import Store, fetch
+from reef.stores.dates import StoreDates
 
 __all__ = ["Head", "HeadFinder"]
 
@@ -37,18 +38,20 @@ class Head:
     damage: CorruptionError | None = None
     """What is wrong with the newest manifest, if this one stands in for it."""
 
-    def fresh(self) -> bool:
+    def fresh(self, by_store_s: float = 0.0) -> bool:
         """Whether half a grace period has not passed since: the bound for trusting it."""
-        return self.seen.elapsed_s() <= self.manifest.grace_ms / 2000
+        return max(self.seen.elapsed_s(), by_store_s) <= self.manifest.grace_ms / 2000
 
-    def trusts_put(self, sent: Stopwatch) -> bool:
+    def trusts_put(self, sent: Stopwatch, by_store_s: float = 0.0) -> bool:
         """Whether a PUT was quick enough to need no proof that its slot was not collected.
 
         Half a grace is the bound, as far as the grace is known. A lower one takes effect one
         old grace after it was published, so what was seen longer ago proves nothing (H62).
+        `by_store_s` is how long the PUT took by the store's own dates, where it gives them.
         """
         grace_s = self.manifest.grace_ms / 1000
-        return sent.elapsed_s() <= grace_s / 2 and self.seen.elapsed_s() <= grace_s
+        quick = max(sent.elapsed_s(), by_store_s) <= grace_s / 2
+        return quick and self.seen.elapsed_s() <= grace_s
 
 
 class HeadFinder:
@@ -58,6 +61,8 @@ class HeadFinder:
         self._store = store
         self._namespace = namespace
         self._runtime: Runtime = store.runtime
+        self.dates = StoreDates(store.runtime)
+        """For all who write to this namespace with this head: what one has seen serves the rest."""
         self._known: Head | None = None
         self._last: Head | None = None
         """The newest one ever found here: damage at rest does not take it from memory."""
@@ -156,6 +161,6 @@ class HeadFinder:
 def _explained(error: CorruptionError) -> CorruptionError:
     return CorruptionError(
         f"the newest manifest is damaged: {error.message}",
-        hint="Run repair: it publishes a sound one after it",
+        hint="Run `reef repair`: it publishes a sound one after it",
         **error.context,
     )

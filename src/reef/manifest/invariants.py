@@ -11,7 +11,7 @@ from itertools import pairwise
 from reef.errors import ConflictError, CorruptionError, InternalError
 from reef.formats.manifest import Manifest
 
-__all__ = ["check_loaded", "check_next", "refuse_condemned"]
+__all__ = ["broken_steps", "check_loaded", "check_next", "refuse_condemned"]
 
 Rule = Callable[[Manifest], bool]
 StepRule = Callable[[Manifest, Manifest], bool]
@@ -42,12 +42,16 @@ RULES: dict[str, Rule] = {
 }
 
 STEP_RULES: dict[str, StepRule] = {
-    "generations follow each other": lambda a, b: b.generation == a.generation + 1,
+    "generations follow each other": lambda a, b: (
+        b.generation > a.generation
+        and set(range(a.generation + 1, b.generation)) <= set(b.skipped_generations)
+    ),
     "epochs never fall": lambda a, b: (
         b.writer_epoch >= a.writer_epoch and b.compactor_epoch >= a.compactor_epoch
     ),
     "the floor never falls": lambda a, b: b.wal_floor >= a.wal_floor,
     "the base never moves": lambda a, b: b.wal_base == a.wal_base,
+    "the dedup window keeps its length": lambda a, b: b.dedup_keys_max == a.dedup_keys_max,
     "what was last seen never falls": lambda a, b: b.wal_id_last_seen >= a.wal_id_last_seen,
     "the oldest retained never falls": lambda a, b: b.oldest_retained >= a.oldest_retained,
     "schemas are only added": lambda a, b: b.schemas[: len(a.schemas)] == a.schemas,
@@ -69,10 +73,15 @@ def check_next(before: Manifest | None, after: Manifest) -> Manifest:
     if before is not None:
         known = {segment.id for segment in before.segments}
         refuse_condemned(before, [s.id for s in after.segments if s.id not in known])
-        broken += [rule for rule, holds in STEP_RULES.items() if not holds(before, after)]
+        broken += broken_steps(before, after)
     if broken:
         raise InternalError(f"generation {after.generation} breaks: {'; '.join(broken)}")
     return after
+
+
+def broken_steps(before: Manifest, after: Manifest) -> list[str]:
+    """Return the rules that do not hold from one generation to the next."""
+    return [rule for rule, holds in STEP_RULES.items() if not holds(before, after)]
 
 
 def refuse_condemned(head: Manifest, segment_ids: Iterable[str]) -> None:

@@ -20,12 +20,14 @@ import msgspec
 from reef.errors import ConflictError, NotFoundError
 from reef.formats.manifest import Manifest
 from reef.paths import Namespace
-from reef.stores import Store
+from reef.stores import ObjectInfo, Store
 
-__all__ = ["FoundLease", "Lease", "LeaseRecord", "find_leases"]
+__all__ = ["FoundLease", "Lease", "LeaseRecord", "find_leases", "job_owner"]
 
 UNREADABLE_TTL_MS = 24 * 3600 * 1000
 """How long a lease that cannot be read holds everything."""
+LISTINGS_MAX = 5
+"""How often leases are listed until none of them vanishes between its listing and its reading."""
 
 
 class LeaseRecord(msgspec.Struct, frozen=True):
@@ -38,6 +40,10 @@ class LeaseRecord(msgspec.Struct, frozen=True):
     ttl_ms: int
     nonce: str = ""
     """So that a renewal differs from what it renews."""
+
+
+UNREADABLE = LeaseRecord("", 0, 0, "", UNREADABLE_TTL_MS)
+"""Stands for a lease of which nobody knows what it holds: all of it, for a day."""
 
 
 class Lease:
@@ -119,6 +125,13 @@ class FoundLease:
     key: str
     generation: int
     lapsed: bool
+    owner: str | None = ""
+    """None: nobody knows whose it is, so it may be anybody's."""
+
+
+def job_owner(job_id: str) -> str:
+    """Return how the lease of a bulk job names its owner: while it lives, the job does."""
+    return f"job {job_id}"
 
 
 def find_leases(
@@ -127,15 +140,36 @@ def find_leases(
     """Yield the leases there are. `now_s` is the store's time, read before this is called.
 
     Read later it could be long past the listing, and a lease that was renewed in between
-    would seem to have lapsed.
+    would seem to have lapsed. One that was listed and is gone was released, or has moved to
+    another name: a later listing shows it there. If they never come to rest, one that holds
+    everything stands for those that were not seen.
     """
-    for info in store.list(namespace.leases):
-        try:
-            record = msgspec.json.decode(store.get(info.key), type=LeaseRecord)
-            generation, ttl_ms = record.generation, record.ttl_ms
-        except NotFoundError:
+    known: dict[str, LeaseRecord] = {}
+    listed: list[ObjectInfo] = []
+    for _ in range(LISTINGS_MAX):
+        listed = list(store.list(namespace.leases))
+        if _read_new(store, listed, known):
+            break
+    else:
+        yield FoundLease(namespace.lease("unseen"), 0, lapsed=False, owner=None)
+    for info in listed:
+        record = known.get(info.key)
+        if record is not None:
+            lapsed = now_s - info.last_modified_s > record.ttl_ms / 1000 + margin_s
+            owner = None if record is UNREADABLE else record.owner
+            yield FoundLease(info.key, record.generation, lapsed, owner)
+
+
+def _read_new(store: Store, listed: list[ObjectInfo], known: dict[str, LeaseRecord]) -> bool:
+    """Read the leases that are not known yet; whether all of them were still there."""
+    complete = True
+    for info in listed:
+        if info.key in known:
             continue
-        except msgspec.DecodeError:  # nobody knows what it holds: all of it, for a day
-            generation, ttl_ms = 0, UNREADABLE_TTL_MS
-        age_s = now_s - info.last_modified_s
-        yield FoundLease(info.key, generation, age_s > ttl_ms / 1000 + margin_s)
+        try:
+            known[info.key] = msgspec.json.decode(store.get(info.key), type=LeaseRecord)
+        except NotFoundError:
+            complete = False
+        except msgspec.DecodeError:
+            known[info.key] = UNREADABLE
+    return complete

@@ -95,10 +95,11 @@ class Publisher:
         `absent` was started before it was seen that there is no namespace. Another process may
         have made one since, and swept its first generation: only a quick PUT proves itself.
         """
+        absent = absent or self._runtime.stopwatch()
         with self._turn:
             following = self._stamp(None, first)
             created = self._put(None, following, self._runtime.stopwatch())
-            if created is not None and absent and absent.elapsed_s() > CREATED_QUICKLY_S:
+            if created is not None and absent.elapsed_s() > CREATED_QUICKLY_S:
                 return self._prove(following)
             return created
 
@@ -120,7 +121,8 @@ class Publisher:
         if result.outcome is Outcome.EXISTS:
             return None
         head = Head(following, since)
-        if result.outcome is Outcome.CREATED and head.fresh():
+        by_store_s = self.heads.dates.took_s(since, result.date_s)
+        if result.outcome is Outcome.CREATED and head.fresh(by_store_s):
             self.heads.published(head)
             return following
         return self._prove(following)

@@ -17,6 +17,7 @@ from reef.formats.manifest import Manifest
 from reef.formats.wal_object import WalHeader, WalKind
 
 __all__ = [
+    "STAGED",
     "Needs",
     "effective_grace_ms",
     "expired_snapshots",
@@ -26,6 +27,9 @@ __all__ = [
     "pinned_generations",
     "staged_id",
 ]
+
+STAGED = "staged by an open job"
+"""Why a segment is kept that no manifest and no ingest names."""
 
 
 def effective_grace_ms(manifest: Manifest, now_ms: int) -> int:
@@ -102,6 +106,7 @@ class Needs:
     def of_head(cls, head: Manifest) -> "Needs":
         needs = cls(head.wal_floor)
         needs.add_root(head)
+        needs.add_jobs([head.compactor_job] if head.compactor_job else [])
         return needs
 
     def add_root(self, manifest: Manifest) -> None:
@@ -129,7 +134,7 @@ class Needs:
         if segment_id in self.ingested:
             return "named by an ingest in the log"
         if job_of(segment_id) in self.jobs:
-            return "staged by an open job"
+            return STAGED
         return None
 
     def needs_slot(self, lsn: int) -> bool:

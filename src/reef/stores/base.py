@@ -6,7 +6,7 @@ three values, because a network has three: created, exists, unknown. An error ra
 conditional write means that nothing was written; what cannot be told is never an error.
 
     get, get_tagged, get_range, get_ranges, head, list      read
-    put, upload, copy                                       write, in place of what was there
+    put, upload, copy, compose                              write, in place of what was there
     create, replace                                         write, if the condition holds
     delete, delete_many                                     missing keys are fine
     now, abort_stale                                        the store's clock; its leftovers
@@ -17,7 +17,7 @@ and strongly consistent, as every store that Reef runs on promises.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from reef.errors import InvalidInputError, Kind
@@ -27,6 +27,7 @@ __all__ = [
     "Capabilities",
     "ObjectInfo",
     "Outcome",
+    "Part",
     "Store",
     "Tagged",
     "WriteResult",
@@ -40,6 +41,13 @@ __all__ = [
 KEY_BYTES_MAX = 1024
 COALESCE_GAP_BYTES = 64 * 1024
 """Reading a gap this small costs less than another request."""
+
+
+Part = bytes | tuple[str, int, int]
+"""Of an object to be composed: new bytes, or the range [start, end) of another object."""
+
+PIECE_BYTES = 8 << 20
+"""What passes through here at a time, where a store cannot compose by itself."""
 
 
 class Outcome(StrEnum):
@@ -63,6 +71,8 @@ class WriteResult:
     """What holds the key instead, where it was read back."""
     cause: Exception | None = None
     """Why the outcome is unknown."""
+    date_s: float | None = field(default=None, compare=False)
+    """The new object's date by the store's clock, where that is known without asking for it."""
     doubt: bool = False
     """Whether an earlier try of the same call had no answer, or one that did not hold."""
 
@@ -107,6 +117,8 @@ class Capabilities:
     """Objects in one DELETE request."""
     part_bytes: int | None = None
     """Size of one part of an upload; None where an upload is one request."""
+    compose: bool = False
+    """Whether objects are put together out of others without passing through here."""
     abort_stale: bool = True
     now_requests: tuple[str, ...] = ()
     """Kinds of the requests that `now` sends; none where asking the time costs nothing."""
@@ -176,6 +188,29 @@ class Store(ABC):
     @abstractmethod
     def copy(self, source: str, target: str) -> None:
         """Write one object's bytes at another key, without passing them through here."""
+
+    def compose(self, key: str, parts: Sequence[Part]) -> int:
+        """Write an object out of ranges of others and new bytes, under a name never used before.
+
+        Nothing is visible before it is whole; returns the size. A store that cannot do it reads
+        the ranges and uploads them (`Capabilities.compose`).
+        """
+        for part in parts:
+            if not isinstance(part, bytes):
+                check_range(*part)
+        return self.upload(key, self._pieces(parts))
+
+    def _pieces(self, parts: Sequence[Part]) -> Iterator[bytes]:
+        for part in parts:
+            if isinstance(part, bytes):
+                yield part
+                continue
+            source, start, end = part
+            for at in range(start, end, PIECE_BYTES):
+                yield self.get_range(source, at, min(at + PIECE_BYTES, end))
+
+    def forget(self, key: str, ranges: Iterable[tuple[int, int]]) -> None:  # noqa: B027
+        """Drop what is kept here of ranges whose bytes decode badly; most stores keep nothing."""
 
     def delete(self, key: str) -> None:
         """Remove an object, if it is there."""

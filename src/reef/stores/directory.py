@@ -95,6 +95,25 @@ class Directory:
             yield Temporary(path, self._finish(fd))
 
     @contextmanager
+    def composed(self, pieces: Iterable[bytes | tuple[int, int, int]]) -> Iterator[Temporary]:
+        """The same, with new bytes and with ranges of open files: descriptor, start, end."""
+        with self.scratch_file() as (path, fd):
+            for piece in pieces:
+                if isinstance(piece, tuple):
+                    self._copy_range(fd, *piece)
+                else:
+                    self._write(fd, piece)
+            yield Temporary(path, self._finish(fd))
+
+    def _copy_range(self, fd: int, source_fd: int, start: int, end: int) -> None:
+        while start < end:
+            length = min(end - start, COPY_BYTES_MAX)
+            copied = self.files.copy_range(source_fd, fd, length, start)
+            if not copied:
+                raise OSError(f"the source ended {end - start} bytes early while it was copied")
+            start += copied
+
+    @contextmanager
     def scratch_file(self) -> Iterator[tuple[str, int]]:
         """Yield a new file that no listing shows."""
         path, fd = self._new_scratch()

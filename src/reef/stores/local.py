@@ -18,7 +18,7 @@ directories are passed over.
 import errno
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from reef.errors import InvalidInputError, Kind, UnavailableError
@@ -28,6 +28,7 @@ from reef.stores.base import (
     Capabilities,
     ObjectInfo,
     Outcome,
+    Part,
     Store,
     Tagged,
     WriteResult,
@@ -47,7 +48,8 @@ RESERVED = (TEMPORARY, LOCKS)
 class LocalStore(Store):
     """Objects are files; keys are their paths below the root."""
 
-    capabilities = Capabilities(clock_resolution_s=0.02)  # ctime moves in ticks of 4 to 10 ms
+    # ctime moves in ticks of 4 to 10 ms.
+    capabilities = Capabilities(clock_resolution_s=0.02, compose=True)
 
     def __init__(self, root: str, *, runtime: Runtime = REAL, files: Files = OS) -> None:
         self._root = os.path.abspath(root)
@@ -132,9 +134,17 @@ class LocalStore(Store):
             except Doubt as doubt:
                 return WriteResult(Outcome.UNKNOWN, cause=doubt.cause)
             if won:
-                return WriteResult(Outcome.CREATED, _tag(temporary.stat))
+                return WriteResult(
+                    Outcome.CREATED, _tag(temporary.stat), date_s=self._linked_s(path)
+                )
             self._stat(key)  # a directory of that name is no object
             return WriteResult(Outcome.EXISTS)
+
+    def _linked_s(self, path: str) -> float | None:
+        """Return when a name was made, by the file system's clock, which may be a server's."""
+        with suppress(OSError):  # it was made, whatever happens to it now
+            return self._files.stat(path).ctime_ns / 1e9
+        return None
 
     def replace(self, key: str, body: bytes, tag: str) -> WriteResult:
         path = self._path(key)
@@ -160,6 +170,31 @@ class LocalStore(Store):
             self._directory.locked(target),
         ):
             self._directory.rename(temporary, path)
+
+    def compose(self, key: str, parts: Sequence[Part]) -> int:
+        """Where the file system can, it shares the bytes instead of copying them."""
+        path = self._path(key)
+        with ExitStack() as open_files:
+            pieces = [
+                part if isinstance(part, bytes) else self._piece(open_files, *part)
+                for part in parts
+            ]
+            with (
+                write_errors(self.url, key),
+                self._directory.composed(pieces) as temporary,
+                self._directory.locked(key),
+            ):
+                self._directory.rename(temporary, path)
+                return temporary.stat.size
+
+    def _piece(
+        self, open_files: ExitStack, source: str, start: int, end: int
+    ) -> tuple[int, int, int]:
+        check_range(source, start, end)
+        fd, stat = open_files.enter_context(self._opened(source))
+        if end > stat.size:
+            raise past_the_end(source, end, stat.size)
+        return fd, start, end
 
     def delete_many(self, keys: Sequence[str]) -> None:
         folders = {os.path.dirname(path) for path in map(self._path, keys) if self._delete(path)}

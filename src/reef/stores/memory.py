@@ -18,6 +18,7 @@ from reef.stores.base import (
     Capabilities,
     ObjectInfo,
     Outcome,
+    Part,
     Store,
     Tagged,
     WriteResult,
@@ -46,7 +47,7 @@ class MemoryStore(Store):
         self.url = url
         self.runtime = runtime
         self.page = page
-        self.capabilities = Capabilities(shared=False, list_page=page)
+        self.capabilities = Capabilities(shared=False, list_page=page, compose=True)
         self._lock = leaf_lock()
         self._objects: dict[str, _Object] = {}
         self._keys: list[str] = []
@@ -95,7 +96,8 @@ class MemoryStore(Store):
         with self._lock:
             if check_key(key) in self._objects:
                 return WriteResult(Outcome.EXISTS)
-            return WriteResult(Outcome.CREATED, self._store(key, body))
+            tag = self._store(key, body)
+            return WriteResult(Outcome.CREATED, tag, date_s=self._objects[key].written_s)
 
     def replace(self, key: str, body: bytes, tag: str) -> WriteResult:
         with self._lock:
@@ -111,6 +113,10 @@ class MemoryStore(Store):
 
     def copy(self, source: str, target: str) -> None:
         self.put(target, self.get(source))
+
+    def compose(self, key: str, parts: Sequence[Part]) -> int:
+        pieces = [part if isinstance(part, bytes) else self.get_range(*part) for part in parts]
+        return self.upload(key, pieces)
 
     def delete_many(self, keys: Sequence[str]) -> None:
         with self._lock:

@@ -189,7 +189,7 @@ class S3Store(Store):
 
     def upload(self, key: str, parts: Iterable[bytes]) -> int:
         """One PUT if it all fits a part, else a multipart upload of equal parts."""
-        source = Source(parts, self.options.part_bytes)
+        source = Source(parts, self.options.part_bytes, self.runtime)
         try:
             with self._asking(key) as clients:
                 self._upload(clients, key, source)

@@ -7,10 +7,12 @@ same work without a client, and the operations page shows it.
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
 from itertools import chain
 from typing import Any
 
 from reef.errors import InvalidInputError, Kind, UnavailableError
+from reef.runtime import Pool, Runtime
 from reef.stores.remote_errors import Answer, explain
 from reef.stores.s3_options import S3Options
 
@@ -18,9 +20,15 @@ __all__ = ["Source", "abort_stale_uploads"]
 
 
 class Source:
-    """What an upload reads from: cut into equal parts, counted, its own errors kept apart."""
+    """What an upload reads from: cut into equal parts, counted, its own errors kept apart.
 
-    def __init__(self, parts: Iterable[bytes], part_bytes: int) -> None:
+    The client asks for pieces on a thread of its own, from which no other request can be sent; and
+    whoever makes the pieces may need to read from the store. So they are made on a helper.
+    """
+
+    def __init__(self, parts: Iterable[bytes], part_bytes: int, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._context = copy_context()  # the helper's requests count for the caller's operation
         self._pieces = _regroup(parts, part_bytes)
         self._error: BaseException | None = None
         self._first = next(self._pieces)
@@ -33,13 +41,23 @@ class Source:
         return self._first
 
     def pieces(self) -> Iterator[bytes]:
+        helper = self._runtime.pool(1, name="upload")
         try:
-            for piece in chain([self._first, self._second or b""], self._pieces):
+            for piece in chain([self._first, self._second or b""], self._made_by(helper)):
                 self.bytes += len(piece)
                 yield piece
         except Exception as error:
             self._error = error
             raise
+        finally:
+            helper.close()
+
+    def _made_by(self, helper: Pool) -> Iterator[bytes]:
+        while True:
+            made = helper.submit(lambda: self._context.run(next, self._pieces, None)).result()
+            if made is None:
+                return
+            yield made
 
     def raise_own_error(self) -> None:
         if self._error is not None:

@@ -14,7 +14,7 @@ import pytest
 
 from reef.errors import InvalidInputError, Kind, NotFoundError
 from reef.runtime import REAL
-from reef.stores.base import Outcome, Store
+from reef.stores.base import Outcome, Part, Store
 
 __all__ = ["StoreContract"]
 
@@ -236,6 +236,37 @@ class StoreContract:
         with pytest.raises(NotFoundError):
             store.copy("missing", "target")
         assert list(store.list()) == []
+
+    def test_an_object_is_composed_of_ranges_and_new_bytes(self, store: Store) -> None:
+        """In the order given; ranges may overlap, and come from one object or from several."""
+        store.put("a", b"0123456789")
+        store.put("folder/b", bytes(range(256)) * 100_000)
+        parts: list[Part] = [
+            b"head ",
+            ("a", 2, 5),
+            ("folder/b", 255, 25_000_000),
+            b"",
+            ("a", 0, 10),
+            ("a", 9, 10),
+            b" tail",
+        ]
+        middle = (bytes(range(256)) * 100_000)[255:25_000_000]
+        expected = b"head 234" + middle + b"01234567899 tail"
+        assert store.compose("folder/composed", parts) == len(expected)
+        assert store.get("folder/composed") == expected
+        store.delete_many(["a", "folder/b"])
+        assert store.get("folder/composed") == expected, "it stands on its own"
+
+    def test_nothing_can_be_composed_of_what_is_not_there(self, store: Store) -> None:
+        """A missing object, or a range past an object's end, leaves no target."""
+        store.put("a", b"0123456789")
+        with pytest.raises(NotFoundError):
+            store.compose("target", [b"new", ("missing", 0, 1)])
+        for span in ((0, 11), (10, 11), (5, 5), (-1, 3)):
+            with pytest.raises(InvalidInputError) as caught:
+                store.compose("target", [b"new", ("a", *span)])
+            assert caught.value.kind is Kind.INVALID_RANGE
+        assert [info.key for info in store.list()] == ["a"]
 
     @pytest.mark.parametrize("sizes", [[], [0], [10, 20], [5 * MIB, 6 * MIB, 1]], ids=str)
     def test_an_upload_is_one_object(self, store: Store, sizes: list[int]) -> None:

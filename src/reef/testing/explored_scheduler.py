@@ -1,57 +1,43 @@
-"""Who goes next in an exploration: one question per step, none where it makes no difference.
+"""Runs the strands of one process as far as they come without an answer of the store.
 
-Two steps that commute are not tried in both orders (sleep sets, Godefroid 1996): what was tried
-at a decision stays asleep behind the later options there, until a step is taken that it does not
-commute with. Steps commute if they belong to different processes, do not touch the same object
-with a write among them, and are not both mishaps, of which there are only so many. A state that
-was seen is cut only if no more was asleep when it was seen. A bound on switches counts orders that
-come to the same, so with such a bound nothing sleeps.
+Nothing happens in the world meanwhile: a strand that sends a request stands still until it is
+given an answer, by whoever works out what the answer is (`reef.testing.walk`). A strand that was
+started or woken goes on at once: until its next request it touches its process's memory only. With
+several threads in a process this is a bound: how the machine shares its time among woken threads
+is not explored; in which order answers come to them is.
 
-Deaths come first among the options. One that could have been died before, with the same left
-behind, was an option then, and is none again: what the others did in between, they did after it.
+No wait ends by its timeout: nothing takes time here.
 """
 
-from collections.abc import Callable, Iterator
-from itertools import chain as chained
-from itertools import combinations
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any
 
-from reef.testing.scheduler import Owner, Scheduler, Strand
-from reef.testing.states import Chain, Cut, Fate, Track, digest
+from reef.testing.choices import ScriptedChoices
+from reef.testing.scheduler import Owner, Scheduler, Strand, TooManySteps
+from reef.testing.states import Chain, Request, Track, summary
 
-if TYPE_CHECKING:
-    from reef.testing.explored import ExploredSimulation
-
-__all__ = ["Death", "ExploredScheduler"]
-
-Death = tuple[Strand, ...]
-"""The requests of a dying process that will land all the same."""
-Option = tuple[Strand, Fate | Death]
+__all__ = ["ExploredScheduler"]
 
 
 class ExploredScheduler(Scheduler):
-    """Asks once per step: whose request, and what becomes of it."""
+    """Strands that stop at requests, and the chains of what they were told."""
 
-    def __init__(self, world: "ExploredSimulation", steps_max: int) -> None:
-        super().__init__(world.choices, steps_max)
-        self._explored = world
+    def __init__(self, steps_max: int) -> None:
+        super().__init__(ScriptedChoices(), steps_max)
         self.tracks: dict[Strand, Track] = {}
         self.chains: dict[Owner, Chain] = {}
-        self._last: Owner | None = None
-        self._settling = False
-        self._offered: set[tuple[object, ...]] = set()
-        self._asleep: dict[bytes, Option] = {}
+        self._spawned: dict[Owner, int] = {}
 
     def spawn(
         self, owner: Owner, call: Callable[[], object], name: str, *, daemon: bool = False
     ) -> Strand:
         strand = super().spawn(owner, call, name, daemon=daemon)
-        number = sum(other.owner is owner for other in self.tracks)
+        number = self._spawned[owner] = self._spawned.get(owner, -1) + 1
         self.tracks[strand] = Track(f"{name}:{number}".encode(), self.chain_of(owner))
         return strand
 
     def spawn_alone(
-        self, owner: Owner, call: Callable[[], object], chain: Chain, gather: object
+        self, owner: Owner, call: Callable[[], object], chain: Chain, gather: str
     ) -> Strand:
         """Start one call of a gather."""
         strand = super().spawn(owner, call, f"{owner.name}/gather", daemon=True)
@@ -63,162 +49,56 @@ class ExploredScheduler(Scheduler):
             self.chains[owner] = Chain(f"{len(self.chains)}-{owner.name}")
         return self.chains[owner]
 
-    def settle(self) -> None:
-        """Let everybody come as far as its first request, in the order of their starts."""
-        self._settling = True
-        while any(self._goes_unasked(strand) for strand in self._ready):
-            self._step(None)
-        self._settling = False
+    # --- called from strands ------------------------------------------------------
+    def note_clock(self) -> None:
+        """Remember that a strand has read a clock."""
+        if self.current is not None:
+            self.tracks[self.current].chain.absorb(b"clock", str(self.now_s).encode())
 
-    def others_ready(self, strand: Strand) -> bool:
-        return any(other.owner is strand.owner for other in self._ready)
-
-    def _next(self) -> Strand | None:
-        options = self._options()
-        awake = [option for option in options if self._name(option) not in self._asleep]
-        if not awake:
-            raise Cut
-        place = 0
-        if len(options) > 1:
-            self._explored.look(self._last, frozenset(self._asleep))
-            place = self.choices.pick(len(awake)) if len(awake) > 1 else 0
-        self._fall_asleep(awake, place)
-        strand, fate = awake[place]
-        self._note_switch(strand, options)
-        if not isinstance(fate, Fate):
-            self._explored.die(strand.owner, fate)
-            return None
-        self._ready.remove(strand)
+    def ask(self, strand: Strand, request: Request) -> Any:
+        """Stand still until the answer is given; return it, or raise it."""
         track = self.tracks[strand]
-        track.fate = fate
-        if track.request is None and not track.answer:
+        track.request = request
+        self._switch_out(strand)
+        answer, track.answer = track.answer, None
+        if isinstance(answer, Exception):
+            answer.__context__ = None
+            raise answer.with_traceback(None)
+        return answer
+
+    # --- called from outside ------------------------------------------------------
+    def asking(self, owner: Owner) -> list[Strand]:
+        """Return the strands of a process that stand still."""
+        return [s for s, track in self.tracks.items() if track.request and s.owner is owner]
+
+    def is_done(self, owner: Owner) -> bool:
+        """Whether nothing is left of a process that a run must see through."""
+        return all(s.finished or s.daemon for s in self.tracks if s.owner is owner)
+
+    def answer(self, strand: Strand, answer: Any) -> None:
+        """Give a strand its answer, and let its process come as far as it can."""
+        track = self.tracks[strand]
+        track.chain.absorb(track.name, summary(answer))
+        track.request, track.answer = None, answer
+        self._go_on(strand)
+        self.settle(strand.owner)
+
+    def settle(self, owner: Owner) -> None:
+        """Let all strands of a process come as far as they can."""
+        while woken := [strand for strand in self._ready if strand.owner is owner]:
+            strand = woken[0]
+            self._ready.remove(strand)
+            track = self.tracks[strand]
             how = b"timed out" if strand.timed_out else b"on"
-            track.chain.absorb(track.name, how, self._explored.clock())
-        return strand
+            track.chain.absorb(track.name, how)
+            self._go_on(strand)
 
-    def _options(self) -> list[Option]:
-        unasked = self._unasked()
-        if unasked:
-            return [(strand, Fate.OK) for strand in unasked[: 1 if self._settling else None]]
-        strands = self._within_bound()
-        deaths: list[Option] = []
-        asked: set[Owner] = set()
-        for strand in strands:
-            if strand.owner not in asked and self.tracks[strand].request is not None:
-                asked.add(strand.owner)
-                deaths += [(strand, death) for death in self._deaths(strand.owner)]
-        return deaths + [
-            (strand, fate)
-            for strand in strands
-            for fate in self._explored.fates(self.tracks[strand])
-        ]
-
-    # --- what need not be tried again ---------------------------------------------
-    def _fall_asleep(self, awake: list[Option], place: int) -> None:
-        if self._explored.bounded or self._settling:
-            return
-        tried = {self._name(option): option for option in awake[:place]}
-        self._asleep = {
-            name: option
-            for name, option in {**self._asleep, **tried}.items()
-            if self._commute(option, awake[place])
-        }
-
-    def _name(self, option: Option) -> bytes:
-        strand, fate = option
-        track = self.tracks[strand]
-        own = strand.owner is not self._explored.world or track.request is None
-        name = track.name if own or track.request is None else track.request.identity
-        if isinstance(fate, Fate):
-            return digest(strand.owner.name.encode(), name, fate.name.encode())
-        landing = [self.tracks[other].name for other in fate]
-        return digest(strand.owner.name.encode(), b"dies", *landing)
-
-    def _commute(self, one: Option, other: Option) -> bool:
-        (strand, fate), (another, another_fate) = one, other
-        if strand.owner is another.owner and (
-            strand is another or strand.owner is not self._explored.world
-        ):
-            return False
-        if fate is not Fate.OK and another_fate is not Fate.OK:
-            return False
-        if not isinstance(fate, Fate) or not isinstance(another_fate, Fate):
-            return True
-        request, another_request = self.tracks[strand].request, self.tracks[another].request
-        if request is None or another_request is None:
-            return True
-        return not request.meets(another_request)
-
-    def _unasked(self) -> list[Strand]:
-        """Return strands among which alone the order matters now, if there are such."""
-        if self._settling:
-            return [strand for strand in self._ready if self._goes_unasked(strand)]
-        by_owner: dict[Owner, list[Strand]] = {}
-        for strand in self._ready:
-            track = self.tracks[strand]
-            woken = track.request is None and not track.answer
-            if self._goes_unasked(strand) and (track.alone or woken):
-                return [strand]
-            by_owner.setdefault(strand.owner, []).append(strand)
-        for strands in by_owner.values():
-            if all(self._goes_unasked(strand) for strand in strands):
-                return strands
-        return []
-
-    def _goes_unasked(self, strand: Strand) -> bool:
-        track = self.tracks[strand]
-        if track.answer and self._explored.feels_time(strand.owner):
-            return False
-        return track.request is None or self._explored.is_free(track.request)
-
-    def _deaths(self, owner: Owner) -> Iterator[Death]:
-        if not self._explored.may_die(owner):
-            return iter(())
-        sent = [s for s in self._ready if s.owner is owner and self._is_write(s)]
-        deaths = chained.from_iterable(combinations(sent, n) for n in range(len(sent) + 1))
-        return (death for death in deaths if self._is_new(owner, death))
-
-    def _is_new(self, owner: Owner, death: Death) -> bool:
-        """Whether this process could not have died like this before, with the same left behind.
-
-        If it could, that death was offered then, and the others did the same after it.
-        """
-        landing = frozenset(self.tracks[strand].request for strand in death)
-        left = (owner, self._explored.left_by(owner), landing)
-        is_new = left not in self._offered
-        self._offered.add(left)
-        return is_new
-
-    def _is_write(self, strand: Strand) -> bool:
-        request = self.tracks[strand].request
-        return request is not None and request.writes
-
-    # --- a bound on switches ------------------------------------------------------
-    def _within_bound(self) -> list[Strand]:
-        ready = self._without_later_reads()
-        if self._explored.switches_left > 0:
-            return ready
-        return [s for s in ready if s.owner is self._last] or ready
-
-    def _without_later_reads(self) -> list[Strand]:
-        """Leave out reads of a gather before which another one of it must come."""
-        gathers: set[int] = set()
-        ready = []
-        for strand in sorted(self._ready, key=lambda strand: self.tracks[strand].name):
-            track = self.tracks[strand]
-            if track.alone and track.reads:
-                if id(track.gather) in gathers:
-                    continue
-                gathers.add(id(track.gather))
-            ready.append(strand)
-        return ready
-
-    def _note_switch(self, strand: Strand, options: list[Option]) -> None:
-        """Leaving a process that could go on is a switch; what the world does is one too."""
-        if self._goes_unasked(strand):
-            return
-        left = any(option[0].owner is self._last for option in options)
-        if left and strand.owner is not self._last:
-            self._explored.switches_left -= 1
-        if strand.owner is not self._explored.world:
-            self._last = strand.owner
+    def _go_on(self, strand: Strand) -> None:
+        self.steps += 1
+        if self.steps > self.steps_max:
+            raise TooManySteps(f"not at an end after {self.steps_max} steps")
+        self.current = strand
+        strand.body.switch()
+        self.current = None
+        if strand.error is not None:
+            raise strand.error

@@ -155,11 +155,14 @@ class SimulatedFiles(Files):
         self._seam("read", str(fd))
         return bytes(self._readable(fd).node.seen[start : start + length])
 
-    def copy_range(self, source_fd: int, target_fd: int, length: int) -> int:
+    def copy_range(
+        self, source_fd: int, target_fd: int, length: int, start: int | None = None
+    ) -> int:
         self._seam("copy", str(target_fd))
         source, target = self._readable(source_fd), self._writable(target_fd)
-        piece = source.node.seen[source.position : source.position + length]
-        source.position += len(piece)
+        first = source.position if start is None else start
+        piece = source.node.seen[first : first + length]
+        source.position += len(piece) if start is None else 0
         target.node.seen += piece
         self._changed(target.node)
         return len(piece)

@@ -72,6 +72,9 @@ class SimulatedRuntime(Runtime):
     def process_id(self) -> int:
         return self._number
 
+    def thread_id(self) -> object:
+        return greenlet.getcurrent()
+
     def reach(self, point: str) -> None:
         self._seam("point", point)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from reef.errors import UnavailableError
-from reef.stores.base import ObjectInfo, Outcome, Store, Tagged, WriteResult
+from reef.stores.base import ObjectInfo, Outcome, Part, Store, Tagged, WriteResult
 from reef.stores.wrappers import Wrapper
 
 if TYPE_CHECKING:
@@ -75,6 +75,9 @@ class SimulatedStore(Wrapper):
 
     def copy(self, source: str, target: str) -> None:
         self._write("copy", target, lambda: self.inner.copy(source, target))
+
+    def _compose(self, key: str, parts: Sequence[Part]) -> int:
+        return self._write("compose", key, lambda: self.inner.compose(key, parts))
 
     def delete_many(self, keys: Sequence[str]) -> None:
         for key in keys:  # a real bucket may die between any two of a request's deletes

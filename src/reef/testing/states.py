@@ -1,16 +1,15 @@
 """What a state is, for an exploration that cuts what it has seen already.
 
-A history is replayed from a script; nothing of a process can be copied or put back. What can
-be done is to tell that two histories have led to the same state: everything that can happen
-from there on is then the same, and the second one is cut. The state is:
+A process is deterministic, and learns of the world only by answers of the store, by clocks, and
+by which of its strands goes on. So what it remembers, and what it will ask next, is a function of
+what it was told. The state of the whole is:
 
 - the bucket: the names and bytes of all objects (tags are made of the bytes, as servers do);
 - of each process that is alive: a chain of digests of everything that it was told, in the
-  order in which its strands went on. A process is deterministic, and learns of the world only
-  by answers of the store, clocks, and which of its strands goes on: so equal chains are equal
-  memories. An answer that has arrived and was not taken in yet is kept apart from the chain;
+  order in which its strands went on. Equal chains are equal memories. An answer that has arrived
+  and was not taken in yet is kept apart from the chain;
 - of a process that has died or ended: nothing but what the scenario remembers of it, the
-  `witness`. Without a witness, its chain too;
+  `witness`. Without a witness, its chain;
 - requests that nobody waits for and that may still land;
 - the time, and how many crashes and faults there were.
 
@@ -22,53 +21,18 @@ end: they may not depend on each other's order, on real threads as here.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
 from reef.stores.base import ObjectInfo, Outcome, Tagged, WriteResult
-from reef.stores.memory import MemoryStore, _Object
+from reef.stores.memory import MemoryStore
 
-__all__ = [
-    "Chain",
-    "ContentBucket",
-    "Cut",
-    "Fate",
-    "Footprint",
-    "Request",
-    "Seen",
-    "Track",
-    "digest",
-    "summary",
-]
+__all__ = ["Chain", "Fate", "Footprint", "Request", "Track", "digest", "summary"]
 
 DIGEST_BYTES = 16
-TIME = "time"
-"""Of a request that lets time pass: it comes before or after everything."""
-
-
-class Cut(Exception):
-    """This state was seen before: there is nothing new from here on."""
-
-
-class Seen:
-    """The states that were seen: with how many switches left, and what was asleep."""
-
-    def __init__(self) -> None:
-        self._known: dict[bytes, tuple[int, frozenset[bytes]]] = {}
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def is_new(self, state: bytes, switches_left: int, asleep: frozenset[bytes]) -> bool:
-        """Whether something can happen from here that was not looked into."""
-        known = self._known.get(state)
-        if known is None:
-            self._known[state] = switches_left, asleep
-            return True
-        if known[0] >= switches_left and known[1] <= asleep:
-            return False
-        self._known[state] = max(known[0], switches_left), known[1] & asleep
-        return True
+BLIND = ("create", "put", "upload", "delete")
+"""Writes that do not look at what was there."""
 
 
 def digest(*parts: bytes) -> bytes:
@@ -85,7 +49,8 @@ def summary(answer: object) -> bytes:
         case Tagged():
             return f"object {answer.tag}".encode()
         case WriteResult():
-            return f"{answer.outcome} {answer.tag}".encode()
+            told = f"{answer.outcome} {answer.tag} {answer.cause} {answer.date_s}"
+            return told.encode()
         case ObjectInfo():
             return f"{answer.key} {answer.tag} {answer.last_modified_s}".encode()
         case list():
@@ -122,35 +87,46 @@ class Footprint:
     immutable: Callable[[str, bytes], bool] = _never
     """Objects that are never replaced or deleted: once one is there, reading it gives the same
     whenever it is done, and so does the refusal to create it."""
+    deleter: "tuple[str, Footprint] | None" = None
+    """The name of a process, and what would be true without it: so it is, when that one has ended
+    or died; and what nobody but that one takes away is immutable to it."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True)
 class Request:
-    """A call to the store that was sent and has not taken effect."""
+    """A call to the store, as data: the same on whatever bucket it takes effect."""
 
     method: str
     key: str
-    effect: Callable[[], Any]
-    writes: bool = False
+    arguments: tuple[Any, ...] = ()
     conflict: Outcome | None = None
     """What a spurious refusal says, where there can be one."""
-    identity: bytes = b""
-    """Of a write: tells it from others, so that it can outlive its sender."""
 
     @property
     def what(self) -> str:
         return f"{self.method} {self.key}"
 
-    def meets(self, other: "Request") -> bool:
-        """Whether the order of two requests may make a difference."""
-        if TIME in (self.method, other.method):
-            return True
-        if not self.writes and not other.writes:
-            return False
-        return "copy" in (self.method, other.method) or self._covers(other) or other._covers(self)
+    @cached_property
+    def writes(self) -> bool:
+        return self.method in (*BLIND, "replace", "copy", "compose")
 
-    def _covers(self, other: "Request") -> bool:
-        return other.key.startswith(self.key) if self.method == "list" else other.key == self.key
+    def apply(self, bucket: MemoryStore) -> Any:
+        """Take effect; return the answer or raise it."""
+        match self.method:
+            case "list":
+                return _page(bucket, self.key, *self.arguments)
+            case "delete":
+                return bucket.delete_many([self.key])
+            case "copy":
+                return bucket.copy(self.arguments[0], self.key)
+            case "now" | "abort_stale":
+                return getattr(bucket, self.method)(*self.arguments)
+        return getattr(bucket, self.method)(self.key, *self.arguments)
+
+
+def _page(bucket: MemoryStore, prefix: str, start_after: str) -> list[ObjectInfo]:
+    infos = bucket.list(prefix, start_after)
+    return [info for _, info in zip(range(bucket.page), infos, strict=False)]
 
 
 @dataclass(slots=True, eq=False)
@@ -194,60 +170,8 @@ class Track:
 
     name: bytes
     chain: Chain
-    gather: object = None
+    gather: str = ""
     """Of a call of a gather: which. It shares no memory with others until its end."""
     request: Request | None = None
-    """Sent, not in effect."""
-    answer: bytes = b""
-    """In effect, not taken in by the process yet."""
-    fate: Fate = Fate.OK
-
-    @property
-    def alone(self) -> bool:
-        return self.gather is not None
-
-    @property
-    def reads(self) -> bool:
-        return self.request is not None and not self.request.writes
-
-
-class ContentBucket(MemoryStore):
-    """A bucket that knows a digest of its contents, and whose tags are made of the bytes."""
-
-    def __init__(self, footprint: Footprint, **options: Any) -> None:
-        super().__init__("memory://explored", **options)
-        self._footprint = footprint
-        self._digests: dict[str, int] = {}
-        self._fixed: set[str] = set()
-        self.contents = 0
-
-    def is_fixed(self, key: str) -> bool:
-        """Whether an object is there, and will be, unchanged."""
-        if key in self._fixed:
-            return True
-        found = self._objects.get(key)
-        if found is None or not self._footprint.immutable(key, found.body):
-            return False
-        self._fixed.add(key)
-        return True
-
-    def _store(self, key: str, body: bytes) -> str:
-        super()._store(key, body)
-        tag = f'"{digest(body).hex()}"'
-        written_s = self._objects[key].written_s
-        self._objects[key] = _Object(bytes(body), tag, written_s)
-        self._count(key, digest(key.encode(), tag.encode(), str(written_s).encode()))
-        return tag
-
-    def delete_many(self, keys: Any) -> None:
-        super().delete_many(keys)
-        for key in keys:
-            self._count(key, None)
-
-    def _count(self, key: str, value: bytes | None) -> None:
-        if self._footprint.ignored(key):
-            return
-        self.contents ^= self._digests.pop(key, 0)
-        if value is not None:
-            self._digests[key] = int.from_bytes(value, "big")
-            self.contents ^= self._digests[key]
+    """Sent, and not answered."""
+    answer: Any = None

@@ -14,7 +14,7 @@ from reef.jobs import fold
 from reef.paths import Namespace
 from reef.stores import Wrapper
 from reef.telemetry import RequestMeter
-from tests.bulk import append, ingest, stage
+from tests.bulk import append, ingest, make_with_window, stage
 
 NAME = "users"
 TABLE = "events"
@@ -247,28 +247,36 @@ def test_H46_what_waits_behind_a_lost_slot_is_looked_up_too(db):
     assert writer.get("first") == b"1"
 
 
-def test_handles_of_any_age_judge_a_load_alike(db):
-    """A key that a fold has dropped from the window is new to everyone, not only to new handles."""
+@pytest.mark.parametrize("keys_max", [1, 2])
+@pytest.mark.parametrize("seen", [True, False], ids=["fold seen", "fold not seen"])
+def test_handles_of_any_age_judge_a_load_alike(db, keys_max, seen):
+    """Whether a key is still in the window follows from the log, not from which fold was seen."""
+    make_with_window(db, NAME, keys_max)
     writer = db.writer(NAME)
     reader = db.reader(NAME, refresh_interval_ms=0)
     writer.put("k", b"first", idempotency_key="load")
     writer.put("x", b"1", idempotency_key="newer")
-    fold(db, NAME, dedup_keys_max=1)
-    writer.refresh()
-    reader.refresh()
+    fold(db, NAME)
+    if seen:
+        writer.refresh()
+        reader.refresh()
     ingest(db.store, NAME, {b"k": b"loaded"}, key="load")
     writer.refresh()
-    assert [h.get("k") for h in (writer, reader, db.reader(NAME))] == [b"loaded"] * 3
-    assert len(writer._committer.tail.dedup.keys()) == 2, "memory does not grow for ever"
+    handles = [h.get("k") for h in (writer, reader, db.reader(NAME))]
+    assert handles == [b"loaded" if keys_max == 1 else b"first"] * 3
+    assert len(writer._committer.tail.dedup) == keys_max, "memory does not grow for ever"
+    fold(db, NAME)
+    assert db.reader(NAME).get("k") == handles[0]
+    loads = [c.row for c in db.reader(NAME).changes(after_lsn=0) if c.key == b"k"]
+    assert loads == [b"first", b"loaded"][: 3 - keys_max]
 
 
-@pytest.mark.parametrize("flags", [{"live_wins": True}, {"replace": (b"a", None)}])
-def test_a_load_of_a_kind_that_is_not_known_is_not_misread(db, flags):
+def test_a_load_of_a_kind_that_is_not_known_is_not_misread(db):
     """To take it for a plain one would show wrong rows."""
     db.writer(NAME).put("k", b"live")
-    append(db.store, NAME, WalKind.BEGIN, Job("j", **flags))
+    append(db.store, NAME, WalKind.BEGIN, Job("j", live_wins=True))
     segment = stage(db.store, NAME, {b"k": b"bulk"})
-    append(db.store, NAME, WalKind.INGEST, Job("j", segments=(segment,), **flags))
+    append(db.store, NAME, WalKind.INGEST, Job("j", segments=(segment,), live_wins=True))
     for use in (db.writer, db.reader, lambda name: fold(db, name)):
         with pytest.raises(reef.UnsupportedFormatError, match="LSN 4"):
             use(NAME)

@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 
 import reef
+from reef.engine.log import Log
+from reef.formats.wal_object import WalHeader, WalKind, WalObject
 from reef.jobs import fold
-from reef.stores import agree_on_cas
+from reef.paths import Namespace
+from reef.stores import DiskCache, agree_on_cas
+from reef.telemetry import Metrics
 from tests.bulk import ingest
 
 NAME = "users"
@@ -40,12 +44,36 @@ def busy(db):
     return reader
 
 
-def test_every_metric_of_the_page_is_there(db):
+def test_every_metric_of_the_page_is_there(db, tmp_path):
     """The table in the docs and the program agree, in both directions."""
     busy(db)
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     documented = {name for row in rows for name in re.findall(r"`([\w.]+)`", row.split("|")[1])}
-    assert documented == set(db.metrics.to_dict())
+    of_cache = Metrics()
+    DiskCache(db.store, str(tmp_path), metrics=of_cache)
+    assert documented == set(db.metrics.to_dict()) | set(of_cache.to_dict())
+
+
+def test_each_void_object_is_counted_once_by_each_handle(db):
+    """Whether it is replayed, listed, probed, or read again after a fold (H45)."""
+    agree_on_cas(db.store)
+    writer = db.writer(NAME)
+    probing = db.reader(NAME, refresh_interval_ms=1e9)
+    writer.put("k", b"1")
+    last = writer._committer.tail.next_lsn
+    header = WalHeader(last, WalKind.BATCHES, 1, "w", "void", 0, after=("another",), schema_id=1)
+    assert Log(db.store, Namespace(NAME)).fill(last, WalObject.encode(header)).landed
+    voids = db.metrics.counter("log.void")
+    probing.refresh()
+    assert voids.value == 1
+    listing = db.reader(NAME)
+    assert voids.value == 2
+    for reader in (probing, listing):
+        reader._reopen()
+    assert voids.value == 2, "it was counted before"
+    db.writer(NAME).close()
+    assert voids.value == 3
+    assert listing.get("k") == b"1"
 
 
 def test_what_is_counted(db):

@@ -19,29 +19,29 @@ Either way every waiter gets an answer (H26).
 
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from reef.config import WriterSettings
+from reef.engine.commit.admission import Admission
+from reef.engine.commit.answers import Answers
 from reef.engine.commit.flights import (
-    Answers,
     Flight,
     Pending,
     Role,
     State,
     broken,
-    give,
     left_over,
-    no_room,
     note_in_flight,
     note_launch,
     stopped,
 )
 from reef.engine.commit.group_queue import GroupQueue
+from reef.engine.commit.helpers import Helpers
 from reef.engine.commit.opening import Opened
 from reef.engine.commit.resync import Resync
 from reef.engine.commit.sending import Sender
+from reef.engine.commit.telling import Telling
 from reef.engine.footprints import Footprints
 from reef.engine.log import Log
 from reef.engine.log_rules import Verdict
@@ -49,7 +49,7 @@ from reef.engine.tail import Tail
 from reef.errors import FencedError, InternalError, ReefError, UnavailableError
 from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
-from reef.runtime import Deadline, Future, Runtime
+from reef.runtime import Future, Runtime
 from reef.stores import Outcome, WriteResult
 from reef.telemetry import Metrics, operation
 from reef.types import Receipt
@@ -57,7 +57,6 @@ from reef.types import Receipt
 __all__ = ["Committer"]
 
 T = TypeVar("T")
-LOOK_S = 0.5  # how often a writer that waits for room looks whether a fold has made some
 
 
 @dataclass(eq=False)
@@ -77,7 +76,6 @@ class Committer:
     _end: ReefError | None = None
     _flights: "deque[Flight]" = field(default_factory=deque)
     _answers: Answers = field(default_factory=Answers)
-    _helpers: int = 0
     _flushing: int = 0
     _next_lsn: int = 0
     _ids_before: "deque[str]" = field(default_factory=deque)
@@ -88,76 +86,76 @@ class Committer:
         self._queue = GroupQueue(self.settings)
         self._sender = Sender(self.log, self.heads, self.settings.commit_deadline_s, self.runtime)
         self._changed = self.runtime.condition()
+        self._door = Admission(
+            self.namespace, self.settings, self.runtime, self._changed, self._queue, self
+        )
+        parallel, answering = self.settings.max_parallel_writes, self._door.answering_threads
+        self._helpers = Helpers(parallel, self.runtime, self._changed, answering, self._next_work)
+        self._telling = Telling(self._answers, self._changed, self._door, self._helpers)
         self._start_after_tail()
 
     # --- called by clients --------------------------------------------------------
-    def submit(self, pending: Pending) -> None:
+    def submit(self, pending: Pending) -> "Future[Receipt]":
         """Queue a batch, waiting for room as long as the deadline allows."""
-        deadline = self.runtime.deadline(self.settings.write_deadline_s)
-        while not self._admits(pending, deadline):
-            if self.tail.bytes > self.settings.unfolded_bytes_max:
-                with suppress(UnavailableError):
-                    self.rebase()  # a fold, wherever it ran, makes room
+        return self._door.admit(pending)
 
-    def _admits(self, pending: Pending, deadline: Deadline) -> bool:
-        """Queue a batch if there is room; otherwise wait for some, but not for long."""
-        with self._changed:
-            if self._end is not None:
-                raise self._end.with_traceback(None)
-            fits = self._queue.has_room(self.tail.bytes)
-            if fits:
-                self._queue.add(pending)
-            elif deadline.passed():
-                raise no_room(self.namespace, self._queue.bytes, self.tail.bytes)
-            else:
-                self._changed.wait(min(LOOK_S, max(0.001, deadline.remaining_s())))
-            return fits
+    @property
+    def is_open(self) -> bool:
+        return self._end is None
 
-    def drive(self, until: "Future[Receipt]") -> None:
-        """Send and settle until a batch is answered: the caller's thread does the work."""
+    def check_open(self) -> None:
+        """Raise what ended this writer, if something did."""
+        if self._end is not None:
+            raise self._end.with_traceback(None)
+
+    def drive(self, until: "Future[Receipt]", *, is_told: bool = True) -> None:
+        """Send and settle until a batch is decided and, if asked for, told to its owner.
+
+        The caller's thread does the work, but gives no other answers: their callbacks are not
+        its business. Whoever waits for one takes it, and a helper gives those of all the rest.
+        """
         me = object()
         try:
             while not until.done():
-                flight = self._next_flight(until, me)
-                self._give_answers()
-                if flight is not None:
-                    self._send(flight)
-                    self._give_answers()
+                self._work(me, lambda: self._answers.settles(until))
+                if not is_told:
+                    break
+                self._telling.tell(until)
         except BaseException as error:
             self._hand_over(me, error)
             raise
 
     def drive_in_background(self) -> None:
         """Make sure that somebody sends although nobody waits."""
-        with self._changed:
-            if self._helpers >= self.settings.max_parallel_writes:
-                self._changed.notify_all()
-                return
-            self._helpers += 1
-        self.runtime.spawn(self._help, name="sender")
+        self._helpers.ensure()
 
-    def flush(self) -> None:
-        """Return when everything that was queued before is answered."""
+    def flush(self) -> ReefError | None:
+        """Return when everything that was queued before is answered; tell the first refusal.
+
+        In a callback it returns when all is decided: others are told as soon as it returns.
+        """
+        in_callback = self._door.is_answering
         with self._changed:
             self._flushing += 1
-            waiting = self._unanswered()
+            waiting = [*self._answers.not_given(), *self.unanswered()]
         try:
             for pending in waiting:
-                self.drive(pending.future)
+                self.drive(pending.future, is_told=not in_callback)
         finally:
             with self._changed:
                 self._flushing -= 1
+        with self._changed:
+            return self._answers.take_refusal()
 
     def end(self, error: ReefError) -> None:
         """Stop for good; what is not answered yet gets its answer now."""
         with self._changed:
             self._finish(error)
-        self._give_answers()
-
-    def pending_with(self, key: str) -> Pending | None:
-        """Return a batch on its way that has this idempotency key."""
-        with self._changed:
-            return next((p for p in self._unanswered() if p.header.key == key), None)
+        try:
+            while self._answers and not self._door.is_answering:
+                self._telling.tell_all()
+        finally:
+            self._telling.leave_none()
 
     def begin(self, footprints: Footprints) -> int:
         """Begin a transaction, at a moment at which nothing is just being applied."""
@@ -167,15 +165,17 @@ class Committer:
     def look_again(self) -> None:
         """Take up the newest manifest from within a decision, where the lock is held."""
         self._run_resync()
-        if self._end is not None:
-            raise self._end.with_traceback(None)
+        self.check_open()
 
     def rebase(self) -> None:
         """Go on from the newest manifest, and with what others have put into the log."""
         with self._changed:
-            if self._state is State.OPEN and not self._flights:
+            alone = self._state is State.OPEN and not self._flights
+            if alone:
                 self._whole(self._run_resync)
-                return
+        if alone:
+            self._telling.leave_none()  # of batches that were found committed, or of the end
+            return
         # In flight: only the manifest. A slot that was lost to another is seen by the answer.
         manifest = self.heads.find().manifest
         with self._changed:
@@ -184,24 +184,23 @@ class Committer:
                 self._changed.notify_all()
 
     # --- taking -------------------------------------------------------------------
-    def _unanswered(self) -> list[Pending]:
+    def unanswered(self) -> list[Pending]:
         return [*(p for f in self._flights for p in f.batches), *self._queue]
 
+    def _next_work(self) -> Callable[[], None] | None:
+        """Return what a helper can do; None if there is nothing left."""
+        if self._telling.count():
+            return self._telling.tell_all
+        return self._help if self._flights or self._queue else None
+
     def _help(self) -> None:
-        while True:
-            with self._changed:
-                waiting = self._unanswered()
-                if not waiting:
-                    self._helpers -= 1
-                    return
-            try:
-                self.drive(waiting[0].future)
-            except BaseException as error:
-                with self._changed:
-                    self._helpers -= 1
-                if isinstance(error, Exception):
-                    return  # the writer has ended, and everyone was told
-                raise
+        """Send and settle until there is something to tell, or nothing left to send."""
+        me = object()
+        try:
+            self._work(me, lambda: self._telling.count() or not (self._flights or self._queue))
+        except BaseException as error:
+            self._hand_over(me, error)
+            raise
 
     def _hand_over(self, me: object, error: BaseException) -> None:
         """Let others go on with what an interrupted thread was sending: it may land yet."""
@@ -211,10 +210,9 @@ class Committer:
             for flight in self._flights:
                 if flight.sender is me:
                     flight.sender, flight.doubt = None, True
-            waiting = self._unanswered()
+            waiting = self.unanswered()
             self._changed.notify_all()
-        self._give_answers()
-        if waiting:
+        if waiting or self._answers:
             self.drive_in_background()
 
     def _whole(self, step: Callable[[], T]) -> T:
@@ -226,17 +224,22 @@ class Committer:
                 self._finish(broken(self.namespace, error))
             raise
 
-    def _next_flight(self, until: "Future[Receipt]", me: object) -> Flight | None:
+    def _work(self, me: object, is_enough: Callable[[], object]) -> None:
+        while (flight := self._next_flight(me, is_enough)) is not None:
+            self._send(flight)
+
+    def _next_flight(self, me: object, is_enough: Callable[[], object]) -> Flight | None:
         """Wait for something to send. Ends a resync on the way, if one is due."""
         with self._changed:
-            while not until.done() and not self._answers:
+            while not is_enough():
                 if self._state is State.LOST and all(f.answer is not None for f in self._flights):
                     self._whole(self._run_resync)
                     continue
+                waiting = len(self._queue)
                 flight = self._whole(lambda: left_over(self._flights, me) or self._take(me))
                 if flight is not None:
                     return flight
-                if not self._answers:
+                if len(self._queue) == waiting:  # otherwise one was refused: on to the next
                     self._changed.wait(self._queue.patience_s(len(self._flights)))
         return None
 
@@ -246,13 +249,16 @@ class Committer:
         group = self._queue.next_group(len(self._flights), flushing=self._flushing > 0)
         if not group:
             return None
+        self._changed.notify_all()  # there is room again, or somebody is answered
         try:
             if group[0].decide is not None:
                 group[0].decide()
-            self._changed.notify_all()  # there is room again
+                if not self._answers.replay(group, self.tail.dedup, self.namespace):
+                    return None  # a look on the way has found its key committed (H46)
             return self._launch(group, me)
         except ReefError as error:
-            self._answers.add(group[0], error)
+            for pending in self._answers.replay(group, self.tail.dedup, self.namespace):
+                self._answers.add(pending, error)
             return None
         except BaseException:
             if not any(flight.batches is group for flight in self._flights):
@@ -261,7 +267,8 @@ class Committer:
 
     def _launch(self, batches: list[Pending], me: object) -> Flight:
         after = tuple(self._ids_before) if self.settings.ack == "prefix" else None
-        role = Role(self.opened.epoch, self.opened.writer_id, after)
+        schema = self.opened.grown_schema(batches[0].schema_id, self.tail.manifest)
+        role = Role(self.opened.epoch, self.opened.writer_id, after, schema)
         flight = Flight.of(batches, self._next_lsn, role, self.runtime, me)
         self._flights.append(flight)
         self._ids_before.append(flight.header.write_id)
@@ -340,18 +347,6 @@ class Committer:
             self.metrics.histogram("commit.seconds").record(flight.sent.elapsed_s())
             self._answers.add_receipts(self.namespace, flight)
 
-    def _give_answers(self) -> None:
-        with self._changed:
-            ready = self._answers.take()
-        if not ready:
-            return
-        try:
-            give(ready)
-        finally:
-            with self._changed:
-                self._answers.put_back(ready)
-                self._changed.notify_all()
-
     # --- after a lost slot --------------------------------------------------------
     def _run_resync(self) -> None:
         """Read what stands in the log, and queue again what does not count in it.
@@ -359,8 +354,9 @@ class Committer:
         Under the lock on purpose: nothing may be sent or answered meanwhile.
         """
         lost = [p for f in self._flights if not f.acknowledged for p in f.batches]
+        lost_lsns = [f.lsn for f in self._flights if f.answer and not f.answer.landed]
         try:
-            before, self.tail = self.tail, self.resync.run(self.tail)
+            before, self.tail = self.tail, self.resync.run(self.tail, min(lost_lsns, default=None))
             if self.tail is not before:
                 self.tail.lost_track()
         except ReefError as error:

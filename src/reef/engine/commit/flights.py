@@ -1,14 +1,14 @@
 """A batch on its way: queued, in flight with others, answered."""
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
-from reef.errors import InternalError, OutcomeUnknownError, ReefError, UnavailableError
+from reef.errors import InternalError, OutcomeUnknownError, UnavailableError
 from reef.formats.batch import Ops
 from reef.formats.manifest import DedupEntry
+from reef.formats.schema import Schema
 from reef.formats.wal_object import BatchHeader, WalHeader, WalKind, WalObject
-from reef.manifest.dedup import DedupWindow
 from reef.paths import Namespace
 from reef.runtime import Future, Runtime, Stopwatch
 from reef.stores import WriteResult
@@ -16,13 +16,11 @@ from reef.telemetry import Metrics
 from reef.types import Receipt
 
 __all__ = [
-    "Answers",
     "Flight",
     "Pending",
     "Role",
     "State",
     "broken",
-    "give",
     "left_over",
     "no_room",
     "note_in_flight",
@@ -59,6 +57,10 @@ class Pending:
     """Raises if a conditional batch is refused, judged on what is durable at this moment."""
     schema_id: int = 1
     """The schema by which the record is read; an object has records of one schema only."""
+    unattended: bool = False
+    """Whether nobody waits for it: if it is refused, the next flush tells so."""
+    in_callback: bool = False
+    """Whether it was written from a callback, which may be waiting for it."""
 
     def __post_init__(self) -> None:
         # What was handed over cannot be cancelled: it may be on its way already (H26).
@@ -76,6 +78,8 @@ class Role:
     epoch: int
     writer_id: str
     after: tuple[str, ...] | None
+    schema: Schema | None = None
+    """Where it has grown since the fences: so that the log can be read without any manifest."""
 
 
 @dataclass(eq=False, slots=True)
@@ -112,6 +116,7 @@ class Flight:
             after=role.after,
             schema_id=batches[0].schema_id,
             batches=tuple(pending.header for pending in batches),
+            schema=role.schema,
         )
         body = WalObject.encode(header, tuple(pending.record for pending in batches))
         return cls(header, body, batches, runtime.stopwatch(), sender)
@@ -138,65 +143,6 @@ def note_in_flight(metrics: Metrics, flights: Collection[Flight]) -> None:
     """Show how much is on its way."""
     metrics.gauge("commit.in_flight").set(len(flights))
     metrics.gauge("commit.in_flight_bytes").set(sum(len(flight.body) for flight in flights))
-
-
-@dataclass(slots=True)
-class Answers:
-    """Answers that were decided under the writer's lock, to be given outside of it.
-
-    A future runs its owner's callbacks where it is set; those may well call the writer again.
-    """
-
-    _ready: list[tuple[Pending, Receipt | ReefError]] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self._ready)
-
-    def add(self, pending: Pending, answer: Receipt | ReefError) -> None:
-        self._ready.append((pending, answer))
-
-    def add_receipts(self, namespace: Namespace, flight: Flight) -> None:
-        for index, pending in enumerate(flight.batches):
-            self.add(pending, receipt_of(namespace, flight.header, index))
-
-    def add_unknown(self, namespace: Namespace, flight: Flight, cause: object) -> None:
-        for index, pending in enumerate(flight.batches):
-            self.add(pending, unknown_outcome(namespace, flight.header, index, cause))
-
-    def take(self) -> list[tuple[Pending, Receipt | ReefError]]:
-        ready, self._ready = self._ready, []
-        return ready
-
-    def replay(
-        self, lost: Iterable[Pending], window: DedupWindow, namespace: Namespace
-    ) -> list[Pending]:
-        """Answer what another object with the same key has committed; return the others."""
-        again = []
-        for pending in lost:
-            key, digest = pending.header.key, pending.header.digest
-            try:
-                known = window.find(key, digest) if key and digest else None
-            except ReefError as error:
-                self.add(pending, error)
-                continue
-            if known is None:
-                again.append(pending)
-            else:
-                self.add(pending, replayed_receipt(namespace.name, known))
-        return again
-
-    def put_back(self, answers: list[tuple[Pending, Receipt | ReefError]]) -> None:
-        """Keep what was taken and not given, since its giver was interrupted."""
-        self._ready = [*(a for a in answers if not a[0].future.done()), *self._ready]
-
-
-def give(answers: list[tuple[Pending, Receipt | ReefError]]) -> None:
-    """Set the futures."""
-    for pending, answer in answers:
-        if isinstance(answer, ReefError):
-            pending.future.set_exception(answer)
-        else:
-            pending.future.set_result(answer)
 
 
 def receipt_of(namespace: Namespace, header: WalHeader, index: int) -> Receipt:

@@ -29,6 +29,7 @@ from reef.errors import (
     UnavailableError,
 )
 from reef.formats.manifest import Manifest
+from reef.formats.schema import Schema
 from reef.formats.wal_object import WalHeader, WalKind, WalObject
 from reef.manifest.edits import raise_writer_epoch
 from reef.manifest.leases import Lease
@@ -66,6 +67,14 @@ class Opened:
     fence_ids: tuple[str, ...]
     tail: Tail
     report: ReplayReport
+    schema_id: int
+    """Of the schema that its fences carry."""
+
+    def grown_schema(self, schema_id: int, manifest: Manifest) -> Schema | None:
+        """Return the schema of a batch if it is not the one that the fences carry."""
+        if schema_id == self.schema_id:
+            return None
+        return next((schema for schema in manifest.schemas if schema.id == schema_id), None)
 
 
 class WriterOpening:
@@ -92,24 +101,45 @@ class WriterOpening:
         self._wanted = max_parallel_writes
         self._ttl_s = lease_ttl_s
         self._epoch = 0
+        self._raised = ""
+        """The write id of a manifest in which the epoch was ours."""
+        self._fenced_schema_id = 0
+        self._passes_damage = False
 
     def open(self) -> Opened:
         """Run the protocol; FencedError if a newer writer came in between."""
+        with self._leased(self._publisher.heads.find().manifest), _damage_asks_for_repair():
+            return self._opened(*self._take_role())
+
+    def fence_off(self) -> None:
+        """Take the role without reading the log, which may be damaged: what a repair does.
+
+        From then on every slot below the fences is filled for good.
+        """
+        self._passes_damage = True
         with self._leased(self._publisher.heads.find().manifest):
-            manifest = self._raise_epoch()
-            for _ in range(ROUNDS_MAX):
-                fences = self._fence(manifest)
-                manifest = self._publisher.heads.find().manifest
-                self._check_epoch(manifest)
-                if min(fences) >= manifest.wal_floor:
-                    return self._opened(manifest, fences)
+            self._take_role()
+
+    def _take_role(self) -> tuple[Manifest, list[int]]:
+        """Steps 1 to 3: return the head in which the role is ours, and the fences."""
+        manifest = self._raise_epoch()
+        self._raised = manifest.write_id
+        for _ in range(ROUNDS_MAX):
+            fences = self._fence(manifest)
+            # From scratch, not from the generation that we believe is ours: if its PUT had landed
+            # in a slot that was swept, it would still look like the head (H14).
+            self._publisher.heads.forget()
+            manifest = self._publisher.heads.find().manifest
+            self._check_epoch(manifest)
+            if min(fences) >= manifest.wal_floor:
+                return manifest, fences
         raise InternalError(f"the floor of {self._namespace.name} outran {ROUNDS_MAX} fences")
 
     def _opened(self, manifest: Manifest, fences: list[int]) -> Opened:
         with self._leased(manifest):
             tail, report = self._replay(manifest, max(fences))
         ids = tail.rules.last_ids()[-len(fences) :]
-        return Opened(self._epoch, self._writer_id, ids, tail, report)
+        return Opened(self._epoch, self._writer_id, ids, tail, report, self._fenced_schema_id)
 
     @contextmanager
     def _leased(self, manifest: Manifest) -> Iterator[None]:
@@ -167,6 +197,7 @@ class WriterOpening:
         return self._runtime.gather([lambda b=body: self._fill(*b) for body in bodies])  # type: ignore[misc]
 
     def _fence_body(self, lsn: int, manifest: Manifest) -> bytes:
+        self._fenced_schema_id = manifest.schema.id  # one that grows meanwhile has a higher one
         return WalObject.encode(
             WalHeader(
                 lsn=lsn,
@@ -195,7 +226,12 @@ class WriterOpening:
 
     def _step_over(self, lsn: int, result: WriteResult) -> None:
         """The seed's outcomes 2 to 4: a lower epoch, our own, a higher one."""
-        winner = self._log.winner(lsn, result).header
+        try:
+            winner = self._log.winner(lsn, result).header
+        except CorruptionError:
+            if self._passes_damage:  # a higher epoch would show in the head, in step 3
+                return
+            raise
         if not winner.kind.of_writer or winner.epoch < self._epoch:
             return
         if winner.epoch == self._epoch:
@@ -204,7 +240,8 @@ class WriterOpening:
 
     # --- steps 3 and 4 ------------------------------------------------------------
     def _check_epoch(self, manifest: Manifest) -> None:
-        if manifest.writer_epoch != self._epoch:
+        is_ours = self._raised in {recent.write_id for recent in manifest.recent}
+        if manifest.writer_epoch != self._epoch or not is_ours:
             raise self._fenced(manifest.writer_epoch)
 
     def _replay(self, manifest: Manifest, last: int) -> tuple[Tail, ReplayReport]:
@@ -244,7 +281,7 @@ class WriterOpening:
             )
         raise CorruptionError(
             f"LSN {lsn} of {self._namespace.name} is missing from the log",
-            hint="Run verify, then repair",
+            hint="Run `reef verify`, then `reef repair`",
             object=self._namespace.wal_object(lsn),
             offset=0,
         )
@@ -256,3 +293,16 @@ class WriterOpening:
             namespace=self._namespace.name,
             epoch=epoch,
         )
+
+
+@contextmanager
+def _damage_asks_for_repair() -> Iterator[None]:
+    """Tell whoever runs into damage what to do about it (H17)."""
+    try:
+        yield
+    except CorruptionError as error:
+        if error.hint:
+            raise
+        raise CorruptionError(
+            error.message, hint="Run `reef verify`, then `reef repair`", **error.context
+        ) from error

@@ -12,6 +12,7 @@ from reef.engine.log import Log
 from reef.engine.log_rules import LogReader, Verdict, contiguous
 from reef.errors import InvalidInputError, OutcomeUnknownError
 from reef.formats.manifest import Manifest
+from reef.formats.wal_object import WalHeader
 from reef.manifest.dedup import DedupWindow
 from reef.manifest.head import HeadFinder
 from reef.types import Receipt
@@ -73,8 +74,16 @@ class Outcomes:
             verdict = rules.judge(read.header).verdict
             found.verdicts[lsn] = (read.header.write_id, verdict)
             if verdict is Verdict.APPLIES:
-                found.keys.update(batch.key for batch in read.header.batches if batch.key)
+                found.keys.update(_keys_of(read.header))
         return found
+
+
+def _keys_of(header: WalHeader) -> set[str]:
+    """Return the idempotency keys that an object commits: its batches', or its ingest's."""
+    keys = [batch.key for batch in header.batches]
+    if header.job is not None:
+        keys.append(header.job.key)
+    return {key for key in keys if key is not None}
 
 
 @dataclass(frozen=True, slots=True)

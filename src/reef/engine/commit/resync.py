@@ -35,9 +35,9 @@ class Resync:
     metrics: Metrics
     events: Events
 
-    def run(self, tail: Tail) -> Tail:
+    def run(self, tail: Tail, lost_lsn: int | None = None) -> Tail:
         """Return the tail from which to go on; FencedError if a newer writer has fenced."""
-        manifest, new = self._look(tail)
+        manifest, new = self._look(tail, lost_lsn)
         found = dict(zip(new, self.log.read_many(new), strict=True))
         for lsn in new:
             self._judge_writer(self._present(lsn, found[lsn]).header)
@@ -52,11 +52,12 @@ class Resync:
         self.events.emit("resynced", namespace=self.namespace.name, last_lsn=tail.next_lsn - 1)
         return tail
 
-    def _look(self, tail: Tail) -> tuple[Manifest, list[int]]:
+    def _look(self, tail: Tail, lost_lsn: int | None) -> tuple[Manifest, list[int]]:
         """Return the head, and the slots that are filled behind what is known.
 
         The listing counts only while the head is fresh: after a stall in between, a hole where
-        an own void object was swept would look like the first open slot (H10, H64).
+        an own void object was swept would look like the first open slot (H10, H64). Nor does one
+        count that lacks the slot that was lost: whoever believed it would send there forever (H9).
         """
         for _ in range(LOOKS_MAX):
             self.heads.forget()
@@ -67,11 +68,15 @@ class Resync:
             listed = self.log.filled(min(tail.next_lsn, manifest.wal_floor))
             # What a repair has given up is not read: it is damaged, and stays in its slot.
             sound = [s.lsn for s in listed if s.lsn not in manifest.skipped_lsns]
-            if head.fresh():
+            is_old = lost_lsn is not None and manifest.wal_floor <= lost_lsn
+            if is_old and lost_lsn not in {slot.lsn for slot in listed}:
+                self.log.runtime.sleep(self.log.runtime.uniform(0.01, 0.2))
+            elif head.fresh():
                 return manifest, [lsn for lsn in sound if lsn >= tail.next_lsn]
         raise UnavailableError(
-            f"{self.namespace.name} cannot be looked at within half a grace period",
-            hint="The store is too slow for this grace period",
+            f"{self.namespace.name} cannot be looked at within half a grace period, "
+            f"or listings of it lack what is there",
+            hint="The store is too slow for this grace period, or something keeps old answers",
         )
 
     def _present(self, lsn: int, found: WalObject | None) -> WalObject:

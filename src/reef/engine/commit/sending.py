@@ -31,7 +31,8 @@ class Sender:
         """Return what became of a flight; `flight.doubt` tells unknown from refused."""
         answer = self._put(flight)
         last = self.heads.last
-        if answer.landed and (last is None or not last.trusts_put(flight.sent)):
+        by_store_s = self.heads.dates.took_s(flight.sent, answer.date_s)
+        if answer.landed and (last is None or not last.trusts_put(flight.sent, by_store_s)):
             return self._prove(flight)
         return answer
 

@@ -170,7 +170,9 @@ class History:
         return self._load(generation)
 
     def _before(self, head: Manifest, until_ms: int) -> Manifest:
-        found = self._newest(head, lambda manifest: self._folded_at_ms(manifest) <= until_ms)
+        found = self._newest(
+            head, lambda manifest: self._folded_at_ms(with_skipped(manifest, head)) <= until_ms
+        )
         if found is None:
             raise NotFoundError(
                 f"{self._namespace.name} is not kept as far back as "

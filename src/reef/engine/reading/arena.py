@@ -13,7 +13,10 @@ import numpy.typing as npt
 from reef.formats.schema import Schema
 from reef.formats.versions import Versions, concat_versions
 
-__all__ = ["Arena"]
+__all__ = ["Arena", "Numbers"]
+
+Numbers = npt.NDArray[np.int64]
+"""Of rows, or what belongs to them."""
 
 FAN = 32
 """This many neighbouring chunks of one size class become one."""
@@ -49,25 +52,27 @@ class Arena:
         number = bisect_right(starts, row) - 1
         return chunks[number], row - starts[number]
 
-    def take(self, rows: npt.NDArray[np.int64]) -> Versions:
+    def take(self, rows: Numbers) -> Versions:
         """Return these rows, in this order."""
         if not len(rows):
             return Versions.empty(self._schema)
-        chunks, starts = self._pair[0], np.array(self._pair[1], np.int64)
-        numbers = np.searchsorted(starts, rows, side="right") - 1
-        order = np.argsort(numbers, kind="stable")
-        used, firsts = np.unique(numbers[order], return_index=True)
-        bounds = [*firsts.tolist(), len(rows)]
-        parts = [
-            chunks[number].take(rows[order[bounds[i] : bounds[i + 1]]] - starts[number])
-            for i, number in enumerate(used.tolist())
-        ]
+        order, found = self._by_chunk(rows)
+        parts = [chunk.take(places) for chunk, places in found]
         gathered = concat_versions(parts, self._schema)
         if (np.diff(order) == 1).all():
             return gathered
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
         return gathered.take(back.astype(np.int64))
+
+    def stamps(self, rows: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the LSNs and sequences of these rows."""
+        lsns, seqs = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+        if len(rows):
+            order, found = self._by_chunk(rows)
+            lsns[order] = np.concatenate([chunk.lsns[places] for chunk, places in found])
+            seqs[order] = np.concatenate([chunk.seqs[places] for chunk, places in found])
+        return lsns, seqs
 
     def from_lsn(self, floor: int, schema: Schema) -> "Arena":
         """Return an arena without the leading rows that lie below `floor`; numbers stay."""
@@ -82,10 +87,33 @@ class Arena:
         kept.bytes = sum(rows_bytes(chunk) for chunk in chunks)
         return kept
 
+    def below_lsn(self, floor: int) -> set[int]:
+        """Return the rows that lie below an LSN, though they stand behind others that do not."""
+        found: set[int] = set()
+        for chunk, start in zip(*self._pair, strict=True):
+            below = np.flatnonzero(chunk.lsns < floor)
+            if len(below):
+                found.update((below + start).tolist())
+        return found
+
     @property
     def first_row(self) -> int:
         starts = self._pair[1]
         return starts[0] if starts else self.next_row
+
+    def _by_chunk(
+        self, rows: Numbers
+    ) -> tuple[npt.NDArray[np.intp], list[tuple[Versions, Numbers]]]:
+        """Return an order of rows by chunk, and in that order each chunk's places."""
+        chunks, starts = self._pair[0], np.array(self._pair[1], np.int64)
+        numbers = np.searchsorted(starts, rows, side="right") - 1
+        order = np.argsort(numbers, kind="stable")
+        used, firsts = np.unique(numbers[order], return_index=True)
+        bounds = [*firsts.tolist(), len(rows)]
+        return order, [
+            (chunks[number], rows[order[bounds[i] : bounds[i + 1]]] - starts[number])
+            for i, number in enumerate(used.tolist())
+        ]
 
     def _join_small_ones(self) -> None:
         size = 1

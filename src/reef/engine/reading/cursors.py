@@ -17,8 +17,8 @@ from reef.types import KeyRange
 __all__ = ["Cursor", "RowsCursor", "SegmentCursor", "merged"]
 
 
-AHEAD_MAX = 16
-"""Groups that are read at once: about a megabyte."""
+AHEAD_MAX = 32
+"""Groups that are read at once: about two megabytes."""
 
 
 class Cursor(ABC):

@@ -3,7 +3,10 @@
 Batches stay as the columns they came as, one behind the other; an index leads from each key
 to its newest row. Taking in a batch of 100,000 rows is a few calls into C, not a loop. Range
 deletes stand beside the rows as versions of their own. A patch also knows the row that it
-was laid over, so that reading can go down to a whole row.
+was laid over, so that reading can go down to a whole row. When a key has many patches, they are
+laid over each other once and for all, so that no read goes down more than a few.
+Many keys at once, and of very many some only, the rest with the next objects: no commit waits
+long.
 
 It knows the LSNs that it covers, and changes by whole WAL objects only, so that a cut never
 falls inside a batch (H15). When a fold has passed, `drop_below` removes what the segments now
@@ -11,16 +14,18 @@ hold.
 """
 
 from bisect import bisect_left
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from reef.engine.reading.arena import Arena
-from reef.engine.reading.merge import sorted_places
+from reef.engine.reading.arena import Arena, Numbers
+from reef.engine.reading.chains import NONE, Chains, Floors, go_down
+from reef.engine.reading.merge import newest_versions, sorted_places
 from reef.engine.reading.tombstones import RangeTombstones
 from reef.engine.rows.out import to_python
 from reef.formats.batch import OpKind, Ops
@@ -34,6 +39,11 @@ __all__ = ["Entry", "Memtable", "Moment", "entry_at"]
 
 INDEXED_LATER = 1000
 """Batches of this many rows are indexed by the first read after them, not by the write."""
+CHAIN_MAX = 16
+"""So many patches of a key become one, as soon as nothing can come in between them any more."""
+SHORTENED_MAX = 10_000
+"""About so many rows are laid over each other per WAL object, or twice as many as it has; up to
+double that where chains have become very long."""
 KEY_BYTES = 150
 """About what Python needs around a key in the index."""
 
@@ -76,6 +86,13 @@ class Memtable:
         self._index: dict[bytes, int] = {}
         self._under: dict[int, int] = {}
         """From a patch to the row that was the newest of its key before."""
+        self._patches: Counter[bytes] = Counter()
+        """Patches per key, since those of that key were last laid over each other."""
+        self._long: dict[bytes, None] = {}
+        """Keys with many, the one that waits longest first."""
+        self._newest_size = 0
+        self._barrier = 0
+        """The LSN of the last ingest: its rows lie between patches, and are not in here."""
         self._newest_lsn = 0
         self._lock = leaf_lock()
         self._unindexed: list[tuple[pa.Array, int]] = []
@@ -102,6 +119,7 @@ class Memtable:
                 if len(rows):
                     self._add(rows, lsn)
                 seq += len(ops)
+            self._newest_size = seq
             self._newest_lsn = max(self._newest_lsn, lsn)
             self.last_lsn = max(self.last_lsn, lsn)
 
@@ -110,10 +128,22 @@ class Memtable:
         with self._lock:
             self.ingested = (*self.ingested, *segments)
             self.last_lsn = max(self.last_lsn, lsn)
+            self._barrier = max(self._barrier, lsn)
 
     def pass_over(self, lsn: int) -> None:
         """Note an LSN that changes no row."""
         self.last_lsn = max(self.last_lsn, lsn)
+
+    def settle(self, lsn: int) -> None:
+        """Note that nothing at or below an LSN will come in any more, and shorten long chains.
+
+        Of many chains some, as many as go with the size of the newest object: shortening keeps
+        up with what comes in, and everybody who needs the lock waits a moment only.
+        """
+        if self._long:
+            with self._lock:
+                most = max(SHORTENED_MAX, 2 * self._newest_size)
+                self._shorten(sorted(islice(self._long, most // CHAIN_MAX + 1)), lsn, 2 * most)
 
     def chain(self, key: bytes) -> list[Entry]:
         """Return the versions of a key, newest first: patches, and what they were laid over.
@@ -162,9 +192,15 @@ class Memtable:
         with self._lock:
             self._ready_index()
             kept._arena = self._arena.from_lsn(floor, kept.schema)
-            first = kept._arena.first_row
-            kept._index = {key: row for key, row in self._index.items() if row >= first}
+            first, old = kept._arena.first_row, kept._arena.below_lsn(floor)
+            kept._index = {k: row for k, row in self._index.items() if row >= first}
             kept._under = {row: below for row, below in self._under.items() if below >= first}
+            if old:  # they came late, behind newer ones
+                kept._index = {k: row for k, row in kept._index.items() if row not in old}
+                kept._under = {r: below for r, below in kept._under.items() if below not in old}
+            kept._patches = Counter({k: n for k, n in self._patches.items() if k in kept._index})
+            kept._long = {k: None for k in self._long if k in kept._index}
+            kept._barrier = self._barrier
             kept.range_tombstones = self.range_tombstones.from_lsn(floor)
             kept.ingested = tuple(e for e in self.ingested if e.lsn_max >= floor)
             kept.last_lsn = max(self.last_lsn, floor - 1)
@@ -179,15 +215,78 @@ class Memtable:
             self._ready_index()
             keys, numbers = rows.keys.to_pylist(), range(first, first + len(rows))
             if lsn < self._newest_lsn or len(set(keys)) < len(keys):
+                self._count_patches(keys)
                 self._add_one_by_one(keys, numbers)
             else:
-                below = zip(numbers, map(self._index.get, keys), patches.tolist(), strict=True)
-                self._under.update([(row, b) for row, b, patch in below if patch and b is not None])
+                there, under = list(map(self._index.get, keys)), self._under
+                self._count_patches([k for k, b in zip(keys, there, strict=True) if b in under])
+                below = zip(numbers, there, patches.tolist(), strict=True)
+                under.update([(row, b) for row, b, patch in below if patch and b is not None])
                 self._index.update(zip(keys, numbers, strict=True))
         else:
             self._unindexed.append((rows.keys, first))
             if len(rows) < INDEXED_LATER:
                 self._ready_index()
+
+    def _count_patches(self, keys: list[bytes]) -> None:
+        """Note keys that have patches already and get another version."""
+        if keys:
+            self._patches.update(keys)
+            counts = self._patches
+            self._long.update([(key, None) for key in keys if counts[key] >= CHAIN_MAX])
+
+    def _shorten(self, keys: list[bytes], settled: int, most: int) -> None:
+        """Lay patches of each key over each other, down to a whole row if there is one in here.
+
+        Only those between which nothing can come any more, nor has: no late object, no row of
+        an ingest, no range delete. What was laid over each other leaves with its newest part.
+        """
+        heads = list(map(self._index.__getitem__, keys))
+        chains = go_down(heads, self._under, self._arena, self._floors(keys), most)
+        waiting = chains.lsns > settled
+        above = np.full(len(keys), NONE, np.int64)
+        rows, owners = chains.of(waiting)
+        above[owners] = rows  # the lowest of each key is the last one
+        counts = np.bincount(chains.owners[~waiting], minlength=len(keys))
+        rows, owners = chains.of(~waiting & (counts[chains.owners] > 1))
+        if len(rows):
+            several = np.flatnonzero(counts > 1).tolist()
+            self._put_in_place([keys[n] for n in several], above[several], rows, owners)
+        self._note_shortened(keys, chains)
+
+    def _floors(self, keys: list[bytes]) -> Floors:
+        """Return where the chains of keys end: at the last ingest, or a newer range delete."""
+        lsns = np.full(len(keys), self._barrier, np.int64)
+        seqs = np.full(len(keys), 1 << 32, np.int64)
+        if self.range_tombstones:
+            for place, cover in enumerate(map(self.range_tombstones.covering, keys)):
+                if cover is not None and cover.lsn > self._barrier:
+                    lsns[place], seqs[place] = cover.lsn, cover.seq
+        return Floors(lsns, seqs)
+
+    def _put_in_place(
+        self, keys: list[bytes], above: Numbers, rows: Numbers, owners: Numbers
+    ) -> None:
+        """Let one row of each key stand for several of its chain."""
+        ones = newest_versions([self._arena.take(rows)], self.schema)
+        first, under = self._arena.append(ones), self._under
+        numbers = range(first, first + len(ones))
+        lowest = rows[np.flatnonzero(np.diff(owners, append=NONE))].tolist()
+        below = zip(numbers, map(under.get, lowest), strict=True)
+        links = [(number, row) for number, row in below if row is not None]
+        deque(map(under.pop, rows.tolist(), repeat(None)), maxlen=0)
+        under.update(links)
+        tops = list(zip(keys, numbers, above.tolist(), strict=True))
+        self._index.update([(key, number) for key, number, row in tops if row == NONE])
+        under.update([(row, number) for _, number, row in tops if row != NONE])
+
+    def _note_shortened(self, keys: list[bytes], chains: Chains) -> None:
+        """Take keys out of those to be shortened; the unfinished ones wait again."""
+        unfinished = dict.fromkeys([keys[n] for n in chains.unfinished.tolist()])
+        finished = [key for key in keys if key not in unfinished]
+        deque(map(self._long.pop, keys, repeat(None)), maxlen=0)
+        deque(map(self._patches.pop, finished, repeat(0)), maxlen=0)
+        self._long.update(unfinished)
 
     def _find(self, key: bytes) -> int | None:
         return self._ready_index().get(key)
@@ -242,16 +341,16 @@ class Memtable:
         return int(chunk.kinds[place])
 
     def _gather(self, rows: list[int]) -> Versions:
-        below = list(self._below(rows)) if self._under else []
+        below = self._below(rows) if self._under else []
         found = self._arena.take(np.array(rows + below, np.int64))
         return found.take(sorted_places(found)) if below else found
 
-    def _below(self, rows: list[int]) -> Iterator[int]:
-        for row in rows:
-            under = self._under.get(row)
-            while under is not None:
-                yield under
-                under = self._under.get(under)
+    def _below(self, rows: list[int]) -> list[int]:
+        found: list[int] = []
+        while rows:
+            rows = [row for row in map(self._under.get, rows) if row is not None]
+            found += rows
+        return found
 
 
 def entry_at(rows: Versions, place: int) -> Entry:

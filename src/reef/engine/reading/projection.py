@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from reef.engine.rows.out import to_record_batch, unknown_column
+from reef.engine.rows.out import arrow_schema, check_columns, known_columns, to_record_batch
 from reef.engine.where import Where, parse
-from reef.errors import InvalidInputError
 from reef.formats.schema import Schema
 from reef.formats.segment_index import SegmentIndex
 from reef.formats.versions import Versions
@@ -38,12 +37,8 @@ class Projection:
         conditions = parse(where, schema) if where is not None else None
         if columns is None:
             return cls(None, conditions, None)
-        if isinstance(columns, str):
-            raise InvalidInputError(f"columns is a list of names, got {columns!r}")
-        by_name = {field.name: field.number for field in (schema.key, *schema.fields)}
-        for name in columns:
-            if name not in by_name:
-                raise unknown_column(str(name), list(by_name))
+        check_columns(schema, columns)
+        by_name = known_columns(schema)
         used = {*columns, *(conditions.columns if conditions else ())}
         numbers = tuple(sorted(by_name[name] for name in used if by_name[name]))
         return cls(tuple(columns), conditions, numbers)
@@ -58,8 +53,7 @@ class Projection:
         return batch.filter(self.where.mask(batch)).select(list(asked))
 
     def arrow_schema(self, schema: Schema) -> pa.Schema:
-        every = schema.arrow()
-        return every if self.columns is None else pa.schema([every.field(n) for n in self.columns])
+        return arrow_schema(schema, self.columns)
 
     def may_match(self, index: SegmentIndex, schema: Schema) -> npt.NDArray[np.bool_] | None:
         """Return for each group of a segment whether a row in it can match; None: any can."""

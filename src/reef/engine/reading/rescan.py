@@ -4,7 +4,8 @@ A plain reader holds no lease, so a sweep may take a segment that an open iterat
 needs. It then plans again from the current head. What was there at its LSN is still there,
 under other names, unless something newer has replaced it: newer versions take the place of
 older ones in segments. So it goes on only if nothing in the rest of its range is newer than
-its LSN; a fold or a compaction alone changes no row. Otherwise the rest of that moment is gone.
+its LSN, and no compaction has dropped a delete that is: apart from that, a fold or a
+compaction changes no row. Otherwise the rest of that moment is gone.
 """
 
 from collections.abc import Callable, Iterator
@@ -46,9 +47,12 @@ def _rest(wanted: KeyRange, last_key: bytes, reverse: bool) -> KeyRange:
 
 def _is_newer(scan: Scan, lsn: int) -> bool:
     """Whether some source of a scan may have a version above an LSN."""
-    moment, wanted = scan.moments[0], scan.wanted
+    moment, wanted, head = scan.moments[0], scan.wanted, scan.manifest
     return (
-        bool((moment.rows.lsns > lsn).any())
+        # A compaction may have dropped a delete, or an expired row, with all that it hid.
+        head.dropped_lsn > lsn
+        or head.dropped_expired_ms > scan.now_ms
+        or bool((moment.rows.lsns > lsn).any())
         or any(entry.lsn_max > lsn for entry in scan.overlapping())
         or any(t.lsn > lsn and wanted.touches(t.start, t.end) for t in moment.range_tombstones)
     )

@@ -137,7 +137,7 @@ class SegmentStore:
                 fetched = self._store.get_ranges(key, spans)
             return [_decoded(tail, *b, data) for b, data in zip(blocks, fetched, strict=True)]
 
-        return read_again(read)
+        return read_again(read, lambda: self._store.forget(key, spans))
 
     def _load_tail(self, entry: SegmentEntry) -> tuple[SegmentTail, int]:
         key = self._namespace.segment(entry.id)
@@ -148,7 +148,8 @@ class SegmentStore:
                 fetched = self._store.get_range(key, start, entry.size)
             return decode_tail(fetched, entry.size, key)
 
-        return read_again(read), 2 * entry.tail_bytes
+        found = read_again(read, lambda: self._store.forget(key, [(start, entry.size)]))
+        return found, 2 * entry.tail_bytes
 
 
 @contextmanager

@@ -153,10 +153,10 @@ class Scan:
             reverse=self.reverse,
             schema=self.manifest.schema,
             columns=self.projection.numbers,
-            needless=self._needless(entry, overlapping),
+            needless=self.needless(entry, overlapping),
         )
 
-    def _needless(self, entry: SegmentEntry, overlapping: list[SegmentEntry]) -> frozenset[int]:
+    def needless(self, entry: SegmentEntry, overlapping: list[SegmentEntry]) -> frozenset[int]:
         """Return the groups in which no row can match, and which hide nothing either.
 
         A row that does not match may stand in front of an older one that would: such a group
@@ -166,7 +166,9 @@ class Scan:
         matching = self.projection.may_match(tail.index, tail.footer.schema)
         if matching is None:
             return frozenset()
-        others = [KeyRange(e.min_key, e.max_key + b"\0") for e in overlapping if e is not entry]
+        # A segment without rows has range tombstones only, and nothing that could be hidden.
+        having = [e for e in overlapping if e is not entry and e.rows]
+        others = [KeyRange(e.min_key, e.max_key + b"\0") for e in having]
         in_memory = sorted(key for m in self.moments for key in m.rows.keys.to_pylist())
         bounds = zip(tail.index.first_keys, tail.index.last_keys, strict=True)
         return frozenset(

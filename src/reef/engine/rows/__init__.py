@@ -19,14 +19,13 @@ import pyarrow as pa
 
 from reef.engine.rows.fit import fit_column, fit_expiry, fit_keys
 from reef.engine.rows.given import Given, read_given
-from reef.engine.rows.out import to_python, to_record_batch, to_row, unknown_column
+from reef.engine.rows.out import EXPIRES_AT, to_python, to_record_batch, to_row, unknown_column
 from reef.errors import InvalidInputError, Kind
 from reef.formats.batch import OpKind, Ops
 from reef.formats.schema import Schema
 
 __all__ = ["EXPIRES_AT", "to_ops", "to_python", "to_record_batch", "to_row"]
 
-EXPIRES_AT = "_expires_at"
 EXPIRY_MS_MAX = 2**63 - 1
 
 

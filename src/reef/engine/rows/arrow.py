@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from reef.formats.schema import FLOATS, normal_type
 
-__all__ = ["MISFITS", "Misfit", "fit_array", "fit_numpy", "is_list", "kind_of"]
+__all__ = ["MISFITS", "Misfit", "fit_array", "fit_numpy", "is_list", "kind_of", "may_fit"]
 
 FITS = {
     "bool": {"bool"},
@@ -46,7 +46,7 @@ def fit_array(array: pa.Array, target: pa.DataType) -> pa.Array:
     array = _unwrapped(array)
     if array.null_count == len(array):
         return pa.nulls(len(array), target)
-    if not _may_fit(array.type, target):
+    if not may_fit(array.type, target):
         raise Misfit(f"{array.type} is not {target}")
     fitted = _cast(array, target)
     _check_finite(array, fitted)
@@ -95,6 +95,17 @@ def kind_of(data_type: pa.DataType) -> str:
     return next((kind for kind, holds in kinds.items() if holds(data_type)), "")
 
 
+def may_fit(source: pa.DataType, target: pa.DataType) -> bool:
+    """Whether some values of one type can be those of another; which ones, they decide."""
+    if pa.types.is_null(source):
+        return True
+    if is_list(target):
+        return is_list(source) and may_fit(source.value_type, target.value_type)
+    if pa.types.is_timestamp(target) and pa.types.is_timestamp(source):
+        return (source.tz is None) == (target.tz is None)
+    return kind_of(source) in FITS[kind_of(target)]
+
+
 def _unwrapped(array: pa.Array) -> pa.Array:
     """Return the values themselves, without dictionary, runs or a type that extends another."""
     if isinstance(array, pa.ExtensionArray):
@@ -105,16 +116,6 @@ def _unwrapped(array: pa.Array) -> pa.Array:
     if isinstance(array, pa.RunEndEncodedArray):
         return _unwrapped(pc.run_end_decode(array))
     return array
-
-
-def _may_fit(source: pa.DataType, target: pa.DataType) -> bool:
-    if pa.types.is_null(source):
-        return True
-    if is_list(target):
-        return is_list(source) and _may_fit(source.value_type, target.value_type)
-    if pa.types.is_timestamp(target) and pa.types.is_timestamp(source):
-        return (source.tz is None) == (target.tz is None)
-    return kind_of(source) in FITS[kind_of(target)]
 
 
 def _cast(array: pa.Array, target: pa.DataType) -> pa.Array:

@@ -1,7 +1,8 @@
 """Rows out: versions as Arrow, and single rows as dicts.
 
 A column that some data lacks is null there, and data from before a column was widened is cast
-to what the column is by now.
+to what the column is by now. When a row expires is no column of its schema; it can be asked for
+by name as if it were one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,22 +15,65 @@ from reef.errors import CorruptionError, InvalidInputError
 from reef.formats.schema import Field, Schema, cast_column
 from reef.formats.versions import Versions
 
-__all__ = ["to_python", "to_record_batch", "to_row", "unknown_column"]
+__all__ = [
+    "EXPIRES_AT",
+    "arrow_schema",
+    "check_columns",
+    "expiry_out",
+    "known_columns",
+    "to_python",
+    "to_record_batch",
+    "to_row",
+    "unknown_column",
+]
+
+
+EXPIRES_AT = "_expires_at"
+"""When a row expires: null, or a moment in UTC."""
+EXPIRES_TYPE = pa.timestamp("ms", "UTC")
+
+
+def known_columns(schema: Schema) -> dict[str, int]:
+    """Return the numbers of all columns that can be asked for; 0 where none must be read."""
+    return {field.name: field.number for field in (schema.key, *schema.fields)} | {EXPIRES_AT: 0}
 
 
 def to_record_batch(
     rows: Versions, schema: Schema, columns: Sequence[str] | None = None
 ) -> pa.RecordBatch:
     """Return the chosen columns in the order asked; all, the key first, if none are named."""
-    fields = _chosen(schema, columns)
-    if not fields:
+    if columns is not None:
+        check_columns(schema, columns)
+    names = schema.arrow().names if columns is None else list(columns)
+    if not names:
         # A batch of no columns still knows how many rows it has.
         empty = pa.Array.from_buffers(pa.struct([]), len(rows), [None])
         return pa.RecordBatch.from_struct_array(empty)
-    arrays = [_column(rows, field) for field in fields]
-    return pa.RecordBatch.from_arrays(
-        arrays, schema=pa.schema([(field.name, field.arrow) for field in fields])
-    )
+    fields = {field.name: field for field in (schema.key, *schema.fields)}
+    arrays = [_expiry(rows) if n == EXPIRES_AT else _column(rows, fields[n]) for n in names]
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(schema, names))
+
+
+def arrow_schema(schema: Schema, columns: Sequence[str] | None) -> pa.Schema:
+    """Return the Arrow schema of the chosen columns; of all of them, if none are named."""
+    if columns is None:
+        return schema.arrow()
+    every = schema.arrow().append(pa.field(EXPIRES_AT, EXPIRES_TYPE))
+    return pa.schema([every.field(name) for name in columns])
+
+
+def check_columns(schema: Schema, columns: Sequence[str]) -> None:
+    """Raise unless these are names of columns, each once."""
+    if isinstance(columns, str | bytes) or not isinstance(columns, Sequence):
+        raise InvalidInputError(f"columns is a list of names, got {columns!r}")
+    known = known_columns(schema)
+    seen: set[str] = set()
+    for name in columns:
+        if not isinstance(name, str) or name not in known:
+            raise unknown_column(str(name), list(schema.arrow().names))
+        if name in seen:
+            raise InvalidInputError(f"column {name} is asked for twice", column=name)
+        seen.add(name)
 
 
 def to_row(key: bytes, values: Mapping[int, object], schema: Schema) -> dict[str, object]:
@@ -38,6 +82,11 @@ def to_row(key: bytes, values: Mapping[int, object], schema: Schema) -> dict[str
     for field in schema.fields:
         row[field.name] = values.get(field.number)
     return row
+
+
+def expiry_out(expires_at_ms: int | None) -> Any:
+    """Return when a row expires as Python has it."""
+    return None if expires_at_ms is None else to_python(pa.scalar(expires_at_ms, EXPIRES_TYPE))
 
 
 def to_python(scalar: pa.Scalar) -> Any:
@@ -66,18 +115,10 @@ def _number(scalar: pa.Scalar) -> str:
     return f", {value}" if isinstance(value, int) else ""
 
 
-def _chosen(schema: Schema, columns: Sequence[str] | None) -> list[Field]:
-    known = {field.name: field for field in (schema.key, *schema.fields)}
-    if columns is None:
-        return list(known.values())
-    if isinstance(columns, str):
-        raise InvalidInputError(f"columns is a list of names, got {columns!r}")
-    for place, name in enumerate(columns):
-        if name not in known:
-            raise unknown_column(str(name), list(known))
-        if name in columns[:place]:
-            raise InvalidInputError(f"column {name} is asked for twice", column=name)
-    return [known[name] for name in columns]
+def _expiry(rows: Versions) -> pa.Array:
+    if rows.expires_at_ms is None:
+        return pa.nulls(len(rows), EXPIRES_TYPE)
+    return rows.expires_at_ms.cast(EXPIRES_TYPE)
 
 
 def _column(rows: Versions, field: Field) -> pa.Array:

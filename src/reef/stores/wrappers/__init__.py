@@ -10,6 +10,7 @@ from reef.stores.wrappers.disk_cache import DiskCache
 from reef.stores.wrappers.faults import Fault, Faults, Rule
 from reef.stores.wrappers.latency import PROFILES, Latency, LatencyProfile
 from reef.stores.wrappers.meter import Meter
+from reef.stores.wrappers.pacing import Pace, Paced, PaceEnded
 from reef.stores.wrappers.readback import ReadBack
 from reef.stores.wrappers.recorder import Call, Recorder
 from reef.stores.wrappers.retry import Retry, RetryPolicy
@@ -23,6 +24,9 @@ __all__ = [
     "Latency",
     "LatencyProfile",
     "Meter",
+    "Pace",
+    "PaceEnded",
+    "Paced",
     "ReadBack",
     "Recorder",
     "Retry",

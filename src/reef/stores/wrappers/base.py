@@ -2,7 +2,15 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from reef.stores.base import ObjectInfo, Store, Tagged, WriteResult
+from reef.stores.base import (
+    COALESCE_GAP_BYTES,
+    ObjectInfo,
+    Part,
+    Store,
+    Tagged,
+    WriteResult,
+    coalesce,
+)
 
 __all__ = ["CountedParts", "Wrapper"]
 
@@ -46,6 +54,21 @@ class Wrapper(Store):
 
     def copy(self, source: str, target: str) -> None:
         self.inner.copy(source, target)
+
+    def compose(self, key: str, parts: Sequence[Part]) -> int:
+        """A store that cannot compose is asked for reads and an upload, as any caller's are."""
+        if not self.capabilities.compose:
+            return super().compose(key, parts)
+        return self._compose(key, parts)
+
+    def _compose(self, key: str, parts: Sequence[Part]) -> int:
+        """Override this one: the store inside can compose by itself."""
+        return self.inner.compose(key, parts)
+
+    def forget(self, key: str, ranges: Iterable[tuple[int, int]]) -> None:
+        """Neighbours too as one: that is how a wrapper asks for them."""
+        each = list(ranges)
+        self.inner.forget(key, {*each, *coalesce(each, COALESCE_GAP_BYTES)})
 
     def delete_many(self, keys: Sequence[str]) -> None:
         self.inner.delete_many(keys)

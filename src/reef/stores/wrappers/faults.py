@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from reef.errors import Kind, UnavailableError
 from reef.runtime import leaf_lock
-from reef.stores.base import ObjectInfo, Outcome, Store, Tagged, WriteResult
+from reef.stores.base import ObjectInfo, Outcome, Part, Store, Tagged, WriteResult
 from reef.stores.wrappers.base import Wrapper
 
 __all__ = ["Fault", "Faults", "Rule"]
@@ -110,6 +110,9 @@ class Faults(Wrapper):
 
     def copy(self, source: str, target: str) -> None:
         self._call("copy", target, lambda: self.inner.copy(source, target))
+
+    def _compose(self, key: str, parts: Sequence[Part]) -> int:
+        return self._call("compose", key, lambda: self.inner.compose(key, parts))
 
     def delete_many(self, keys: Sequence[str]) -> None:
         self._call("delete", keys, lambda: self.inner.delete_many(keys))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from reef.stores.base import ObjectInfo, Store, Tagged, WriteResult
+from reef.stores.base import ObjectInfo, Part, Store, Tagged, WriteResult
 from reef.stores.wrappers.base import Wrapper
 
 __all__ = ["PROFILES", "Latency", "LatencyProfile"]
@@ -90,6 +90,11 @@ class Latency(Wrapper):
     def copy(self, source: str, target: str) -> None:
         self._wait(self.profile.write_ms)
         self.inner.copy(source, target)
+
+    def _compose(self, key: str, parts: Sequence[Part]) -> int:
+        size = self.inner.compose(key, parts)
+        self._wait(self.profile.write_ms)
+        return size
 
     def delete_many(self, keys: Sequence[str]) -> None:
         for _ in range(0, len(keys), self.capabilities.delete_page):

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from reef.errors import UnavailableError
-from reef.stores.base import ObjectInfo, Store, Tagged, WriteResult
+from reef.stores.base import ObjectInfo, Part, Store, Tagged, WriteResult
 from reef.stores.listing import Listing
 from reef.stores.wrappers.base import CountedParts, Wrapper
 from reef.telemetry import Metrics, RequestKind, RequestMeter
@@ -105,6 +105,15 @@ class Meter(Wrapper):
     def copy(self, source: str, target: str) -> None:
         with self._request(RequestKind.COPY):
             self.inner.copy(source, target)
+
+    def _compose(self, key: str, parts: Sequence[Part]) -> int:
+        """One request for each range, and one for what is new."""
+        copies = sum(not isinstance(part, bytes) for part in parts)
+        new_bytes = sum(len(part) for part in parts if isinstance(part, bytes))
+        self.meter.count(RequestKind.COPY, requests=copies)
+        self.meter.count(RequestKind.PUT, bytes=new_bytes)
+        with self._timed("compose"):
+            return self.inner.compose(key, parts)
 
     def delete_many(self, keys: Sequence[str]) -> None:
         requests = -(-len(keys) // self.capabilities.delete_page)

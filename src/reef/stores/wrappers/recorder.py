@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from reef.stores.base import ObjectInfo, Store, Tagged, WriteResult
+from reef.stores.base import ObjectInfo, Part, Store, Tagged, WriteResult
 from reef.stores.wrappers.base import Wrapper
 
 __all__ = ["Call", "Recorder"]
@@ -66,6 +66,9 @@ class Recorder(Wrapper):
 
     def copy(self, source: str, target: str) -> None:
         self._record("copy", target, lambda: self.inner.copy(source, target))
+
+    def _compose(self, key: str, parts: Sequence[Part]) -> int:
+        return self._record("compose", key, lambda: self.inner.compose(key, parts))
 
     def delete_many(self, keys: Sequence[str]) -> None:
         self._record("delete", " ".join(keys), lambda: self.inner.delete_many(keys))

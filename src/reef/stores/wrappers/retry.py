@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from reef.errors import Kind, UnavailableError
 from reef.runtime import Runtime
-from reef.stores.base import ObjectInfo, Store, Tagged
+from reef.stores.base import ObjectInfo, Part, Store, Tagged
 from reef.stores.wrappers.base import Wrapper
 
 __all__ = ["Backoff", "Retry", "RetryPolicy"]
@@ -96,6 +96,10 @@ class Retry(Wrapper):
 
     def copy(self, source: str, target: str) -> None:
         self._try(lambda: self.inner.copy(source, target))
+
+    def _compose(self, key: str, parts: Sequence[Part]) -> int:
+        """Said twice, it says the same: nobody else uses the name."""
+        return self._try(lambda: self.inner.compose(key, parts))
 
     def delete_many(self, keys: Sequence[str]) -> None:
         self._try(lambda: self.inner.delete_many(keys))

@@ -1,0 +1,202 @@
+"""Repair: back to service, with all that the bucket still holds (protocol section 7).
+
+    1  survey everything, deeply
+    2  damaged head: publish the generation after it, from the newest sound one     (H18)
+    3  save what can be saved of segments; copy what is damaged to `quarantine/`
+    4  one CAS: LSNs and generations given up, segments replaced, the log folded past the damage
+    5  damage in the log that was not folded: raise the writer epoch and fence      (H17)
+    6  reap leases that cannot be read
+
+Damaged objects stay where they are: an emptied slot could be filled by its owner's resend. All
+that is decided about them is in one publish, so that a repair that dies is either not done or
+done, but for the fences, which the next writer puts too. On a sound namespace it does nothing. A
+dry run (the default) reads, and says what it would do. Writers, readers and jobs may run beside
+it; the writer is fenced if the log that it writes to was damaged.
+"""
+
+from dataclasses import dataclass, replace
+
+from reef.engine.commit.opening import WriterOpening
+from reef.engine.database import Database
+from reef.engine.reading.cache import ByteCache
+from reef.engine.reading.segments import SegmentStore
+from reef.errors import ConflictError, NotFoundError
+from reef.formats.manifest import Manifest
+from reef.jobs.executor import Executor, LocalExecutor
+from reef.jobs.repair_head import publish_after_damage, restart_of
+from reef.jobs.repair_plan import RepairPlan, RepairPlanner
+from reef.jobs.repair_report import Lost, LostLsn, LostRange, LostSegment, RepairReport
+from reef.jobs.verify_survey import Survey, survey
+from reef.manifest.publish import Publisher
+from reef.manifest.repairs import Repairs, Restart, apply_repairs
+from reef.paths import Namespace
+from reef.telemetry import operation
+
+__all__ = ["Lost", "LostLsn", "LostRange", "LostSegment", "RepairReport", "repair"]
+
+LEASE_TTL_S = 60.0
+
+
+def repair(
+    db: Database, namespace: str, *, apply: bool = False, executor: Executor | None = None
+) -> RepairReport:
+    """Find all damage and repair it; only with `apply` is anything changed.
+
+    Returns what was found, what is done about it, and exactly what is lost.
+    """
+    run = _Repair(db, Namespace(namespace), executor or LocalExecutor(db.store.runtime))
+    with operation(db.metrics, "repair"):
+        report = run.apply() if apply else run.preview()
+    if apply and report.problems:
+        db.events.emit(
+            "repaired",
+            namespace=namespace,
+            generation=report.generation,
+            problems=len(report.problems),
+            lost_lsns=[lost.lsn for lost in report.lost.lsns],
+            lost_segments=[lost.id for lost in report.lost.segments],
+        )
+    return report
+
+
+@dataclass(frozen=True, slots=True)
+class _Repair:
+    """One call."""
+
+    db: Database
+    names: Namespace
+    executor: Executor
+
+    def preview(self) -> RepairReport:
+        """Say what would be done. Writes nothing."""
+        found = self._survey()
+        restart = self._restart(found)
+        if restart is not None and restart.rebuilt is not None:
+            plan = RepairPlan(Repairs(), Lost())
+        else:
+            plan = self._planner(found, write=False).plan()
+        return self._report(found, plan, found.head.generation, restart)
+
+    def apply(self) -> RepairReport:
+        """Run the six steps."""
+        found = first = self._survey()
+        if not first.problems:
+            plan = self._planner(found, write=False).plan()
+            return replace(self._report(first, plan, first.head.generation, None), applied=True)
+        restart = self._restart(found)
+        if restart is not None:
+            publish_after_damage(self.db.store, self.names, found.head, restart)
+            self._reach("repair restarted")
+            found = self._survey()
+        plan = self._planner(found, write=True).plan()
+        self._reach("repair staged")
+        self._quarantine(first, plan)
+        head = self._publish(plan) if plan.changes_the_manifest else found.head
+        self._reach("repair published")
+        if any(lsn >= found.head.wal_floor for lsn in found.log.damaged):
+            self._fence_off()
+        self._reap(plan)
+        return replace(self._report(first, plan, head.generation, restart), applied=True)
+
+    # --- the steps ----------------------------------------------------------------
+    def _survey(self) -> Survey:
+        return survey(self.db.store, self.names, self.executor, deep=True)
+
+    def _restart(self, found: Survey) -> Restart | None:
+        """Return from where to go on after a damaged head; None if it is sound."""
+        if not found.chain.head_is_damaged:
+            return None
+        return restart_of(self.db.store, self.names, self.executor, found)
+
+    def _planner(self, found: Survey, *, write: bool) -> RepairPlanner:
+        return RepairPlanner(self.db.store, self.names, self.executor, found, write)
+
+    def _fence_off(self) -> None:
+        """Take the writer role: a writer that knows what was lost would go on from it."""
+        store = self.db.store
+        WriterOpening(
+            store,
+            self.names,
+            Publisher(store, self.names, metrics=self.db.metrics),
+            SegmentStore(store, self.names, ByteCache(0)),
+            writer_id=store.runtime.ulid(),
+            max_parallel_writes=1,
+            lease_ttl_s=LEASE_TTL_S,
+        ).fence_off()
+
+    def _quarantine(self, first: Survey, plan: RepairPlan) -> None:
+        """Keep a copy for those who want to look; what is gone cannot be copied."""
+        manifests = [
+            problem.object
+            for problem in first.chain.problems
+            if not problem.is_missing and problem.object not in plan.quarantine
+        ]
+        plan.quarantine += manifests
+        for key in plan.quarantine:
+            try:
+                self.db.store.copy(key, self.names.quarantined(key))
+            except NotFoundError:
+                continue
+
+    def _publish(self, plan: RepairPlan) -> Manifest:
+        overtaken = False
+
+        def edit(head: Manifest) -> Manifest | None:
+            nonlocal overtaken
+            edited = apply_repairs(head, plan.repairs)
+            overtaken = edited is None
+            return edited
+
+        publisher = Publisher(self.db.store, self.names, metrics=self.db.metrics)
+        head = publisher.publish(edit)
+        if overtaken:
+            raise ConflictError(
+                f"a fold has passed what a repair of {self.names.name} was about to fold",
+                hint="Run the repair again",
+                namespace=self.names.name,
+            )
+        return head
+
+    def _reap(self, plan: RepairPlan) -> None:
+        if plan.leases:
+            self.db.store.delete_many(plan.leases)
+
+    def _reach(self, point: str) -> None:
+        self.db.store.runtime.reach(point)
+
+    # --- the end ------------------------------------------------------------------
+    def _report(
+        self, first: Survey, plan: RepairPlan, generation: int, restart: Restart | None
+    ) -> RepairReport:
+        lost, actions = plan.lost, list(plan.actions)
+        if restart is not None:
+            base, newest = first.head.generation, first.chain.newest
+            actions.insert(0, f"publish generation {newest + 1}, made from generation {base}")
+            generations = sorted({*lost.generations, *range(base + 1, newest + 1)})
+            lost = replace(
+                lost,
+                generations=tuple(generations),
+                since_generation=base,
+                holes=restart.holes,
+                cursors=(*lost.cursors, *_dropped(first.head, restart)),
+            )
+        if restart is not None and restart.rebuilt is not None:
+            actions.insert(1, "derive segments and floor from what is in the bucket")
+        return RepairReport(
+            namespace=self.names.name,
+            applied=False,
+            generation=generation,
+            problems=tuple(first.problems),
+            actions=tuple(actions),
+            quarantined=tuple(sorted(plan.quarantine)),
+            lost=lost,
+            unrepaired=tuple(plan.unrepaired),
+        )
+
+
+def _dropped(base: Manifest, restart: Restart) -> list[str]:
+    """Return the cursors that stood in a part of the log that is gone."""
+    if restart.rebuilt is None:
+        return []
+    floor = restart.rebuilt.wal_floor
+    return [name for name, cursor in base.cursors.items() if cursor.lsn + 1 < floor]

@@ -1,0 +1,140 @@
+"""A damaged head: the next generation, made from the newest sound one (H18).
+
+The damaged manifest stays where it is; the next one says `skipped`. It takes over what the newest
+sound one says, and what the bucket tells of the time since: nothing in it may move backwards. An
+epoch rises by one per generation at most, and the log's fences tell theirs, so the next is above
+all that were ever given out. Parallel writes and schemas come from the fences too.
+
+The newest sound manifest may need what a sweep has taken since: segments that were merged, and the
+part of the log that was folded. Then segments and floor are derived as `rebuild` does it, from
+what the segments in the bucket say that they stand for.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from reef.engine.log_rules import Verdict
+from reef.errors import ConflictError, OutcomeUnknownError
+from reef.formats.covers import Cover, without
+from reef.formats.manifest import Manifest, SegmentEntry, encode_manifest
+from reef.formats.segment import covers_of
+from reef.jobs.executor import Executor
+from reef.jobs.rebuild_evidence import Evidence, gather_evidence, read_checksums
+from reef.jobs.rebuild_state import Derived, derive
+from reef.jobs.repair_segments import entry_of
+from reef.jobs.verify_problems import Problem
+from reef.jobs.verify_survey import Survey
+from reef.manifest.head import HeadFinder
+from reef.manifest.invariants import check_next
+from reef.manifest.repairs import Restart, restart_after
+from reef.paths import Namespace
+from reef.stores import Outcome, Store
+
+__all__ = ["publish_after_damage", "restart_of"]
+
+RESENDS_MAX = 10
+
+
+def restart_of(store: Store, names: Namespace, executor: Executor, survey: Survey) -> Restart:
+    """Return what the bucket tells of the time since the newest sound manifest."""
+    headers = survey.log.headers()
+    found = Restart(
+        newest=survey.chain.newest,
+        epoch=max((header.epoch for header in headers), default=0),
+        max_parallel_writes=max((header.max_parallel_writes for header in headers), default=1),
+        schemas=tuple(header.schema for header in headers if header.schema is not None),
+        last_lsn=survey.log.end - 1,
+    )
+    missing = [p for p in survey.problems if p.is_missing and p.generation is None]
+    if not missing:
+        return found
+    evidence = gather_evidence(store, names, executor)
+    derived = derive(evidence) if _was_swept(survey.head, missing, evidence) else None
+    if derived is None or derived.wal_floor < survey.head.wal_floor:
+        return found
+    checksums = read_checksums(store, names, executor, derived.written)
+    written = [
+        entry_of(s.id, s.footer, s.size, s.tail_bytes, checksums[s.id]) for s in derived.written
+    ]
+    schemas = (*found.schemas, *derived.schemas)
+    rebuilt = _rebuilt(survey.head, derived, [*derived.ingested, *written])
+    holes = (*derived.problems, *_holes(survey, derived))
+    return replace(found, schemas=schemas, rebuilt=rebuilt, holes=holes)
+
+
+def _was_swept(base: Manifest, missing: Sequence[Problem], evidence: Evidence) -> bool:
+    """Whether what the newest sound manifest lacks was swept, once there were newer ones.
+
+    A segment that is gone may have been merged. An object of the log was folded if a segment
+    that this manifest does not name stands for it; otherwise it is just gone.
+    """
+    named = {segment.id for segment in base.segments}
+    newer = [c for s in evidence.segments if s.id not in named for c in s.footer.covers]
+    return any(
+        problem.segment in named
+        or (problem.lsn is not None and any(c.first <= problem.lsn < c.end for c in newer))
+        for problem in missing
+    )
+
+
+def _holes(survey: Survey, derived: Derived) -> Iterator[str]:
+    """Yield what the newest sound manifest had and nothing in the bucket stands for any more."""
+    there = {segment.id for segment in derived.written} | {s.id for s in derived.ingested}
+    covers = [c for segment in derived.written for c in covers_of(segment.footer, 0)]
+    covers += [Cover(s.lsn_min, s.lsn_max + 1, s.min_key) for s in derived.ingested]
+    for entry in survey.head.segments:
+        bounds = Cover(entry.lsn_min, entry.lsn_max + 1, entry.min_key, entry.max_key + b"\0")
+        if entry.id not in there:
+            for hole in without([bounds], covers):
+                yield f"nothing is left of {hole}, which was in segment {entry.id}"
+    gone = [p.lsn for p in survey.log.problems if p.is_missing and p.lsn is not None]
+    gone += [lsn for lsn, verdict in survey.log.verdicts.items() if verdict is Verdict.APPLIES]
+    folded = sorted(n for n in gone if survey.head.wal_floor <= n < derived.wal_floor)
+    for hole in without([Cover(lsn, lsn + 1) for lsn in folded], covers):
+        yield f"nothing is left of {hole}"
+
+
+def _rebuilt(base: Manifest, derived: Derived, segments: Sequence[SegmentEntry]) -> Manifest:
+    return msgspec.structs.replace(
+        base,
+        segments=tuple(sorted(segments, key=lambda s: (-s.lsn_max, s.id))),
+        wal_floor=derived.wal_floor,
+        wal_id_last_seen=derived.log_end - 1,
+        dedup=derived.dedup,
+        open_jobs=derived.open_jobs,
+        below_floor=derived.below_floor,
+        # Those that cannot be read are looked at again: something in them may be sound.
+        skipped_lsns=base.skipped_lsns,
+        dropped_lsn=derived.wal_floor - 1,
+    )
+
+
+def publish_after_damage(
+    store: Store, names: Namespace, base: Manifest, found: Restart
+) -> Manifest:
+    """Publish the generation after the damaged ones; ConflictError if another repair was first."""
+    now_ms = int(store.runtime.wall_s() * 1000)
+    following = restart_after(base, found, store.runtime.ulid(), now_ms)
+    check_next(base, following)
+    key, body = names.manifest(following.generation), encode_manifest(following)
+    for _ in range(RESENDS_MAX):
+        outcome = store.create(key, body).outcome
+        if outcome is Outcome.CREATED:
+            return following
+        if outcome is Outcome.EXISTS:
+            winner = HeadFinder(store, names).load(following.generation)
+            if winner.write_id == following.write_id:
+                return following
+            raise ConflictError(
+                f"generation {following.generation} of {names.name} was published by another "
+                f"repair",
+                hint="Run the repair again: it goes on from there",
+                namespace=names.name,
+            )
+    raise OutcomeUnknownError(
+        f"generation {following.generation} of {names.name} may have been published",
+        hint="Run the repair again: it goes on from wherever this one came to",
+        namespace=names.name,
+    )

@@ -1,0 +1,45 @@
+"""Spark sessions: what Reef has to know of the one that it is given."""
+
+import os
+import re
+import sys
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+__all__ = ["attempts_max", "is_remote", "start_session"]
+
+LOCAL = re.compile(r"local(?:\[[^,\]]*(?:,\s*(?P<attempts>\d+))?\])?")
+ATTEMPTS = "spark.task.maxFailures"
+ATTEMPTS_DEFAULT = 4
+
+
+def is_remote(spark: Any) -> bool:
+    """Whether a session is one of Spark Connect, which has no RDDs and no accumulators."""
+    return not isinstance(spark, SparkSession) or "connect" in type(spark).__module__
+
+
+def attempts_max(spark: Any) -> int:
+    """Return how often Spark runs a task before it gives up: once, on threads of the driver."""
+    told = spark.conf.get(ATTEMPTS, str(ATTEMPTS_DEFAULT))
+    local = LOCAL.fullmatch(spark.conf.get("spark.master", ""))
+    if local is not None:
+        told = local["attempts"] or "1"
+    return int(told) if str(told).isdigit() else 1
+
+
+def start_session(master: str | None = None) -> Any:
+    """Return a session for a command: a local one, one of a cluster, or one of Spark Connect.
+
+    Executors on this machine run this very Python, which has Reef.
+    """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName("reef")
+    if master is not None and master.startswith("sc://"):
+        return builder.remote(master).getOrCreate()
+    builder = builder.master(master or "local[*]")
+    for part in ("spark.ui.enabled", "spark.ui.showConsoleProgress"):
+        builder = builder.config(part, "false")
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session

@@ -1,0 +1,130 @@
+"""Tables: the pleasant way to read, from a session that is in hand.
+
+    events = reef.spark.table(spark, "s3://bucket/prefix", "events")
+    df = events.where("amount > 5 AND id LIKE 'a%'").select("id", "amount").df()
+
+Text, or tuples, are conditions of Reef: they decide what is read at all. A column expression is
+Spark's business, and is applied to what was read. Each `df()` loads anew, so it sees the newest
+rows, and no plan is ever shared between two different questions.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from reef.engine.where.parser import parse_text
+from reef.errors import InvalidInputError, Kind
+from reef.spark.meter import TaskMeter
+
+__all__ = ["Table", "table"]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A question to a namespace. Never changes: each method returns another one."""
+
+    spark: Any
+    url: str
+    namespace: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    conditions: tuple[str, ...] = ()
+    filters: tuple[Any, ...] = ()
+    columns: tuple[str, ...] | None = None
+
+    def where(self, *conditions: Any) -> "Table":
+        """Keep the rows that match all of these: Reef's conditions, or columns of Spark's."""
+        texts = [c for c in conditions if isinstance(c, str)]
+        for text in texts:
+            parse_text(text)
+        filters = tuple(c for c in conditions if not isinstance(c, str))
+        return replace(
+            self, conditions=(*self.conditions, *texts), filters=(*self.filters, *filters)
+        )
+
+    def select(self, *columns: str) -> "Table":
+        """Read only these columns, in this order."""
+        for name in columns:
+            if not isinstance(name, str):
+                raise _bad(f"a column is chosen by its name, got {name!r}")
+        return replace(self, columns=columns)
+
+    def range(
+        self,
+        start: bytes | str | None = None,
+        end: bytes | str | None = None,
+        prefix: bytes | str | None = None,
+    ) -> "Table":
+        """Read the keys of [start, end), or those that begin with `prefix`."""
+        given = {"start": start, "end": end, "prefix": prefix}
+        texts = {name: _text(bound) for name, bound in given.items() if bound is not None}
+        return self.option(**texts)
+
+    def keys(self, keys: Sequence[bytes | str]) -> "Table":
+        """Read these keys."""
+        return self.option(keys=json.dumps([_text(key) for key in keys]))
+
+    def as_of(
+        self,
+        *,
+        generation: int | None = None,
+        snapshot: Any = None,
+        time: datetime | None = None,
+    ) -> "Table":
+        """Read a past moment; without it, the newest."""
+        given = {
+            "generation": generation,
+            "snapshot": getattr(snapshot, "id", snapshot),
+            "asOfTime": None if time is None else time.isoformat(),
+        }
+        return self.option(**{n: str(value) for n, value in given.items() if value is not None})
+
+    def option(self, **options: Any) -> "Table":
+        """Set options of the data source by their names."""
+        words = {name: _word(value) for name, value in options.items()}
+        return replace(self, options={**self.options, **words})
+
+    def meter(self, meter: TaskMeter) -> "Table":
+        """Count there what the tasks ask of the bucket."""
+        return self.option(meter=meter.option)
+
+    def df(self) -> Any:
+        """Load it: an ordinary DataFrame, of the newest moment unless `as_of` names another."""
+        options = {**self.options, "namespace": self.namespace}
+        if self.conditions:
+            options["where"] = " AND ".join(self.conditions)
+        if self.columns is not None and not self.filters:  # Spark may filter by others
+            options["columns"] = json.dumps(list(self.columns))
+        found = self.spark.read.format("reef").options(**options).load(self.url)
+        for condition in self.filters:
+            found = found.filter(condition)
+        if self.columns is not None and self.filters:
+            found = found.select(*self.columns)
+        return found
+
+
+def table(spark: Any, url: str, namespace: str, **store_options: Any) -> Table:
+    """Return a table of a bucket; `store_options` are those of `reef.open`."""
+    options = {f"store.{name}": _word(value) for name, value in store_options.items()}
+    return Table(spark, str(url), namespace, options)
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _text(key: bytes | str) -> str:
+    if isinstance(key, str):
+        return key
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        raise _bad(
+            f"the key {key[:40]!r} is not text, and options are",
+            f"Say it as a condition: where(\"id = X'{key.hex()[:40]}'\")",
+        ) from None
+
+
+def _bad(message: str, hint: str = "") -> InvalidInputError:
+    return InvalidInputError(message, kind=Kind.INVALID_OPTION, hint=hint)

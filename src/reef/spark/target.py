@@ -1,0 +1,112 @@
+"""Where a write goes: the namespace and what of the DataFrame's columns it takes.
+
+Everything that can be known before the first row is checked here, on the driver: the namespace,
+the columns' names and types, the key. A namespace that is not there is made from the DataFrame's
+columns, if its key is named. It is made before the job begins, since a job begins in its log;
+if the write then fails, it stays, without rows.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql import types as st
+
+from reef.engine.database import Database
+from reef.errors import InvalidInputError, Kind, NotFoundError
+from reef.formats.schema import Schema
+from reef.manifest.head import HeadFinder
+from reef.paths import Namespace
+from reef.spark.rows import RowsPlan
+from reef.spark.schema import arrow_schema
+
+__all__ = ["Target", "arrow_columns", "find_target"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A namespace that takes the rows of a DataFrame."""
+
+    schema: Schema
+    rows: RowsPlan
+    exists: bool
+
+    def make(self, db: Database, namespace: Namespace) -> None:
+        """Make the namespace, unless it is there."""
+        if not self.exists:
+            db.create(namespace.name, self.schema.arrow(), key=self.schema.key.name)
+
+
+def find_target(
+    db: Database,
+    namespace: Namespace,
+    columns: st.StructType,
+    *,
+    op: str = "put",
+    order_column: str | None = None,
+    key: str | None = None,
+    vectors: Mapping[str, int] | None = None,
+) -> Target:
+    """Return where the rows go; InvalidInputError or NotFoundError if they cannot."""
+    given = arrow_columns(columns, vectors or {})
+    try:
+        schema = HeadFinder(db.store, namespace).find().manifest.schema
+        exists = True
+    except NotFoundError as error:
+        if key is None:
+            raise NotFoundError(
+                f"there is no namespace {namespace.name} in {db.store.url}",
+                hint="Name the key column (option key) and it is made from the DataFrame",
+                namespace=namespace.name,
+            ) from error
+        schema, exists = Schema.of(_own_columns(given, order_column), key), False
+    if key is not None and key != schema.key.name:
+        raise InvalidInputError(
+            f"the key column of {namespace.name} is {schema.key.name!r}, not {key!r}",
+            kind=Kind.INVALID_OPTION,
+        )
+    return Target(schema, RowsPlan.of(given, schema, op, order_column), exists)
+
+
+def arrow_columns(columns: st.StructType, vectors: Mapping[str, int]) -> pa.Schema:
+    """Return a DataFrame's columns as Arrow; InvalidInputError names what Reef cannot hold."""
+    names = columns.names
+    for name in vectors:
+        if name not in names:
+            raise InvalidInputError(
+                f"the vector column {name!r} is not there", kind=Kind.INVALID_OPTION, column=name
+            )
+    fields = []
+    for field in columns:
+        if names.count(field.name) > 1:
+            raise InvalidInputError(f"column {field.name} is there twice", column=field.name)
+        fields.append(_arrow_field(field, vectors.get(field.name)))
+    return pa.schema(fields)
+
+
+def _arrow_field(field: st.StructField, size: int | None) -> pa.Field:
+    try:
+        found = arrow_schema(st.StructType([field])).field(0).type
+    except KeyError:
+        raise InvalidInputError(
+            f"column {field.name}: Reef has no {field.dataType.simpleString()}",
+            hint="Turn it into text (to_json), or take its parts apart",
+            column=field.name,
+        ) from None
+    if size is None:
+        return pa.field(field.name, found)
+    if not pa.types.is_list(found) or not pa.types.is_floating(found.value_type):
+        raise InvalidInputError(
+            f"column {field.name}: a vector is an array of float or double, "
+            f"got {field.dataType.simpleString()}",
+            column=field.name,
+        )
+    return pa.field(field.name, pa.list_(found.value_type, size))
+
+
+def _own_columns(given: pa.Schema, order_column: str | None) -> pa.Schema:
+    """Return the columns that a new namespace gets: names with _ in front mean something else."""
+    own = [field for field in given if not field.name.startswith("_")]
+    if order_column is not None and order_column.startswith("_"):
+        own = [field for field in own if field.name != order_column]
+    return pa.schema(own)

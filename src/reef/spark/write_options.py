@@ -1,0 +1,124 @@
+"""Options of a write: text in, checked values out, as for a read.
+
+op               put (default), patch or delete: what rows do, unless a column _op says so
+idempotencyKey   a write with a key that was committed before changes nothing
+duplicates       refuse (default) or order: what happens to rows of one key
+orderColumn      the column that decides where duplicates is order: the highest counts
+key              the key column of a namespace that is yet to be made
+vectors          its vector columns: embedding=384,other=16
+segmentBytes     about how large segments get
+sortBytes        what a task holds in memory before it sorts on disk
+leaseSeconds     how long the job lives without any of its tasks
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from reef.config import IngestSettings
+from reef.errors import InvalidInputError, Kind
+from reef.spark.options import STORE, Place
+from reef.spark.rows import OPS
+from reef.spark.sorting import SORT_BYTES
+
+__all__ = ["LEASE_S", "WriteOptions", "check_duplicates"]
+
+WRITING = (
+    "op",
+    "idempotencyKey",
+    "duplicates",
+    "orderColumn",
+    "key",
+    "vectors",
+    "segmentBytes",
+    "sortBytes",
+    "leaseSeconds",
+)
+LEASE_S = 3600.0
+"""Tasks renew it: it only has to outlast the time until the first and after the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """What a write is asked for."""
+
+    place: Place
+    op: str = "put"
+    idempotency_key: str | None = None
+    order_column: str | None = None
+    key: str | None = None
+    vectors: Mapping[str, int] = field(default_factory=dict)
+    sort_bytes: int = SORT_BYTES
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> "WriteOptions":
+        """Return what these options say; InvalidInputError names a wrong one."""
+        given = _known(options)
+        op = given.get("op", "put").lower()
+        if op not in OPS:
+            raise _bad(f"the option op={op!r} is not one of {', '.join(OPS)}")
+        duplicates, order = given.get("duplicates", "refuse").lower(), given.get("orderColumn")
+        check_duplicates(duplicates, order)
+        settings = {
+            "segment_bytes": _number(given, "segmentBytes", IngestSettings().segment_bytes),
+            "lease_ttl_s": float(_number(given, "leaseSeconds", int(LEASE_S))),
+        }
+        IngestSettings().changed(settings)
+        return cls(
+            Place.of(options),
+            op,
+            given.get("idempotencyKey"),
+            order,
+            given.get("key"),
+            _vectors(given.get("vectors", "")),
+            _number(given, "sortBytes", SORT_BYTES),
+            settings,
+        )
+
+
+def check_duplicates(duplicates: str, order_column: str | None) -> None:
+    """Raise unless it is said, once and clearly, what happens to rows of one key."""
+    if duplicates not in ("refuse", "order"):
+        raise _bad(f"duplicates={duplicates!r} is not 'refuse' or 'order'")
+    if (duplicates == "order") != (order_column is not None):
+        raise _bad(
+            "duplicates='order' and an order column go together",
+            "The highest value of the order column decides which row of a key counts",
+        )
+
+
+def _known(options: Mapping[str, str]) -> dict[str, str]:
+    proper = {name.lower(): name for name in (*WRITING, "namespace", "path")}
+    given = {}
+    for name, value in options.items():
+        if name.lower().startswith(STORE):
+            continue
+        if name.lower() not in proper:
+            raise _bad(
+                f"there is no option {name!r} for a write",
+                f"There are: namespace, {', '.join(WRITING)}, and {STORE}… for the store",
+            )
+        given[proper[name.lower()]] = value
+    return given
+
+
+def _number(given: Mapping[str, str], name: str, default: int) -> int:
+    text = given.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and int(text) >= 1):
+        raise _bad(f"the option {name}={text!r} is not a number from 1 on")
+    return int(text)
+
+
+def _vectors(text: str) -> dict[str, int]:
+    found = {}
+    for word in filter(None, (word.strip() for word in text.split(","))):
+        name, _, size = word.rpartition("=")
+        if not (name and size.isascii() and size.isdigit() and int(size) >= 1):
+            raise _bad(f"the option vectors={text!r} is not such as embedding=384")
+        found[name.strip()] = int(size)
+    return found
+
+
+def _bad(message: str, hint: str = "") -> InvalidInputError:
+    return InvalidInputError(message, kind=Kind.INVALID_OPTION, hint=hint)

@@ -1,0 +1,139 @@
+"""Every command has help with an example that runs, and a page in the docs."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import click
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import reef
+from reef.cli.main import ALIASES
+from reef.cli.main import reef as root
+from tests.cli.process import call
+
+DOCS = Path(__file__).parent.parent.parent / "docs" / "cli"
+REMOTE = {("store", "probe")}
+"""Their examples need a server."""
+
+
+def commands(group, path=()):
+    """Yield every command below a group, with its path."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+ALL = list(commands(root))
+NAMES = [" ".join(path) for path, _ in ALL]
+
+
+def example_of(command):
+    """Return the command line of a help's example."""
+    return re.search(r"Example: (reef .+)", command.help)[1].strip()
+
+
+@pytest.mark.parametrize(("path", "command"), ALL, ids=NAMES)
+def test_every_command_has_help_with_an_example(cli, path, command):
+    """Help says what it does and shows one call."""
+    assert example_of(command).startswith(f"reef {' '.join(path)} ")
+    ran = cli(*path, "--help")
+    assert ran.code == 0
+    assert "Example:" in ran.out
+    assert "--output" in ran.out
+
+
+@pytest.mark.parametrize(("path", "command"), ALL, ids=NAMES)
+def test_every_option_has_help(path, command):
+    """What an option does is never left to its name."""
+    for option in command.params:
+        if isinstance(option, click.Option):
+            assert option.help, option.name
+
+
+@pytest.mark.parametrize("name", [name for name in root.commands if name not in ALIASES])
+def test_every_command_has_a_page(name):
+    """docs/cli has a page for each command or group, which the overview links to."""
+    page = DOCS / f"{name}.md"
+    assert page.exists()
+    assert page.read_text().startswith(f"# reef {name}\n")
+    assert f"]({name}.md)" in (DOCS / "README.md").read_text()
+
+
+@pytest.mark.parametrize(("path", "command"), ALL, ids=NAMES)
+def test_every_page_shows_and_explains(path, command):
+    """A page has a call of each of its commands, in a block that is run, and names all options."""
+    name = path[0] if path[0] not in ALIASES else ALIASES[path[0]].name
+    text = (DOCS / f"{name}.md").read_text()
+    blocks = "".join(re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    calls = " ".join((name, *path[1:]))
+    assert f"reef {calls} " in blocks
+    if path[0] in ALIASES:
+        assert f"reef {path[0]}" in text
+    for option in command.params:
+        if isinstance(option, click.Option) and option.name not in ("output", "options"):
+            assert f"`{option.opts[-1]}" in text, option.opts
+
+
+def test_no_page_without_a_command():
+    """What was removed or renamed leaves no page behind."""
+    pages = {page.stem for page in DOCS.glob("*.md")} - {"README"}
+    assert pages == root.commands.keys() - ALIASES.keys()
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """Return a directory in which all examples make sense."""
+    path = tmp_path_factory.mktemp("examples")
+    db = reef.open(str(path / "data"))
+    with db.writer("users", background=False) as writer:
+        writer.put("u1", b"Ada")
+    pq.write_table(pa.table({"id": ["p1", "p2"], "age": [36, 41]}), path / "people.parquet")
+    return path
+
+
+@pytest.mark.parametrize(("path", "command"), ALL, ids=NAMES)
+def test_every_example_runs(prepared, path, command):
+    """As it is written, in the directory where a person would try it."""
+    if path in REMOTE:
+        pytest.skip("needs a server")
+    words = shlex.split(example_of(command))[1:]
+    db = reef.open(str(prepared / "data"))
+    if path[0] in ("put", "delete"):
+        words.append("--take-over")
+    if path[0] == "snapshot":
+        for found in db.snapshots("users"):
+            found.release()
+    if path in (("snapshot", "extend"), ("snapshot", "release")):
+        db.snapshot("users", "monday")
+    if path == ("cursors", "drop"):
+        db.cursor("users", "billing").close()
+    code, _, err = call(*words, cwd=prepared)
+    assert code == 0, err
+
+
+def test_the_order_of_the_help(cli):
+    """Commands stand in the order in which people meet them, aliases last."""
+    out = cli("--help").out
+    places = [re.search(rf"^  {name} ", out, re.MULTILINE).start() for name in root.commands]
+    assert places == sorted(places)
+    assert "The same as index." in out
+
+
+def test_the_module_runs_too():
+    """`python -m reef.cli.main` is the same command."""
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, "-m", "reef.cli.main", "--version"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+    )
+    assert done.stdout == f"reef {reef.__version__}\n"

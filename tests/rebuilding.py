@@ -1,0 +1,112 @@
+"""Helpers of the tests of rebuild: jobs that die, hours that pass, buckets without manifests."""
+
+from contextlib import suppress
+
+import reef
+from reef import stores
+from reef.jobs import compact, rebuild, sweep
+from reef.jobs.compact_plan import STRATEGIES, CompactPlan
+from reef.manifest.head import HeadFinder
+from reef.paths import Namespace
+from reef.stores import Wrapper
+from tests.compacting import SMALL
+
+NAME = "events"
+EVENTS = Namespace(NAME)
+HOUR_S = 3600.0
+
+
+class Died(Exception):
+    """The process was killed here."""
+
+
+class Mortal(Wrapper):
+    """A bucket whose clock goes on at a word, and whose users die before some publish."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.ahead_s = 0.0
+        self.publishes_left = None
+
+    def now(self):
+        return self.inner.now() + self.ahead_s
+
+    def create(self, key, body):
+        if self.publishes_left is not None and "/manifest/" in key:
+            if not self.publishes_left:
+                raise Died(key)
+            self.publishes_left -= 1
+        return self.inner.create(key, body)
+
+
+def open_mortal():
+    """Return an empty database."""
+    return reef.Database(Mortal(stores.open("memory://")))
+
+
+def head_of(db):
+    """Return the newest manifest."""
+    return HeadFinder(db.store, EVENTS).find().manifest
+
+
+def segment_ids(db):
+    """Return the segments that are in the bucket."""
+    return {i.key.removeprefix(EVENTS.segments)[:-4] for i in db.store.list(EVENTS.segments)}
+
+
+def dying(db, job, publishes=0):
+    """Run a job that dies before it publishes, after some that it may; return what it wrote."""
+    before = segment_ids(db)
+    db.store.publishes_left = publishes
+    try:
+        with suppress(Died):
+            job()
+    finally:
+        db.store.publishes_left = None
+    return segment_ids(db) - before
+
+
+def compact_these(db, pick, *, level=1, bytes_each=10_000):
+    """Merge the segments that are picked, whatever lies between them."""
+    STRATEGIES["chosen"] = lambda segments, _: CompactPlan(
+        level, tuple(s for s in segments if pick(s))
+    )
+    sizes = {
+        "segment_bytes": bytes_each,
+        "segment_bytes_min": 1,
+        "segment_bytes_max": 2 * bytes_each,
+        "rounds_max": 1,
+    }
+    try:
+        return compact(db, NAME, strategy="chosen", **{**SMALL, **sizes})
+    finally:
+        del STRATEGIES["chosen"]
+
+
+def sweep_now(db, **settings):
+    """Condemn and delete all that nobody needs: an hour goes by, and another one."""
+    for _ in range(2):
+        db.store.ahead_s += HOUR_S
+        sweep(db, NAME, apply=True, force=True, retain_generations_s=0.0, **settings)
+
+
+def without_manifests(db):
+    """Return a copy of the bucket that has lost every manifest and lease."""
+    copy = Mortal(stores.open("memory://"))
+    copy.ahead_s = db.store.ahead_s
+    for info in db.store.list():
+        if "/manifest/" not in info.key and "/leases/" not in info.key:
+            copy.put(info.key, db.store.get(info.key))
+    return reef.Database(copy)
+
+
+def rebuilt(db):
+    """Return a database rebuilt from a copy without manifests, and the report."""
+    copy = without_manifests(db)
+    return copy, rebuild(copy, NAME, apply=True)
+
+
+def rows_of(db, **moment):
+    """Return all rows, as a new reader sees them."""
+    with db.reader(NAME, **moment) as reader:
+        return [row for _, row in reader.scan()]

@@ -1,0 +1,247 @@
+"""Jobs under the simulator: rival compactors, sweeps, loads and background work, all at once.
+
+The invariants are those of the engine (`told`), and three more, at the end of every history:
+
+- all that the head and snapshots need is there and whole: a deep verification finds nothing;
+- what nobody needs goes: a few calm sweeps later nothing else is left;
+- the set hash is conserved: what the segments hold is what folds and loads put in, less what
+  compactions said they dropped, plus what they said they made.
+"""
+
+from contextlib import suppress
+
+from reef.config import BackgroundSettings, CompactSettings
+from reef.engine.batch import Batch
+from reef.engine.database import Database
+from reef.formats.wal_object import WalKind
+from reef.jobs import BulkJob, Compactor, fold, sweep
+from reef.jobs.background import Background
+from reef.jobs.executor import LocalExecutor
+from reef.jobs.ingest import sorted_rows, staged_rows
+from reef.jobs.verify import verify
+from reef.jobs.wal_headers import peek_headers
+from reef.manifest.head import HeadFinder
+from reef.paths import number_of
+from reef.types import KeyRange
+from tests.simulation.actors import (
+    GAVE_UP,
+    GRACE_S,
+    KEYS,
+    NAME,
+    USERS,
+    Calm,
+    World,
+    fold_some,
+    open_writer,
+    read_some,
+    sweep_some,
+    write,
+)
+
+TINY = {
+    "tier_bytes": 1,
+    "tier_segments_min": 2,
+    "level0_bytes": 1500,
+    "level0_segments_max": 2,
+    "segment_bytes_min": 500,
+    "segment_bytes": 700,
+    "segment_bytes_max": 1000,
+    "patience_s": 4.0,
+}
+"""Sizes at which a few rows are worth a compaction."""
+
+
+EVERYTHING = {"retain_generations_s": 0.0, "silent_job_s": 0.0, "silent_compactor_s": 0.0}
+"""A sweep that keeps nothing for those that have not been heard of."""
+
+
+class JobWorld(World):
+    """A world in which jobs are at work; ends with more questions."""
+
+    def check(self):
+        """Ask what the engine's world asks, then for damage, leftovers and lost versions."""
+        super().check()
+        calm = Database(self.sim.bucket)
+        found = verify(calm, NAME, deep=True)
+        assert not found.problems, [str(problem) for problem in found.problems]
+        self._check_nothing_is_left(calm)
+
+    def _check_nothing_is_left(self, calm):
+        """Sweep until nothing more goes; only what the head needs may be there then."""
+        brushed = []
+        while not brushed:  # a broom may break, like any process, but not for ever
+            node = self.sim.process(f"broom {self.sim.choices.pick(1000)}")
+            node.spawn(lambda node=node: brushed.append(self._brush(node)))
+            self.sim.run()
+        head = HeadFinder(calm.store, USERS).find().manifest
+        names = [info.key for info in calm.store.list(f"{USERS.root}/")]
+        named = {USERS.segment(entry.id) for entry in head.segments}
+        there = {name for name in names if name.startswith(USERS.segments)}
+        assert there == named, f"segments {there - named} are left over, {named - there} are gone"
+        leases = [name for name in names if name.startswith(USERS.leases)]
+        assert not leases, f"{leases} are left over"
+        condemned = {f"{USERS.root}/{entry.key}" for entry in head.condemned}
+        manifests = {name for name in names if name.startswith(USERS.manifests)} - condemned
+        oldest = min(map(number_of, manifests))
+        assert oldest >= head.oldest_retained, f"generation {oldest} is left over"
+        self._check_log(calm.store, head)
+
+    def _brush(self, node):
+        db = Database(Calm(self, node))
+        for snapshot in db.snapshots(NAME):
+            snapshot.release()
+        for _ in range(6):
+            node.runtime.sleep(3 * GRACE_S + 2000.0)
+            with suppress(*GAVE_UP):
+                sweep(db, NAME, apply=True, **EVERYTHING)
+            with suppress(*GAVE_UP):
+                fold(db, NAME)
+        return True
+
+    def _check_log(self, store, head):
+        slots = [(number_of(info.key), info.size) for info in store.list(USERS.wal)]
+        headers = peek_headers(LocalExecutor(store.runtime), store, USERS, slots)
+        batches = {lsn for lsn, header in headers.items() if header.kind is WalKind.BATCHES}
+        folded = {lsn for lsn in batches if lsn < head.wal_floor - 1}
+        assert not folded, f"batches {folded} are folded, and still there"
+
+
+# --- actors -----------------------------------------------------------------------------
+
+
+def compact_some(world, node, count, pause_s=4.0, *, strategy="tiered"):
+    """Compact, job by job, as a background compactor does: waiting for others, stepping down."""
+    compactor = Compactor(Database(node.store()), NAME, strategy, **TINY)
+    for _ in range(count):
+        node.runtime.sleep(node.runtime.uniform(0.0, pause_s))
+        with suppress(*GAVE_UP):
+            compactor.step()
+    with suppress(*GAVE_UP):
+        compactor.close()
+
+
+def load_by_job(world, node, count, *, replace=False):
+    """Run real bulk jobs; with `replace`, everything that was there before goes."""
+    for number in range(count):
+        rows = {k.encode(): f"{node.name}-{number}-{k}".encode() for k in KEYS[:2]}
+        with suppress(*GAVE_UP):
+            everything = KeyRange() if replace else None
+            job = BulkJob(Database(node.store()), NAME, replace=everything, lease_ttl_s=GRACE_S)
+            batch = Batch()
+            for key, value in rows.items():
+                batch.put(key, value)
+            ops = batch.encode(job.schema, 1 << 20, 0).ops
+            staged = job.staging.stage([sorted_rows(staged_rows(ops))], everything)
+            world.truth.note_staged(staged, rows, replaces=replace)
+            world.told.ingests.append(job.commit(staged).lsn)
+        node.runtime.sleep(node.runtime.uniform(0.0, 2.0))
+
+
+def write_with_background(world, node, count, *, pause_s=1.0, **settings):
+    """Write, and take a background step now and then, in whatever order."""
+    with suppress(*GAVE_UP):
+        writer = open_writer(world, node, **settings)
+        wanted = BackgroundSettings(
+            fold_bytes=1,
+            fold_interval_s=0.0,
+            sweep_interval_s=1.0,
+            retain_generations_s=0.0,
+            requests_per_s=0,
+            bytes_per_s=0,
+        )
+        worker = Background(Database(node.store()), writer, wanted)
+        worker._compactor.settings = CompactSettings().changed(TINY)
+        for number in range(count):
+            if node.runtime.uniform(0.0, 1.0) < 0.5:
+                with suppress(*GAVE_UP):
+                    worker.step()
+            key = KEYS[number % len(KEYS)]
+            if number % 5 == 4:
+                world.told.delete(writer, key)
+            else:
+                world.told.put(writer, key, f"{node.name}-{number}".encode())
+            node.runtime.sleep(node.runtime.uniform(0.0, pause_s))
+
+
+def snapshot_some(world, node, count, pause_s=6.0):
+    """Take snapshots, and look much later: exactly the rows of that moment are still there."""
+    db = Database(node.store())
+    for _ in range(count):
+        node.runtime.sleep(node.runtime.uniform(0.0, pause_s))
+        with suppress(*GAVE_UP):
+            snapshot = db.snapshot(NAME, ttl_s=None)
+            node.runtime.sleep(node.runtime.uniform(0.0, 5 * GRACE_S))
+            with db.reader(NAME, snapshot=snapshot) as reader:
+                world.told.seen.append((node.name, reader.last_lsn, dict(reader.scan())))
+            snapshot.release()
+
+
+def read_slowly(world, node, count):
+    """Read a pinned view row by row, with naps longer than every grace between the rows."""
+    for _ in range(count):
+        with suppress(*GAVE_UP), _pinned(node) as reader:
+            rows, lsn = {}, reader.last_lsn
+            for key, value in reader.scan():
+                rows[key] = value
+                node.runtime.sleep(node.runtime.uniform(0.0, 2 * GRACE_S))
+            world.told.seen.append((node.name, lsn, rows))
+
+
+def _pinned(node):
+    return Database(node.store()).reader(NAME, pin=True, lease_ttl_s=4 * GRACE_S)
+
+
+# --- scenarios --------------------------------------------------------------------------
+
+
+def rival_compactors(sim):
+    """Two compactors, of either strategy, beside a writer, folds and a sweep."""
+    world = JobWorld(sim, grace_s=GRACE_S)
+    strategies = [("tiered", "leveled")[sim.choices.pick(2)] for _ in range(2)]
+    world.start("w1", write, 8, pause_s=2.0)
+    world.start("folder", fold_some, 6, 2.0)
+    for number, strategy in enumerate(strategies):
+        world.start(f"c{number}", compact_some, 4, strategy=strategy)
+    world.start("sweeper", sweep_some, 3)
+    world.start("reader", read_some, 3, 8.0)
+    sim.run()
+    world.check()
+
+
+def jobs_and_pins(sim):
+    """Loads, compactions and sweeps around snapshots and readers that take their time."""
+    world = JobWorld(sim, grace_s=GRACE_S)
+    world.start("w1", write, 6, pause_s=3.0)
+    world.start("j1", load_by_job, 2, after_s=6.0)
+    world.start("j2", load_by_job, 1, replace=True, after_s=12.0)
+    world.start("folder", fold_some, 5, 4.0)
+    world.start("c1", compact_some, 4, 6.0)
+    world.start("s1", snapshot_some, 2)
+    world.start("r1", read_slowly, 2, after_s=5.0)
+    world.start("sweeper", sweep_some, 4)
+    sim.run()
+    world.check()
+
+
+def background_beside_others(sim):
+    """Two writers that do their own background work, and jobs that are run elsewhere."""
+    world = JobWorld(sim, grace_s=GRACE_S)
+    world.start("w1", write_with_background, 8)
+    world.start("w2", write_with_background, 6, after_s=12.0)
+    world.start("c1", compact_some, 2, 8.0)
+    world.start("folder", fold_some, 2, 8.0)
+    world.start("j1", load_by_job, 1, after_s=8.0)
+    sim.run()
+    world.check()
+
+
+def hardly_any_grace(sim):
+    """The same with a grace period that every other request outlasts."""
+    world = JobWorld(sim, grace_s=0.5)
+    world.start("w1", write_with_background, 5)
+    world.start("c1", compact_some, 2, 3.0)
+    world.start("sweeper", sweep_some, 3, 2.0)
+    world.start("j1", load_by_job, 1, after_s=4.0)
+    world.start("reader", read_some, 3, 2.0)
+    sim.run()
+    world.check()

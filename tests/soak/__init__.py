@@ -1,0 +1,1 @@
+"""The soak: everything at once on a real server, and everything killed every few seconds."""

@@ -1,0 +1,276 @@
+"""A driver in a process of its own, for tests that kill it or its executors.
+
+    python driver.py cluster URL     executors are processes: a task fails after its upload, an
+                                     executor is killed in the middle of a load, and in the end
+                                     this driver dies right after a commit
+    python driver.py speculate URL   two workers with addresses of their own, since Spark never
+                                     runs two attempts of a task on one host
+    python driver.py dies URL        dies before its commit
+    python driver.py connect URL     the same writes over Spark Connect
+
+Prints one line of JSON for each scenario that went through. Run as a program, so that its
+classes travel to the workers by value.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyspark
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+
+import reef
+import reef.spark
+from reef.jobs import BulkJob
+from reef.spark.sink import ReefWriter
+from tests.servers.base import free_port
+
+ROWS = 4000
+SLOW_S = 200
+
+
+def told(scenario, **facts):
+    """Print what happened."""
+    print(json.dumps({"scenario": scenario, **facts}), flush=True)
+
+
+def session(master, **config):
+    """Start a session."""
+    builder = SparkSession.builder.master(master)
+    quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+    for name, value in {**quiet, "spark.log.level": "ERROR", **config}.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def numbers(spark, partitions=4):
+    """Return rows in no order."""
+    rows = spark.range(ROWS, numPartitions=partitions)
+    return rows.selectExpr(f"lpad(id * 7919 % {ROWS}, 6, '0') AS id", "id AS n")
+
+
+def slow(df, seconds):
+    """Return the same rows, each partition after some time."""
+
+    def wait(batches):
+        time.sleep(seconds)
+        yield from batches
+
+    return df.mapInArrow(wait, df.schema)
+
+
+# --- executors --------------------------------------------------------------------------
+
+
+def executors():
+    """Return the process ids of this driver's executors."""
+    parents, found = {}, []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text()
+                command = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
+            if b"CoarseGrainedExecutorBackend" in command and b"java" in command.split(b"\0")[0]:
+                found.append(int(entry.name))
+    return [pid for pid in found if os.getpid() in ancestors(pid, parents)]
+
+
+def ancestors(pid, parents):
+    """Return the processes above one."""
+    found = []
+    while pid in parents and pid > 1:
+        pid = parents[pid]
+        found.append(pid)
+    return found
+
+
+def kill_an_executor_when_a_segment_is_staged(db, name):
+    """Wait for the first upload of a load, then kill -9 an executor."""
+    prefix = f"namespaces/{name}/segments/"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not list(db.store.list(prefix)):
+        time.sleep(0.05)
+    victim = executors()[0]
+    os.kill(victim, signal.SIGKILL)
+    killed.append(victim)
+
+
+killed: list[int] = []
+
+
+def executor_killed(spark, url):
+    """A load goes on when an executor is killed after the first segment was staged."""
+    db = reef.open(url)
+    db.create("killed", reef.spark.target.arrow_columns(numbers(spark).schema, {}))
+    killer = threading.Thread(target=kill_an_executor_when_a_segment_is_staged, args=(db, "killed"))
+    killer.start()
+    # Partitions end one after the other: the kill strikes while others are at work.
+    late = numbers(spark).selectExpr("id", "n").repartitionByRange(6, "id")
+    report = reef.spark.bulk_load(
+        slow(late, 0.2), url, "killed", partitions=6, idempotency_key="k", count=False
+    )
+    killer.join()
+    again = reef.spark.bulk_load(numbers(spark), url, "killed", idempotency_key="k")
+    told("executor", killed=len(killed), lsn=report.lsn, rows=report.rows, again=again.replayed)
+
+
+# --- attempts ---------------------------------------------------------------------------
+
+
+class FailsOnce(ReefWriter):
+    """A task fails after its upload, the first time."""
+
+    def write(self, iterator):
+        """Stage, then fail."""
+        message = super().write(iterator)
+        context = TaskContext.get()
+        if context.attemptNumber() == 0 and context.partitionId() == 1:
+            raise OSError("lost after the upload")
+        return message
+
+
+class SlowOnce(ReefWriter):
+    """A task takes long after its upload, so that Spark runs it a second time beside it."""
+
+    def write(self, iterator):
+        """Stage, then wait."""
+        message = super().write(iterator)
+        context = TaskContext.get()
+        if context.attemptNumber() == 0 and context.partitionId() == 1:
+            time.sleep(SLOW_S)
+        return message
+
+
+def source(kind, writer_class):
+    """Return a data source whose writer is another one."""
+
+    class Source(reef.spark.ReefSource):
+        @classmethod
+        def name(cls):
+            return kind
+
+        def writer(self, schema, overwrite):
+            return writer_class(self.options, schema, overwrite)
+
+    return Source
+
+
+def attempts(spark, url, kind, writer_class):
+    """Write with a task that runs twice, and both of them upload."""
+    spark.dataSource.register(source(kind, writer_class))
+    started = time.monotonic()
+    numbers(spark).write.format(kind).options(namespace=kind, key="id").mode("append").save(url)
+    told(kind, seconds=time.monotonic() - started)
+
+
+# --- the driver's own end -----------------------------------------------------------------
+
+
+def dies(spark, url, name, *, after):
+    """Load, and be killed before or after the commit."""
+    commit = BulkJob.commit
+
+    def killed_there(self, staged, **options):
+        if after:
+            commit(self, staged, **options)
+        told("dying", after=after, segments=len(staged))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    BulkJob.commit = killed_there
+    reef.spark.bulk_load(
+        numbers(spark), url, name, key="id", idempotency_key="k", partitions=2, count=False
+    )
+
+
+def connect(url):
+    """Append, overwrite and bulk load over Spark Connect."""
+    spark = SparkSession.builder.remote("local[2]").getOrCreate()
+    df = numbers(spark, 2)
+    df.write.format("reef").options(namespace="c", key="id").mode("append").save(url)
+    appended = reef.open(url).reader("c")
+    told("append", rows=sum(1 for _ in appended.scan()))
+    small = df.where("n < 50")
+    small.write.format("reef").options(namespace="c").mode("overwrite").save(url)
+    told("overwrite", rows=sum(1 for _ in reef.open(url).reader("c").scan()))
+    try:
+        df.union(small).write.format("reef").options(namespace="c").mode("append").save(url)
+    except Exception as error:
+        told("refused", clearly="keys of this load come more than once" in str(error))
+    report = reef.spark.bulk_load(df, url, "c", partitions=2)
+    told("bulk_load", rows=report.rows, segments=report.segments, module=type(df).__module__)
+    again = reef.spark.bulk_load(small, url, "c2", key="id", progress=lambda step: None)
+    told("partitions", chosen=again.partitions)
+    spark.stop()
+
+
+@contextmanager
+def two_hosts():
+    """Run a master and two workers, on addresses of their own; give the master's."""
+    program = Path(pyspark.__file__).parent / "bin" / "spark-class"
+    port = free_port()
+    environment = {**os.environ, "SPARK_WORKER_DIR": os.getcwd()}
+    environment.pop("SPARK_LOCAL_IP", None)
+    master = ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port)]
+    commands = [[*master, "--webui-port", str(free_port())]]
+    for host in ("127.0.0.1", "127.0.0.2"):
+        worker = ["org.apache.spark.deploy.worker.Worker", f"spark://127.0.0.1:{port}"]
+        limits = ["--cores", "1", "--memory", "1g", "--webui-port", str(free_port())]
+        commands.append([*worker, "--host", host, *limits])
+    running = [
+        subprocess.Popen([program, *command], env=environment, stderr=subprocess.DEVNULL)
+        for command in commands
+    ]
+    try:
+        yield f"spark://127.0.0.1:{port}"
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def speculate(url):
+    """A task that takes long is run a second time beside itself; both upload."""
+    config = {
+        "spark.speculation": "true",
+        "spark.speculation.interval": "100ms",
+        "spark.speculation.multiplier": "1.1",
+        "spark.speculation.quantile": "0.5",
+        "spark.speculation.minTaskRuntime": "1s",
+        "spark.executor.memory": "512m",
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
+        "spark.cores.max": "2",
+    }
+    with two_hosts() as master:
+        spark = session(master, **config)
+        attempts(spark, url, "slowonce", SlowOnce)
+        spark.stop()
+
+
+def main(what, url):
+    """Run what is asked for."""
+    if what == "connect":
+        connect(url)
+    elif what == "dies":
+        dies(session("local[2]"), url, "before", after=False)
+    elif what == "speculate":
+        speculate(url)
+    else:
+        spark = session("local-cluster[2,1,1024]", **{"spark.executor.memory": "512m"})
+        attempts(spark, url, "failsonce", FailsOnce)
+        executor_killed(spark, url)
+        dies(spark, url, "after", after=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

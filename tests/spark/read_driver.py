@@ -1,0 +1,116 @@
+"""A driver in a process of its own: only one kind of session fits into one.
+
+    python -m tests.spark.read_driver MASTER INPUT.json OUTPUT.json
+
+Runs the checks that the input names for each bucket, and writes down what they returned, or how
+they failed. MASTER is Spark's, or `connect` for a server of Spark Connect beside it.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import reef
+import reef.spark
+from tests.spark import tasks
+
+
+def main(master, given, output):
+    """Run all checks; never raise, so that each test sees its own failure."""
+    spark = session(master)
+    found = {}
+    for name, bucket in json.loads(Path(given).read_text()).items():
+        for check in [globals()[word] for word in bucket["checks"]]:
+            try:
+                found[f"{name} {check.__name__}"] = check(spark, bucket)
+            except Exception as error:
+                found[f"{name} {check.__name__}"] = f"{type(error).__name__}: {error}"
+    found["driver"] = os.getpid()
+    Path(output).write_text(json.dumps(found))
+    spark.stop()
+
+
+def session(master):
+    """Return a session of the kind that is asked for."""
+    from pyspark.sql import SparkSession
+
+    kind = SparkSession.builder
+    if master == "connect":
+        os.environ["SPARK_TESTING"] = "1"  # any free port: 15002 may be taken
+        kind = kind.remote("local[2]")
+    else:
+        kind = kind.master(master)
+    for name, value in {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.log.level": "ERROR",
+        "spark.executor.memory": "512m",
+    }.items():
+        kind = kind.config(name, value)
+    return kind.getOrCreate()
+
+
+def opened(bucket):
+    """Return the database of a bucket."""
+    return reef.open(bucket["url"], **bucket["options"])
+
+
+def table(spark, bucket, namespace="events"):
+    """Return a table of a bucket, with its options."""
+    return reef.spark.table(spark, bucket["url"], namespace, **bucket["options"])
+
+
+def read_rows(spark, bucket):
+    """All rows, read by several tasks."""
+    df = table(spark, bucket).option(splitBytes=20_000).select("id", "n").df()
+    return sorted([row["id"], row["n"]] for row in df.collect())
+
+
+def read_some(spark, bucket):
+    """A range, a condition and one of Spark's own."""
+    df = table(spark, bucket).range("k0000100", "k0000200").where("n >= 150").df()
+    return sorted(row["n"] for row in df.filter("n % 2 = 0").collect())
+
+
+def refuse(spark, bucket):
+    """The message of a namespace that is not there."""
+    try:
+        table(spark, bucket, "nope").df().count()
+    except Exception as error:
+        return str(error)
+    return "nothing was refused"
+
+
+def run_tasks(spark, bucket):
+    """Who ran the tasks of an executor, and what was counted."""
+    executor = reef.spark.executor(spark)
+    store = opened(bucket).store
+    found = executor.map(tasks.touch, [tasks.Touch(store, n) for n in range(4)])
+    return {
+        "numbers": [number for number, _, _ in found],
+        "processes": [process for _, process, _ in found],
+        "parents": [parent for _, _, parent in found],
+        "puts": tasks.puts(executor),
+    }
+
+
+def fail_tasks(spark, bucket):
+    """The error of a task, as it came back."""
+    try:
+        reef.spark.executor(spark).map(tasks.fail, [0, 1, 2, 3])
+    except reef.ConflictError as error:
+        return [error.message, error.hint, error.context]
+    return "nothing failed"
+
+
+def fold_log(spark, bucket):
+    """A fold by Spark, and the rows after it."""
+    db = opened(bucket)
+    report = reef.jobs.fold(db, "events", executor=reef.spark.executor(spark))
+    return {"published": report.published, "rows": read_rows(spark, bucket)}
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

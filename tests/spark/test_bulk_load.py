@@ -1,0 +1,209 @@
+"""Bulk loads with a real session: reports, refusals, and a live writer beside them."""
+
+import threading
+from itertools import pairwise
+
+import pyarrow as pa
+import pytest
+
+import reef
+from reef.manifest.head import HeadFinder
+from reef.paths import Namespace
+from reef.spark.preflight import Preflight
+from tests.spark.writing import (
+    kinds_of,
+    leases_of,
+    named_segments,
+    numbers_of,
+    segments_of,
+    sweep_everything,
+)
+
+COLUMNS = pa.schema([("id", pa.string()), ("n", pa.int64())])
+
+
+@pytest.fixture(scope="module")
+def numbers(spark):
+    """Return rows in no order, over three partitions."""
+    rows = spark.range(3000).selectExpr("lpad(id * 7919 % 3000, 6, '0') AS id", "id AS n")
+    return rows.repartition(3).localCheckpoint()
+
+
+def model():
+    """Return what those rows are."""
+    return {f"{n * 7919 % 3000:06}": n for n in range(3000)}
+
+
+def ingested(db):
+    """Return the segments of the last ingest, in the order of their keys."""
+    entries = db.reader("t")._tail.view().memtable.ingested
+    last = max(entry.visible_lsn for entry in entries)
+    found = [entry for entry in entries if entry.visible_lsn == last]
+    return sorted(found, key=lambda entry: entry.min_key)
+
+
+def test_a_load_makes_a_namespace_of_segments_that_do_not_overlap(spark, numbers, db, url):
+    """One ingest, each range of keys in one segment; the report says what was done and when."""
+    steps = []
+    batch_rows = spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")
+    report = reef.spark.bulk_load(numbers, url, "t", key="id", partitions=3, progress=steps.append)
+    assert numbers_of(db) == model()
+    assert kinds_of(db) == ["begin", "ingest"]
+    entries = ingested(db)
+    assert [entry.rows for entry in entries] != [3000]
+    assert all(a.max_key < b.min_key for a, b in pairwise(entries))
+    assert (report.rows, report.segments, report.partitions) == (3000, 3, 3)
+    assert (report.lsn, report.replayed, report.duplicates, report.spilled) == (2, False, 0, 0)
+    assert report.bytes == sum(entry.size for entry in entries)
+    assert 1.0 <= report.skew < 1.5
+    assert list(report.seconds) == ["check", "begin", "stage", "commit"]
+    assert set(report.task_seconds) == {"receive", "check", "sort and write"}
+    assert report.to_dict()["checks"]["rows"] == 3000
+    told = [step.stage for step in steps if step.stage != "staging"]
+    assert told == ["check", "checked", "begin", "stage", "commit", "committed"]
+    assert steps[1].checks == report.checks
+    assert spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch") == batch_rows
+    assert leases_of(db) == []
+
+
+def test_a_load_with_a_key_that_was_used_changes_nothing(numbers, db, url):
+    """No task runs, and the receipt is the first one's; also for another DataFrame."""
+    first = reef.spark.bulk_load(numbers, url, "t", key="id", idempotency_key="monday")
+    before = segments_of(db)
+    again = reef.spark.bulk_load(
+        numbers.limit(1), url, "t", idempotency_key="monday", replace=True, count=False
+    )
+    assert (again.lsn, again.rows, again.replayed) == (first.lsn, 3000, True)
+    assert (again.segments, again.bytes) == (0, 0)
+    assert segments_of(db) == before
+    assert len(numbers_of(db)) == 3000
+
+
+def test_replace_leaves_exactly_the_loaded_rows(numbers, db, url):
+    """Also keys before the first and after the last of the load."""
+    db.create("t", COLUMNS)
+    with db.writer("t", background=False) as writer:
+        writer.upsert([{"id": key, "n": -1} for key in ("!", "000001", "000001x", "zzz")])
+    reef.jobs.fold(db, "t")
+    reef.spark.bulk_load(numbers, url, "t", replace=True, partitions=3)
+    for _ in range(2):
+        assert numbers_of(db) == model()
+        reef.jobs.fold(db, "t")
+    reef.spark.bulk_load(numbers.limit(0), url, "t", replace=True)
+    assert numbers_of(db) == {}
+
+
+def test_an_order_column_decides_wherever_the_rows_are(numbers, db, url):
+    """All rows of a key meet in one task. Without an order, a key twice is refused (H38)."""
+    more = numbers.where("n < 100").selectExpr("id", "n + 10000 AS n", "2 AS _turn")
+    both = (
+        numbers.selectExpr("id", "n", "1 AS _turn")
+        .union(more)
+        .union(more.selectExpr("id", "-n AS n", "0 AS _turn"))
+    )
+    twice = numbers.union(numbers.where("n = 5"))
+    with pytest.raises(reef.InvalidInputError, match="comes more than once"):
+        reef.spark.bulk_load(twice, url, "t", key="id", partitions=2)
+    assert kinds_of(db) == ["begin", "abort"]
+    assert numbers_of(db) == {}
+    assert sweep_everything(db) == set()
+    report = reef.spark.bulk_load(both, url, "t", duplicates="order", order_by="_turn")
+    assert numbers_of(db) == {k: n + 10_000 if n < 100 else n for k, n in model().items()}
+    assert (report.rows, report.duplicates) == (3000, 200)
+    draw = twice.selectExpr("id", "n", "1 AS _turn")
+    with pytest.raises(reef.InvalidInputError, match="same place in the order column"):
+        reef.spark.bulk_load(draw, url, "t", duplicates="order", order_by="_turn")
+
+
+@pytest.mark.parametrize(
+    ("bad", "options", "why"),
+    [
+        (["nullif(id, '000007') AS id", "n"], {}, "column id: 1 keys are null"),
+        (["nullif(id, '000007') AS id", "n"], {"count": False}, "a key cannot be null"),
+        (["replace(id, '000007', '') AS id", "n"], {}, "1 keys do not have 1 to 65535 bytes"),
+        (["id", "CAST(n AS STRING) AS n"], {}, "column n: int64 expected"),
+        (["id", "n + 0.5 AS n"], {}, "column n"),
+        (["id", "n AS m"], {}, "column m: there is no such column"),
+        (["id", "n"], {"key": "n"}, "is 'id', not 'n'"),
+        (["id", "n"], {"duplicates": "order"}, "go together"),
+    ],
+)
+def test_bad_input_is_told_before_anything_is_written(numbers, db, url, bad, options, why):
+    """Pre-flight finds it where it can; what only tasks can find leaves an aborted job."""
+    db.create("t", COLUMNS)
+    with pytest.raises(reef.InvalidInputError, match=why):
+        reef.spark.bulk_load(numbers.selectExpr(*bad), url, "t", **options)
+    assert kinds_of(db) == (["begin", "abort"] if options.get("count") is False else [])
+    assert numbers_of(db) == {}
+    assert leases_of(db) == []
+
+
+def test_an_unknown_namespace_without_a_key_is_not_made(numbers, db, url):
+    """And neither is one whose load pre-flight refuses."""
+    with pytest.raises(reef.NotFoundError, match="there is no namespace t"):
+        reef.spark.bulk_load(numbers, url, "t")
+    with pytest.raises(reef.InvalidInputError, match="keys are null"):
+        reef.spark.bulk_load(numbers.selectExpr("nullif(id, '000007') AS id"), url, "t", key="id")
+    assert db.namespaces() == []
+
+
+def test_preflight_alone(numbers, db, url):
+    """What a load would find, without one."""
+    found = reef.spark.preflight(
+        numbers.selectExpr("nullif(id, '000007') AS id", "n"), url, "t", key="id"
+    )
+    assert isinstance(found, Preflight)
+    assert (found.rows, found.null_keys, found.longest_key) == (3000, 1, 6)
+    assert (found.creates, found.columns, found.partitions) == (True, ("id", "n"), 1)
+    assert found.problems == ("column id: 1 keys are null",)
+    assert db.namespaces() == []
+
+
+def test_runs_on_disk_change_nothing(numbers, db, url):
+    """A task that may hold next to nothing sorts by way of files."""
+    report = reef.spark.bulk_load(numbers, url, "t", key="id", partitions=2, sort_bytes=20_000)
+    assert report.spilled > 0
+    assert numbers_of(db) == model()
+    assert all(a.max_key < b.min_key for a, b in pairwise(ingested(db)))
+
+
+def test_live_rows_written_during_a_load_are_where_they_belong(numbers, db, url):
+    """H45, H46: the writer is never fenced, its writes never swap, and later LSNs win."""
+    db.create("t", COLUMNS)
+    writes = []
+    over = threading.Event()
+
+    def live():
+        with db.writer("t", max_parallel_writes=4, background=False) as writer:
+            turn = 0
+            while not over.is_set():
+                turn += 1
+                keys = [f"{(turn * 31 + at) % 3300:06}" for at in range(0, 60, 3)]
+                rows = [{"id": key, "n": -turn} for key in keys]
+                writes.append((keys, -turn, writer.upsert(rows, wait=False)))
+            assert all(later.result().lsn for _, _, later in writes)
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    try:
+        report = reef.spark.bulk_load(numbers, url, "t", partitions=2)
+    finally:
+        over.set()
+        thread.join()
+    lsns = [later.result().lsn for _, _, later in writes]
+    assert lsns == sorted(lsns), "its own writes never swap"
+    assert lsns[0] < report.lsn < lsns[-1]
+    expected = {}
+    for (keys, n, _), lsn in zip(writes, lsns, strict=True):
+        if lsn < report.lsn:
+            expected |= dict.fromkeys(keys, n)
+    expected |= model()
+    for (keys, n, _), lsn in zip(writes, lsns, strict=True):
+        if lsn > report.lsn:
+            expected |= dict.fromkeys(keys, n)
+    for _ in range(2):
+        assert numbers_of(db) == expected
+        reef.jobs.fold(db, "t")
+    head = HeadFinder(db.store, Namespace("t")).find().manifest
+    assert head.writer_epoch == 1
+    assert named_segments(db) >= {segment.id for segment in head.segments}

@@ -1,0 +1,97 @@
+"""Jobs on Spark: the same tasks as with threads, and so the same rows and the same set hash."""
+
+import random
+import shutil
+
+import pytest
+
+import reef
+import reef.spark
+from reef.cli.main import run
+from reef.jobs import compact, export, fold, rebuild, verify
+from reef.manifest.head import HeadFinder
+from reef.manifest.sums import total
+from reef.paths import Namespace
+
+NAME = "events"
+SMALL = {"tier_bytes": 1, "tier_segments_min": 2, "segment_rows_max": 60}
+"""Every few rows are worth a task of their own."""
+
+
+def history(db, seed):
+    """Write, delete and load at random, with folds in between: several segments and a log."""
+    chance = random.Random(seed)
+    with db.writer(NAME, background=False) as writer:
+        for _ in range(6):
+            for _ in range(chance.randrange(1, 5)):
+                batch = reef.Batch()
+                for _ in range(40):
+                    batch.put(f"k{chance.randrange(300):04}", chance.randbytes(20))
+                writer.write(batch)
+            first = chance.randrange(300)
+            writer.delete(f"k{first:04}")
+            writer.delete_range(f"k{first:04}", f"k{first + 20:04}")
+            if chance.random() < 0.7:
+                fold(db, NAME)
+        keys = [b"k%04d" % number for number in range(0, 300, 7)]
+        values = [chance.randbytes(20) for _ in keys]
+        reef.jobs.ingest(db, NAME, {"id": keys, "value": values})
+
+
+def state(db):
+    """Return the rows, and what the segments' set hashes add up to."""
+    manifest = HeadFinder(db.store, Namespace(NAME)).find().manifest
+    return dict(db.reader(NAME).scan()), total(manifest.segments), manifest.wal_floor
+
+
+@pytest.fixture(params=[1, 2])
+def twins(tmp_path, request):
+    """Give the same random history twice."""
+    for name in ("threads", "spark"):
+        if name == "spark":
+            shutil.copytree(tmp_path / "threads", tmp_path / "spark")
+        else:
+            history(reef.open(str(tmp_path / name)), request.param)
+    return reef.open(str(tmp_path / "threads")), reef.open(str(tmp_path / "spark"))
+
+
+def test_fold_and_compaction_give_the_same_as_with_threads(spark, twins):
+    """Rows, set hash and floor are equal after each step; a deep verification finds nothing."""
+    executor = reef.spark.executor(spark)
+    threads, on_spark = twins
+    before = state(threads)[0]
+    fold(threads, NAME)
+    fold(on_spark, NAME, executor=executor)
+    assert state(on_spark) == state(threads)
+    here = compact(threads, NAME, full=True, **SMALL)
+    there = compact(on_spark, NAME, full=True, executor=executor, **SMALL)
+    assert there.outputs == here.outputs > 1
+    assert (there.read, there.dropped, there.made) == (here.read, here.dropped, here.made)
+    assert state(on_spark) == state(threads)
+    assert state(on_spark)[0] == before
+    assert verify(on_spark, NAME, deep=True, executor=executor).problems == []
+
+
+def test_rebuild_and_export_run_on_spark_too(spark, twins, tmp_path):
+    """The same report, the same files."""
+    executor = reef.spark.executor(spark)
+    threads, on_spark = twins
+    here, there = rebuild(threads, NAME), rebuild(on_spark, NAME, executor=executor)
+    assert there.rows_equal
+    assert there.to_dict() == here.to_dict()
+    first = export(threads, NAME, str(tmp_path / "a"), rows_per_file=50)
+    second = export(on_spark, NAME, str(tmp_path / "b"), rows_per_file=50, executor=executor)
+    assert (second.rows, second.files) == (first.rows, first.files)
+
+
+def test_commands_run_on_spark(spark, twins, tmp_path, capsys):
+    """`--engine spark --master …` for each of them; a session that is there is used."""
+    _, db = twins
+    where = db.store.url.removeprefix("file://")
+    before = state(db)[0]
+    on_spark = ["--engine", "spark", "--master", "local[2]"]
+    for words in (["index"], ["compact"], ["verify", "--deep"], ["rebuild"]):
+        command, *options = words
+        assert run([command, where, NAME, *options, *on_spark]) == 0, capsys.readouterr()
+    assert run(["export", where, NAME, str(tmp_path / "out"), *on_spark]) == 0, capsys.readouterr()
+    assert state(db)[0] == before

@@ -1,0 +1,150 @@
+"""Kills: executors and drivers die at bad moments; what is visible is exact every time.
+
+Each driver is a process of its own (`tests/spark/driver.py`), so that it can die.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import reef
+from tests.spark.driver import ROWS, SLOW_S
+from tests.spark.writing import (
+    kinds_of,
+    leases_of,
+    named_segments,
+    numbers_of,
+    segments_of,
+    sweep_everything,
+)
+
+pytestmark = pytest.mark.slow
+
+DRIVER = Path(__file__).parent / "driver.py"
+MODEL = {f"{n * 7919 % ROWS:06}": n for n in range(ROWS)}
+
+
+def drive(what, url, cwd, timeout_s=280):
+    """Run a driver to its end, natural or not; return what it told, by scenario."""
+    environment = {**os.environ, "PYTHONPATH": str(DRIVER.parents[2])}
+    done = subprocess.run(
+        [sys.executable, str(DRIVER), what, str(url)],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    found = {}
+    for line in done.stdout.splitlines():
+        if line.startswith("{"):
+            facts = json.loads(line)
+            found[facts.pop("scenario")] = facts
+    return done.returncode, found, done.stderr[-3000:]
+
+
+@pytest.fixture(scope="module")
+def cluster(spark_home, tmp_path_factory):
+    """Run all scenarios on a cluster of two executor processes, one after the other."""
+    home = tmp_path_factory.mktemp("cluster")
+    code, found, errors = drive("cluster", home / "bucket", home)
+    return reef.open(str(home / "bucket")), code, found, errors
+
+
+@pytest.mark.timeout(600)
+def test_H39_a_task_that_fails_after_its_upload(cluster):
+    """H39: it runs again, and what the first attempt staged is seen by nobody, and swept."""
+    db, _, found, errors = cluster
+    assert "failsonce" in found, errors
+    assert numbers_of(db, "failsonce") == MODEL
+    staged = segments_of(db, "failsonce")
+    named = named_segments(db, "failsonce")
+    assert len(named) == 4
+    assert len(staged) == 5
+    assert sweep_everything(db, "failsonce") == named
+    assert numbers_of(db, "failsonce") == MODEL
+
+
+@pytest.mark.timeout(600)
+def test_H39_speculation_counts_one_attempt_of_each_task(spark_home, tmp_path):
+    """H39: two attempts run side by side and both upload; one of them counts."""
+    code, found, errors = drive("speculate", tmp_path / "bucket", tmp_path)
+    assert code == 0, errors
+    assert found["slowonce"]["seconds"] < SLOW_S, "the second attempt was the faster one"
+    db = reef.open(str(tmp_path / "bucket"))
+    assert numbers_of(db, "slowonce") == MODEL
+    named = named_segments(db, "slowonce")
+    assert len(named) == 4
+    assert len(segments_of(db, "slowonce")) >= 5
+    assert sweep_everything(db, "slowonce") == named
+    assert numbers_of(db, "slowonce") == MODEL
+
+
+@pytest.mark.timeout(600)
+def test_H38_an_executor_that_is_killed_in_the_middle_of_a_load(cluster):
+    """H38: its tasks run elsewhere, every row arrives once; a rerun changes nothing."""
+    db, _, found, errors = cluster
+    assert "executor" in found, errors
+    assert found["executor"]["killed"] == 1
+    assert found["executor"]["rows"] == ROWS
+    assert found["executor"]["again"]
+    assert numbers_of(db, "killed") == MODEL
+    assert kinds_of(db, "killed") == ["begin", "ingest"]
+    assert leases_of(db, "killed") == []
+    assert sweep_everything(db, "killed") == named_segments(db, "killed")
+
+
+@pytest.mark.timeout(600)
+def test_H31_a_driver_that_dies_after_its_commit(cluster, spark):
+    """H31: the rows are there; the rerun with the same key is told so, and stages nothing."""
+    db, code, found, errors = cluster
+    assert found.get("dying") == {"after": True, "segments": 2}, errors
+    assert code < 0
+    assert numbers_of(db, "after") == MODEL
+    named = named_segments(db, "after")
+    rerun = spark.range(5).selectExpr("CAST(id AS STRING) AS id", "id AS n")
+    url = db.store.url.removeprefix("file://")
+    report = reef.spark.bulk_load(rerun, url, "after", idempotency_key="k")
+    assert (report.replayed, report.rows) == (True, ROWS)
+    assert sweep_everything(db, "after") == named
+    assert numbers_of(db, "after") == MODEL
+
+
+@pytest.mark.timeout(600)
+def test_H28_a_driver_that_dies_before_its_commit(spark_home, spark, tmp_path):
+    """H28: nothing is seen of it; the rerun loads everything, and the sweep takes the rest."""
+    url = str(tmp_path / "bucket")
+    code, found, errors = drive("dies", url, tmp_path)
+    assert found.get("dying") == {"after": False, "segments": 2}, errors
+    assert code < 0
+    db = reef.open(url)
+    assert numbers_of(db, "before") == {}
+    assert len(segments_of(db, "before")) == 2
+    assert len(leases_of(db, "before")) == 1
+    rows = spark.range(ROWS).selectExpr(f"lpad(id * 7919 % {ROWS}, 6, '0') AS id", "id AS n")
+    report = reef.spark.bulk_load(rows, url, "before", idempotency_key="k", partitions=2)
+    assert (report.replayed, report.rows) == (False, ROWS)
+    assert numbers_of(db, "before") == MODEL
+    assert sweep_everything(db, "before") == named_segments(db, "before")
+    assert numbers_of(db, "before") == MODEL
+    assert kinds_of(db, "before") == ["begin", "begin", "ingest", "abort"]
+
+
+@pytest.mark.timeout(600)
+def test_spark_connect_appends_overwrites_and_loads(spark_home, tmp_path):
+    """A remote session has no RDDs; writes run on its server, a load is driven by its client."""
+    url = str(tmp_path / "bucket")
+    code, found, errors = drive("connect", url, tmp_path)
+    assert code == 0, errors
+    assert found["append"] == {"rows": ROWS}
+    assert found["overwrite"] == {"rows": 50}
+    assert found["refused"] == {"clearly": True}
+    assert found["bulk_load"]["rows"] == ROWS
+    assert "connect" in found["bulk_load"]["module"]
+    assert found["partitions"]["chosen"] == 1
+    assert numbers_of(reef.open(url), "c") == MODEL
