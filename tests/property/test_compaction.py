@@ -183,4 +183,4 @@ class Compaction(RuleBasedStateMachine):
 
 
 TestCompaction = Compaction.TestCase
-TestCompaction.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestCompaction.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)

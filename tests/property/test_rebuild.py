@@ -47,7 +47,7 @@ OPS = st.lists(
 )
 PAST = datetime.datetime(2001, 1, 1, tzinfo=datetime.UTC)
 SCHEMA = pa.schema([("id", pa.string()), ("x", pa.int64()), ("y", pa.int64())])
-EXAMPLES = int(os.environ.get("REEF_REBUILD_EXAMPLES", "25"))
+EXAMPLES = int(os.environ.get("REEF_REBUILD_EXAMPLES", "10"))
 """Some seconds for everyday use; hundreds for a long look."""
 SIZES = st.sampled_from([50, 200, 10_000])
 

@@ -25,7 +25,7 @@ CHECKS = {
 EXPECTED = [[f"k{n:07d}", -1 if n < 10 else n] for n in range(600) if n != 20]
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=["cluster", pytest.param("connect", marks=pytest.mark.slow)])
 def found(request, spark_home, tmp_path_factory, seaweedfs):
     """What a driver of this kind found, on a directory and on a real S3 server."""
     kind = request.param
