@@ -145,10 +145,11 @@ def test_a_writer_folds_by_itself(tmp_path):
 def test_it_can_be_turned_off(tmp_path):
     """`background=False`: no thread, nothing folded."""
     db = reef.open(str(tmp_path))
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with db.writer(NAME, background=False) as writer:
         assert writer.background is None
-        assert threading.active_count() == before
+        new = set(threading.enumerate()) - before
+        assert not [thread for thread in new if thread.name == "background"]
 
 
 def test_backpressure_ends_when_the_background_folds(tmp_path):
@@ -177,13 +178,13 @@ def test_pause_stops_the_work_and_resume_lets_it_go_on(tmp_path):
 def test_close_ends_it_even_in_the_middle_of_something(tmp_path):
     """A paused fold does not hold up the end; its orphans are the sweep's."""
     db = reef.open(str(tmp_path))
-    before = threading.active_count()
     writer = db.writer(NAME, background=EAGER)
+    task = writer.background._task
     writer.background.pause()
     writer.put("k", b"v")
     time.sleep(0.1)
     writer.close()
-    wait_until(lambda: threading.active_count() <= before)
+    assert task.join(10)
     assert db.reader(NAME).get("k") == b"v"
 
 
