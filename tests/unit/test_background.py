@@ -37,6 +37,13 @@ def steps(writer, db, **settings):
     return Background(db, writer, BackgroundSettings().changed(wanted))
 
 
+def compact_from(worker, segments):
+    """Let so many segments be worth a compaction, however small they are."""
+    worker._compactor.settings = CompactSettings(
+        tier_bytes=1, tier_segments_min=segments, segment_bytes_min=0
+    )
+
+
 @pytest.fixture
 def db():
     """Give a database that does nothing by itself."""
@@ -97,9 +104,7 @@ def test_steps_compact_and_sweep_too(db):
     """Many folds make many segments; steps merge them, and later take what was merged away."""
     writer = db.writer(NAME)
     worker = steps(writer, db, sweep_interval_s=0.0)
-    worker._compactor.settings = CompactSettings(
-        tier_bytes=1, tier_segments_min=4, segment_bytes_min=0
-    )
+    compact_from(worker, 4)
     done = []
     for number in range(8):
         writer.put(f"k{number}", b"v" * 100)
@@ -116,9 +121,7 @@ def test_a_compactor_elsewhere_is_given_way_to(db):
     """The compactor epoch decides: a job that was taken over steps down without noise."""
     writer = db.writer(NAME)
     worker = steps(writer, db, sweep=False)
-    worker._compactor.settings = CompactSettings(
-        tier_bytes=1, tier_segments_min=2, segment_bytes_min=0
-    )
+    compact_from(worker, 2)
     for number in range(3):
         writer.put(f"k{number}", b"v")
         fold(db, NAME)
@@ -291,9 +294,7 @@ def test_a_fold_that_is_always_due_starves_nothing(db):
     """The kinds of work take turns."""
     writer = db.writer(NAME)
     worker = steps(writer, db, sweep_interval_s=0.0)
-    worker._compactor.settings = CompactSettings(
-        tier_bytes=1, tier_segments_min=4, segment_bytes_min=0
-    )
+    compact_from(worker, 4)
     done = []
     for number in range(20):
         writer.put(f"k{number}", b"v")
@@ -396,9 +397,7 @@ def test_the_role_of_compactor_is_given_up_at_the_end(db):
     """The next one does not have to wait to be sure."""
     writer = db.writer(NAME)
     worker = steps(writer, db, sweep=False)
-    worker._compactor.settings = CompactSettings(
-        tier_bytes=1, tier_segments_min=2, segment_bytes_min=0
-    )
+    compact_from(worker, 2)
     for number in range(3):
         writer.put(f"k{number}", b"v")
         fold(db, NAME)

@@ -14,7 +14,7 @@ from reef.engine.reading.cursors import Cursor, merged
 from reef.formats.block import Codec
 from reef.formats.manifest import SegmentEntry
 from reef.formats.schema import Schema
-from reef.formats.segment import Lineage, SegmentSummary
+from reef.formats.segment import Lineage
 from reef.formats.segment_tail import SegmentTail
 from reef.formats.segment_writer import SegmentWriter
 from reef.formats.versions import RangeTombstone, Versions
@@ -22,11 +22,12 @@ from reef.jobs.compact_join import Groups, can_join, join
 from reef.jobs.compact_merge import Merger, Tally
 from reef.jobs.compact_ranges import Other, clipped, fragments, needed
 from reef.jobs.compact_run import SegmentRun, read_tail
+from reef.jobs.segment_entries import entry_of
 from reef.paths import Namespace
 from reef.stores import Store
 from reef.types import KeyRange
 
-__all__ = ["CompactTask", "TaskResult", "entry_of", "run_compact_task", "write_trace"]
+__all__ = ["CompactTask", "TaskResult", "run_compact_task", "write_trace"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,25 +134,4 @@ def _writer(task: CompactTask, tombstones: Sequence[RangeTombstone]) -> SegmentW
         codec=Codec[task.settings.codec.upper()],
         group_bytes=task.settings.group_bytes,
         range_tombstones=tombstones,
-    )
-
-
-def entry_of(segment_id: str, summary: SegmentSummary) -> SegmentEntry:
-    """Return how a manifest names a segment that was just written."""
-    footer = summary.footer
-    return SegmentEntry(
-        id=segment_id,
-        level=footer.level,
-        size=summary.size,
-        checksum=summary.checksum,
-        rows=footer.rows,
-        tombstones=footer.tombstones,
-        min_key=footer.min_key,
-        max_key=footer.max_key,
-        lsn_min=footer.lsn_min,
-        lsn_max=footer.lsn_max,
-        tail_bytes=summary.tail_bytes,
-        schema_id=footer.schema.id,
-        set_hash=footer.set_hash,
-        patches=footer.patches,
     )

@@ -26,9 +26,10 @@ from reef.formats.batch import OpKind, decode_ops
 from reef.formats.block import Codec
 from reef.formats.covers import Cover
 from reef.formats.manifest import Manifest, SegmentEntry
-from reef.formats.segment import Lineage, SegmentSummary
+from reef.formats.segment import Lineage
 from reef.formats.segment_writer import SegmentWriter
 from reef.formats.versions import RangeTombstone, Versions, concat_versions, split_ops
+from reef.jobs.segment_entries import entry_of
 from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
 from reef.stores import Store
@@ -170,7 +171,7 @@ def _write_segments(
         )
         key = task.namespace.segment(ids[place])
         task.store.upload(key, writer.write([piece]))
-        yield _entry(ids[place], writer.summary)
+        yield entry_of(ids[place], writer.summary)
 
 
 def _covers(
@@ -192,23 +193,3 @@ def _pieces(rows: Versions, bytes_max: int) -> Iterator[Versions]:
         yield rows
     for start in range(0, len(rows), step):
         yield rows.slice(start, min(start + step, len(rows)))
-
-
-def _entry(segment_id: str, summary: SegmentSummary) -> SegmentEntry:
-    footer = summary.footer
-    return SegmentEntry(
-        id=segment_id,
-        level=footer.level,
-        size=summary.size,
-        checksum=summary.checksum,
-        rows=footer.rows,
-        tombstones=footer.tombstones,
-        min_key=footer.min_key,
-        max_key=footer.max_key,
-        lsn_min=footer.lsn_min,
-        lsn_max=footer.lsn_max,
-        tail_bytes=summary.tail_bytes,
-        schema_id=footer.schema.id,
-        set_hash=footer.set_hash,
-        patches=footer.patches,
-    )

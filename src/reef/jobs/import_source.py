@@ -8,6 +8,7 @@ file gives the same batches each time.
 import hashlib
 import io
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +63,7 @@ class SourceFile:
         )
 
 
-class _Rows:
+class _Rows(ABC):
     """The rows of an open file."""
 
     schema: pa.Schema
@@ -94,8 +95,9 @@ class _Rows:
         except (pa.ArrowException, OSError) as error:
             raise self._source.bad(error) from error
 
+    @abstractmethod
     def _read(self, rows: int) -> Iterator[pa.RecordBatch]:
-        raise NotImplementedError
+        """Yield batches, of about so many rows where the format can choose."""
 
 
 class _ParquetRows(_Rows):

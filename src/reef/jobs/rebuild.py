@@ -31,9 +31,10 @@ from reef.engine.database import Database
 from reef.errors import ConflictError, CorruptionError, InvalidInputError, Kind, NotFoundError
 from reef.formats.manifest import Manifest, Recent, SegmentEntry, encode_manifest
 from reef.jobs.executor import Executor, LocalExecutor
-from reef.jobs.rebuild_evidence import Evidence, FoundSegment, gather_evidence, read_checksums
+from reef.jobs.rebuild_evidence import Evidence, gather_evidence, read_checksums
 from reef.jobs.rebuild_rows import RowSum, sum_rows
 from reef.jobs.rebuild_state import Derived, derive
+from reef.jobs.segment_entries import entry_of
 from reef.manifest.head import HeadFinder
 from reef.manifest.invariants import check_loaded
 from reef.manifest.publish import Publisher
@@ -176,7 +177,7 @@ class _Rebuild:
         evidence = gather_evidence(self.store, self.names, self.executor)
         derived = derive(evidence)
         checksums = read_checksums(self.store, self.names, self.executor, derived.written)
-        written = [_entry(segment, checksums[segment.id]) for segment in derived.written]
+        written = [entry_of(s.id, s.summary(checksums[s.id])) for s in derived.written]
         return _Found(evidence, derived, self._manifest(evidence, derived, written))
 
     def _manifest(
@@ -309,26 +310,6 @@ class _Rebuild:
             )
 
         return Publisher(self.store, self.names, metrics=self.db.metrics).publish(edit)
-
-
-def _entry(segment: FoundSegment, checksum: int) -> SegmentEntry:
-    footer = segment.footer
-    return SegmentEntry(
-        id=segment.id,
-        level=footer.level,
-        size=segment.size,
-        checksum=checksum,
-        rows=footer.rows,
-        tombstones=footer.tombstones,
-        min_key=footer.min_key,
-        max_key=footer.max_key,
-        lsn_min=footer.lsn_min,
-        lsn_max=footer.lsn_max,
-        tail_bytes=segment.tail_bytes,
-        schema_id=footer.schema.id,
-        set_hash=footer.set_hash,
-        patches=footer.patches,
-    )
 
 
 def _differences(head: Manifest, rebuilt: Manifest) -> list[str]:

@@ -11,7 +11,7 @@ import msgspec
 
 from reef.errors import CorruptionError, InvalidInputError, NotFoundError
 from reef.formats.coding import crc32c_extend
-from reef.formats.segment import Footer
+from reef.formats.segment import Footer, SegmentSummary
 from reef.formats.segment_tail import decode_footer
 from reef.formats.wal_object import WalHeader
 from reef.jobs.executor import Executor
@@ -48,6 +48,10 @@ class FoundSegment:
     def tail_bytes(self) -> int:
         first = self.footer.range_tombstones or self.footer.filter
         return self.size - first.offset
+
+    def summary(self, checksum: int) -> SegmentSummary:
+        """Return what its writer knew of it, with a checksum that was read anew."""
+        return SegmentSummary(self.footer, self.size, checksum, self.tail_bytes)
 
 
 @dataclass(frozen=True, slots=True)

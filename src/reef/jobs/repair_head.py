@@ -23,7 +23,7 @@ from reef.formats.segment import covers_of
 from reef.jobs.executor import Executor
 from reef.jobs.rebuild_evidence import Evidence, gather_evidence, read_checksums
 from reef.jobs.rebuild_state import Derived, derive
-from reef.jobs.repair_segments import entry_of
+from reef.jobs.segment_entries import entry_of
 from reef.jobs.verify_problems import Problem
 from reef.jobs.verify_survey import Survey
 from reef.manifest.head import HeadFinder
@@ -55,9 +55,7 @@ def restart_of(store: Store, names: Namespace, executor: Executor, survey: Surve
     if derived is None or derived.wal_floor < survey.head.wal_floor:
         return found
     checksums = read_checksums(store, names, executor, derived.written)
-    written = [
-        entry_of(s.id, s.footer, s.size, s.tail_bytes, checksums[s.id]) for s in derived.written
-    ]
+    written = [entry_of(s.id, s.summary(checksums[s.id])) for s in derived.written]
     schemas = (*found.schemas, *derived.schemas)
     rebuilt = _rebuilt(survey.head, derived, [*derived.ingested, *written])
     holes = (*derived.problems, *_holes(survey, derived))

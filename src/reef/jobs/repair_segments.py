@@ -26,19 +26,20 @@ from reef.formats.batch import OpKind
 from reef.formats.covers import Cover, tidied, without
 from reef.formats.filter import hash_keys
 from reef.formats.manifest import Manifest, SegmentEntry
-from reef.formats.segment import Footer, Lineage, covers_of
+from reef.formats.segment import Lineage, covers_of
 from reef.formats.segment_writer import SegmentWriter
 from reef.formats.set_hash import EMPTY, set_hash
 from reef.formats.versions import RangeTombstone, Versions, concat_versions
 from reef.jobs.repair_blocks import SegmentRemains, segment_remains
 from reef.jobs.repair_log import log_rows
 from reef.jobs.repair_report import LostRange, LostSegment
+from reef.jobs.segment_entries import entry_of
 from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
 from reef.stores import Store
 from reef.types import KeyRange
 
-__all__ = ["SalvageTask", "Salvaged", "entry_of", "run_salvage_task", "write_saved"]
+__all__ = ["SalvageTask", "Salvaged", "run_salvage_task", "write_saved"]
 
 CACHE_BYTES = 16 << 20
 
@@ -201,27 +202,4 @@ def write_saved(
     now_ms = int(store.runtime.wall_s() * 1000)
     writer.lineage = replace(writer.lineage, write_id=segment_id, created_at_ms=now_ms)
     store.upload(names.segment(segment_id), writer.write([rows]))
-    summary = writer.summary
-    return entry_of(segment_id, summary.footer, summary.size, summary.tail_bytes, summary.checksum)
-
-
-def entry_of(
-    segment_id: str, footer: Footer, size: int, tail_bytes: int, checksum: int
-) -> SegmentEntry:
-    """Return what a manifest says of a segment, from what the segment says of itself."""
-    return SegmentEntry(
-        id=segment_id,
-        level=footer.level,
-        size=size,
-        checksum=checksum,
-        rows=footer.rows,
-        tombstones=footer.tombstones,
-        min_key=footer.min_key,
-        max_key=footer.max_key,
-        lsn_min=footer.lsn_min,
-        lsn_max=footer.lsn_max,
-        tail_bytes=tail_bytes,
-        schema_id=footer.schema.id,
-        set_hash=footer.set_hash,
-        patches=footer.patches,
-    )
+    return entry_of(segment_id, writer.summary)

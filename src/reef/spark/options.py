@@ -6,7 +6,7 @@ with `store.` in front: `option("store.endpoint", …)` is `reef.open(url, endpo
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -96,7 +96,7 @@ class ReadOptions:
     @classmethod
     def of(cls, options: Mapping[str, str]) -> "ReadOptions":
         """Return what these options say; InvalidInputError names a wrong one."""
-        given = _known(options)
+        given = known_options(options, READING, "read")
         moments = [name for name in ("generation", "snapshot", "asOfTime") if name in given]
         if len(moments) > 1:
             raise _bad(f"the options {' and '.join(map(repr, moments))} both name a moment")
@@ -123,17 +123,17 @@ class ReadOptions:
         return Wanted(self.generation)
 
 
-def _known(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of a read by their proper names."""
-    proper = {name.lower(): name for name in (*READING, "namespace", "path")}
+def known_options(options: Mapping[str, str], names: Collection[str], what: str) -> dict[str, str]:
+    """Return the options of a read or a write by their proper names; Spark does not keep case."""
+    proper = {name.lower(): name for name in (*names, "namespace", "path")}
     given = {}
     for name, value in options.items():
         if name.lower().startswith(STORE):
             continue
         if name.lower() not in proper:
             raise _bad(
-                f"there is no option {name!r}",
-                f"There are: namespace, {', '.join(READING)}, and {STORE}… for the store",
+                f"there is no option {name!r} for a {what}",
+                f"There are: namespace, {', '.join(names)}, and {STORE}… for the store",
             )
         given[proper[name.lower()]] = value
     return given

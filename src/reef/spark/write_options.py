@@ -17,7 +17,7 @@ from typing import Any
 
 from reef.config import IngestSettings
 from reef.errors import InvalidInputError, Kind
-from reef.spark.options import STORE, Place
+from reef.spark.options import Place, known_options
 from reef.spark.rows import OPS
 from reef.spark.sorting import SORT_BYTES
 
@@ -54,7 +54,7 @@ class WriteOptions:
     @classmethod
     def of(cls, options: Mapping[str, str]) -> "WriteOptions":
         """Return what these options say; InvalidInputError names a wrong one."""
-        given = _known(options)
+        given = known_options(options, WRITING, "write")
         op = given.get("op", "put").lower()
         if op not in OPS:
             raise _bad(f"the option op={op!r} is not one of {', '.join(OPS)}")
@@ -86,21 +86,6 @@ def check_duplicates(duplicates: str, order_column: str | None) -> None:
             "duplicates='order' and an order column go together",
             "The highest value of the order column decides which row of a key counts",
         )
-
-
-def _known(options: Mapping[str, str]) -> dict[str, str]:
-    proper = {name.lower(): name for name in (*WRITING, "namespace", "path")}
-    given = {}
-    for name, value in options.items():
-        if name.lower().startswith(STORE):
-            continue
-        if name.lower() not in proper:
-            raise _bad(
-                f"there is no option {name!r} for a write",
-                f"There are: namespace, {', '.join(WRITING)}, and {STORE}… for the store",
-            )
-        given[proper[name.lower()]] = value
-    return given
 
 
 def _number(given: Mapping[str, str], name: str, default: int) -> int:

@@ -157,6 +157,11 @@ def test_callbacks_that_write_while_others_do(store):
         until(lambda: len(written) == 160)
     finally:
         sys.setswitchinterval(interval_s)
+    keys = {
+        f"{thread}/{kind}{n}".encode() for thread in "abcd" for kind in ("", "w") for n in range(40)
+    }
+    assert {key for key, _ in writer.scan()} == {*keys, b"more"}
+    assert all(isinstance(lsn, int) for lsn in written)
 
 
 @pytest.mark.parametrize("does", ["put", "flush"])
@@ -197,6 +202,8 @@ def test_a_callback_may_wait_for_the_future_of_what_it_writes(store, parallel):
     store.go.set()
     until(lambda: len(told) == 100)
     until(lambda: not helpers())
+    assert len(list(writer.scan())) == 101, "what was written, and what the callbacks wrote"
+    assert all(lsn > 0 for lsn in told)
 
 
 # --- callbacks that hold up their thread ------------------------------------------------------
