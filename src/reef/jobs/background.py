@@ -95,6 +95,7 @@ class Background:
         paced.runtime = runtime.aside(WORKERS)
         self._db, self._unpaced = db.over(paced), db
         self._writer = weakref.ref(writer, lambda _: pace.end_soon())
+        self._failures = db.metrics.counter("background.failures")  # shown as 0 while all is well
         self._compactor = Compactor(self._db, self.namespace, settings.strategy)
         self.chores = [
             Chore("fold", self._fold_is_due, self._fold),
@@ -149,7 +150,7 @@ class Background:
     def _note_failure(self, chore: Chore, error: Exception) -> None:
         chore.failures = min(chore.failures + 1, 16)
         chore.failed, chore.error = self._runtime.stopwatch(), error
-        self._db.metrics.counter("background.failures").add()
+        self._failures.add()
         level = logging.WARNING if isinstance(error, ReefError) else logging.ERROR
         told = f"{type(error).__name__}: {error}"
         with suppress(Exception):  # one that listens badly does not end the work
