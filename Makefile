@@ -6,6 +6,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 SEED   ?= 0
 SEEDS  ?= 20000
+JOBS   ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test slow check fmt bench sim explore soak evidence servers clean
@@ -17,7 +18,7 @@ demo: $(READY) ## see what Reef does, in a minute
 	@$(BIN)/python examples/demo.py
 
 test: $(READY) servers ## everything a clone needs to pass all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --no-loadscope-reorder
 
 slow: $(READY) servers ## tests that take minutes: kills and speculation on Spark, a short soak
 	$(BIN)/python -m pytest -m slow

@@ -15,6 +15,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -144,11 +145,31 @@ java17 = _server_fixture("java17")
 strace = _server_fixture("strace")
 
 
+TOLD_KEY = pytest.StashKey[list[str]]()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of xdist has no terminal: it sends home which servers it has seen."""
+    pool = session.config.stash.get(SERVERS_KEY, None)
+    worker_output = getattr(session.config, "workeroutput", None)
+    if pool is not None and worker_output is not None:
+        worker_output["servers"] = pool.summary()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Take what a worker sent."""
+    told = node.config.stash.setdefault(TOLD_KEY, [])
+    told.extend(f"{line} ({node.gateway.id})" for line in node.workeroutput.get("servers", []))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say which servers the session has really seen."""
-    pool = terminalreporter.config.stash.get(SERVERS_KEY, None)
-    if pool is None:
+    stash = terminalreporter.config.stash
+    pool = stash.get(SERVERS_KEY, None)
+    lines = stash.get(TOLD_KEY, []) + (pool.summary() if pool is not None else [])
+    if not lines:
         return
     terminalreporter.section("servers")
-    for line in pool.summary():
+    for line in sorted(lines):
         terminalreporter.line(one_line(line))
