@@ -6,6 +6,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 SEED   ?= 0
 SEEDS  ?= 20000
+STORE  ?= native
 JOBS   ?= 2
 
 .DEFAULT_GOAL := help
@@ -36,14 +37,14 @@ fmt: $(READY) ## format the code
 bench: $(VENV)/.bench ## benchmarks, peers side by side
 	$(BIN)/python -m benchmarks
 
-sim: $(READY) ## simulate SEEDS seeds, or replay one with SEED=n
-	$(BIN)/python -m tests.simulation --seed $(SEED) --seeds $(SEEDS)
+sim: $(READY) ## simulate SEEDS seeds, or replay one with SEED=n; STORE=two-phase with a register
+	$(BIN)/python -m tests.simulation --seed $(SEED) --seeds $(SEEDS) --store $(STORE)
 
 explore: $(READY) ## openings through all orders, deaths and late requests; some hours
 	$(BIN)/python -m tests.simulation.exploring
 
-soak: $(READY) servers ## ten minutes of everything, with kill -9, on a real S3 server
-	$(BIN)/python -m tests.soak
+soak: $(READY) servers ## ten minutes of everything, with kill -9, on a real S3 server; STORE as in sim
+	$(BIN)/python -m tests.soak --store $(STORE)
 
 evidence: $(READY) servers ## full-size versions of what the tests run small, kept in the ledger
 	$(BIN)/python -m benchmarks.evidence

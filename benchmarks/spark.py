@@ -1,35 +1,47 @@
-"""Spark side by side with Parquet: load, full scan, filtered aggregate; point reads after a load.
+"""Spark side by side with Parquet, and jobs on Spark side by side with threads.
 
-    python -m benchmarks.spark [--rows 5000000] [--rounds 3] [--master 'local[2]'] [--check]
+    python -m benchmarks.spark [--rows 5000000] [--rounds 3] [--master 'local[2]'] [--keep]
+    python -m benchmarks.spark --check [--rows 5000000]
 
 Rows have 16-byte keys, in no order, and 100-byte values that do not compress. Both sides start
 from the same Parquet files and take turns in one session. A bulk load stands against `sort` and
 a Parquet write of the same data; a scan into `noop` and an aggregate over a tenth of the keys
-against the same from the sorted Parquet. `--check` writes live rows during one load and compares
-the result with a model, row by row.
+against the same from the sorted Parquet; a compaction and a fold on Spark against the same with
+threads. `--keep` writes the table to docs/benchmarks-spark.md. `--check` does none of that: it
+writes live rows during one load and compares the result with a model, row by row.
 """
 
 import argparse
+import hashlib
 import os
+import platform
 import random
 import shutil
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
+import pyarrow.parquet as pq
 
 import reef
 import reef.spark
+from benchmarks.spark_live import check_live
+from benchmarks.spark_profile import read_alone, told_load
 
-GOALS = {"bulk load": 1.2, "full scan": 1.0, "filtered aggregate": None}
-"""Rows per second over Parquet's; design section 13."""
+TABLE = Path(__file__).parent.parent / "docs" / "benchmarks-spark.md"
+GOALS = {"bulk load": 1.2, "full scan": 1.0}
+"""Rows per second over the peer's; design section 13. The others are stated."""
 POINT_READS = 2000
+LOADS = 4
+"""What is compacted was loaded in so many parts, each over all keys."""
+LOG_BATCH = 20_000
+HEADER = "| what | Reef | peer | peer's | ratio of rows/s | goal | |\n|---|---|---|---|---|---|---|"
 
 
 def session(master: str) -> Any:
@@ -72,6 +84,41 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - start_s, result
 
 
+@dataclass(frozen=True)
+class Case:
+    """The same work by Reef and by its peer."""
+
+    name: str
+    peer: str
+    ours: Callable[[], Any]
+    theirs: Callable[[], Any]
+
+    def row(self, rows: int, count: int) -> str:
+        """Run both in turns; return a line of the table."""
+        times: list[tuple[float, float]] = []
+        for number in range(count):
+            order = (self.theirs, self.ours) if number % 2 else (self.ours, self.theirs)
+            (first_s, first), (second_s, second) = timed(order[0]), timed(order[1])
+            if first != second:
+                raise SystemExit(f"{self.name}: one says {first}, the other {second}")
+            times.append((second_s, first_s) if number % 2 else (first_s, second_s))
+        ratio = statistics.median(b / a for a, b in times)
+        mine_s, other_s = (statistics.median(column) for column in zip(*times, strict=True))
+        goal, verdict, promised = GOALS.get(self.name), "stated", ""
+        if goal is not None:
+            promised = f"≥ {goal:g} ×"
+            verdict = "met" if ratio >= goal else f"missed by {1 - ratio / goal:.0%}"
+        return (
+            f"| {self.name} | {mine_s:.1f} s, {rows / mine_s:,.0f} rows/s | {self.peer} | "
+            f"{other_s:.1f} s, {rows / other_s:,.0f} rows/s | {ratio:.2f} × | {promised} | "
+            f"{verdict} |"
+        )
+
+
+WARM_ROWS = 10_000
+"""Rows of a run before all others: neither side should pay for what is only done once."""
+
+
 class Bench:
     """One run: a directory, a session, the same rows on both sides."""
 
@@ -82,6 +129,7 @@ class Bench:
         self.number = 0
         self.reports: list[Any] = []
 
+    # --- against Parquet ----------------------------------------------------------------
     def load(self) -> None:
         """Bulk load into a new namespace."""
         self.number += 1
@@ -93,11 +141,9 @@ class Bench:
         target = str(self.path / "sorted")
         self.source.sort("id").write.mode("overwrite").parquet(target)
 
-    @property
     def reef_df(self) -> Any:
         return self.spark.read.format("reef").option("namespace", "t1").load(self.url)
 
-    @property
     def parquet_df(self) -> Any:
         return self.spark.read.parquet(str(self.path / "sorted"))
 
@@ -111,7 +157,7 @@ class Bench:
     def aggregate_parquet(self) -> Any:
         from pyspark.sql import functions as fn
 
-        low = self.parquet_df.where(fn.col("id") < fn.unhex(fn.lit("19999999")))
+        low = self.parquet_df().where(fn.col("id") < fn.unhex(fn.lit("19999999")))
         return self._sum(low)
 
     def _sum(self, df: Any) -> Any:
@@ -120,10 +166,43 @@ class Bench:
         (row,) = df.select(fn.count("id"), fn.sum(fn.length("value"))).collect()
         return tuple(row)
 
-    def point_reads(self) -> tuple[float, float]:
-        """Return the mean time of a read right after a load: cold, then the same keys warm."""
-        import hashlib
+    # --- against threads ----------------------------------------------------------------
+    def prepare_jobs(self) -> None:
+        """Load the rows in parts that overlap; write a tenth of them to a log."""
+        from pyspark.sql import functions as fn
 
+        url = str(self.path / "compact")
+        for part in range(LOADS):
+            some = self.source.where(fn.pmod(fn.xxhash64("id"), fn.lit(LOADS)) == part)
+            reef.spark.bulk_load(some, url, "c", key="id", count=False)
+        reef.jobs.fold(reef.open(url), "c")
+        tenth = pq.read_table(self.path / "source").slice(0, max(1, self.rows // 10))
+        db = reef.open(str(self.path / "fold"))
+        with db.writer("c", background=False, unfolded_bytes_max=1 << 40) as writer:
+            for first in range(0, tenth.num_rows, LOG_BATCH):
+                writer.upsert(tenth.slice(first, LOG_BATCH))
+
+    def job(self, name: str, *, on_spark: bool) -> Any:
+        """Return a run of a job on a copy of what was prepared, which is made first."""
+
+        def run() -> tuple[float, Any]:
+            copy = self.path / "copy"
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(self.path / name, copy, copy_function=os.link)
+            executor = reef.spark.executor(self.spark) if on_spark else None
+            work = getattr(reef.jobs, name)
+            wanted: dict[str, Any] = {"full": True} if name == "compact" else {}
+            took_s, report = timed(
+                lambda: work(reef.open(str(copy)), "c", executor=executor, **wanted)
+            )
+            rows = report.rows_written if name == "compact" else report.rows
+            return took_s, rows
+
+        return run
+
+    # --- reads by key -------------------------------------------------------------------
+    def point_reads(self) -> str:
+        """Return the mean time of a read right after a load: cold, then the same keys warm."""
         chance = random.Random(1)
         keys = [
             hashlib.md5(str(chance.randrange(self.rows)).encode(), usedforsecurity=False).digest()
@@ -134,80 +213,73 @@ class Bench:
             if any(row is None for row in found):
                 raise SystemExit("a loaded row is missing")
             warm, _ = timed(lambda: [reader.get(key) for key in keys])
-        return cold / POINT_READS, warm / POINT_READS
+        return (
+            f"- **A burst of {POINT_READS:,} point reads** right after the load, one by one: "
+            f"{cold / POINT_READS * 1e6:,.0f} µs each from a cold reader, "
+            f"{warm / POINT_READS * 1e6:,.0f} µs the second time. A cold one is a ranged read and "
+            f"a checksum of one group of 64 KiB, decompressed."
+        )
 
 
-def rounds(
-    bench: Bench, name: str, ours: Callable[[], Any], theirs: Callable[[], Any], count: int
-) -> str:
-    """Run both in turns; return a line of the table."""
+def job_row(bench: Bench, name: str, rows: int, count: int) -> str:
+    """Run a job with threads and on Spark, in turns; return a line of the table."""
     times: list[tuple[float, float]] = []
-    for number in range(count):
-        if number % 2:
-            b, other = timed(theirs)
-            a, mine = timed(ours)
-        else:
-            a, mine = timed(ours)
-            b, other = timed(theirs)
-        if mine != other:
-            raise SystemExit(f"{name}: Reef says {mine}, Parquet {other}")
-        times.append((a, b))
-    ratio = statistics.median(b / a for a, b in times)
+    here, there = bench.job(name, on_spark=False), bench.job(name, on_spark=True)
+    for _ in range(count):
+        (local_s, local), (spark_s, on_spark) = here(), there()
+        if local != on_spark:
+            raise SystemExit(f"{name}: threads wrote {local} rows, Spark {on_spark}")
+        times.append((spark_s, local_s))
     mine_s, other_s = (statistics.median(column) for column in zip(*times, strict=True))
-    goal = GOALS[name]
-    verdict = "stated"
-    if goal is not None:
-        verdict = "met" if ratio >= goal else f"missed by {1 - ratio / goal:.0%}"
+    ratio = statistics.median(b / a for a, b in times)
+    what = {"compact": "compaction", "fold": "fold of a log"}[name]
     return (
-        f"| {name} | {mine_s:.1f} s, {bench.rows / mine_s:,.0f} rows/s | {other_s:.1f} s, "
-        f"{bench.rows / other_s:,.0f} rows/s | {ratio:.2f} × | "
-        f"{'' if goal is None else f'≥ {goal:g} ×'} | {verdict} |"
+        f"| {what} on Spark | {mine_s:.1f} s, {rows / mine_s:,.0f} rows/s | threads | "
+        f"{other_s:.1f} s, {rows / other_s:,.0f} rows/s | {ratio:.2f} × | | stated |"
     )
 
 
-def check_live(bench: Bench) -> str:
-    """Load while a writer is at work; compare with a model, row by row."""
-    db = reef.open(bench.url)
-    db.create("live")
-    writes: list[tuple[int, list[bytes], bytes]] = []
-    over = threading.Event()
+def warm_up(spark: Any, path: Path) -> None:
+    """Let the JVM compile, and the Python processes come up."""
+    small = Bench(spark, WARM_ROWS, path)
+    small.load()
+    small.sort_and_write()
+    for df in (small.reef_df(), small.parquet_df()):
+        small.scan(df)
 
-    def live() -> None:
-        chance = random.Random(2)
-        with db.writer("live", max_parallel_writes=4) as writer:
-            while not over.is_set():
-                some = [chance.randbytes(2) + bytes(14) for _ in range(50)]
-                mark = b"live %d" % len(writes)
-                rows = pa.table({"id": some, "value": [mark] * len(some)})
-                writes.append((writer.upsert(rows).lsn or 0, some, mark))
 
-    thread = threading.Thread(target=live)
-    thread.start()
-    try:
-        report = reef.spark.bulk_load(bench.source, bench.url, "live")
-    finally:
-        over.set()
-        thread.join()
-    expected = {key: mark for lsn, keys, mark in writes if lsn < report.lsn for key in keys}
-    table = bench.source.toArrow()
-    ids, values = table["id"].to_pylist(), table["value"].to_pylist()
-    expected |= dict(zip(ids, values, strict=True))
-    for lsn, keys, mark in writes:
-        if lsn > report.lsn:
-            expected |= dict.fromkeys(keys, mark)
-    seen = 0
-    for batch in db.reader("live").scan_arrow():
-        for key, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            if expected.pop(key, None) != value:
-                raise SystemExit(f"{key!r} has {value!r}")
-            seen += 1
-    if expected:
-        raise SystemExit(f"{len(expected)} rows are missing")
-    before = sum(1 for lsn, _, _ in writes if lsn < report.lsn)
-    return (
-        f"Live rows: {len(writes)} batches beside a load of {bench.rows:,} rows, {before} of them "
-        f"before its LSN; {seen:,} rows equal the model."
-    )
+def run(bench: Bench, master: str, count: int) -> list[str]:
+    """Run all cases; return the page, and print it line by line."""
+    page: list[str] = []
+    warm_up(bench.spark, bench.path / "warm")
+
+    def told(line: str) -> None:
+        page.append(line)
+        print(line, flush=True)
+
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    told(f"{bench.rows:,} rows of 16 + 100 bytes, {master}, on {machine}.\n")
+    told(HEADER)
+    cases = [
+        Case("bulk load", "sort + Parquet", bench.load, bench.sort_and_write),
+        Case(
+            "full scan",
+            "Parquet",
+            lambda: bench.scan(bench.reef_df()),
+            lambda: bench.scan(bench.parquet_df()),
+        ),
+        Case("filtered aggregate", "Parquet", bench.aggregate_reef, bench.aggregate_parquet),
+    ]
+    for case in cases:
+        told(case.row(bench.rows, count))
+    bench.prepare_jobs()
+    told(job_row(bench, "compact", bench.rows, min(count, 2)))
+    told(job_row(bench, "fold", max(1, bench.rows // 10), min(count, 2)))
+    told("\nWhat the time goes into:\n")
+    told(told_load(bench.reports[-1]))
+    told(read_alone(bench.url, "t1"))
+    told(bench.point_reads())
+    return page
 
 
 def main() -> None:
@@ -217,42 +289,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--keep", action="store_true")
     wanted = parser.parse_args()
     path = Path(tempfile.mkdtemp(prefix="reef-bench-"))
     spark = session(wanted.master)
     try:
         bench = Bench(spark, wanted.rows, path)
-        print(f"{wanted.rows:,} rows of 16 + 100 bytes, {wanted.master}\n")
-        print("| what | Reef | Parquet | ratio of rows/s | goal | |\n|---|---|---|---|---|---|")
-        print(rounds(bench, "bulk load", bench.load, bench.sort_and_write, wanted.rounds))
-        print(
-            rounds(
-                bench,
-                "full scan",
-                lambda: bench.scan(bench.reef_df),
-                lambda: bench.scan(bench.parquet_df),
-                wanted.rounds,
-            )
-        )
-        print(
-            rounds(
-                bench,
-                "filtered aggregate",
-                bench.aggregate_reef,
-                bench.aggregate_parquet,
-                wanted.rounds,
-            )
-        )
-        cold, warm = bench.point_reads()
-        print(
-            f"\nPoint reads after the load: {cold * 1e6:,.0f} µs cold, {warm * 1e6:,.0f} µs again."
-        )
-        last = bench.reports[-1]
-        stages = {name: round(seconds, 1) for name, seconds in last.seconds.items()}
-        tasks = {name: round(seconds, 1) for name, seconds in last.task_seconds.items()}
-        print(f"The last load: {last.segments} segments, skew {last.skew:.2f}, {stages}; {tasks}.")
         if wanted.check:
-            print(check_live(bench))
+            print(check_live(bench.source, path / "source", bench.url))
+            return
+        page = run(bench, wanted.master, wanted.rounds)
+        if wanted.keep:
+            made = f"Made by `python -m benchmarks.spark --keep` on {datetime.now(UTC):%Y-%m-%d}.\n"
+            TABLE.write_text("\n".join(["# Benchmarks on Spark\n", made, *page]) + "\n")
     finally:
         spark.stop()
         shutil.rmtree(path, ignore_errors=True)

@@ -23,8 +23,8 @@ DAY_S = 24 * 3600
 class World:
     """One bucket, one namespace, one clock."""
 
-    def __init__(self, page=1000):
-        self.sim = Simulation(0)
+    def __init__(self, page=1000, simulation=Simulation):
+        self.sim = simulation(0)
         self.bucket = self.sim.bucket
         self.bucket.page = page
         self.db = Database(self.bucket)

@@ -178,7 +178,14 @@ def sections(store, key):
         return segment_sections(body, key)
     if key.endswith(".manifest.json"):
         return {"magic": 0, "header": 12, "body": len(body) // 2, "footer": len(body) - 1}
-    return {"magic": 0, "name": 9}
+    return {"magic": 0, "name": 9, "text": 31}
+
+
+def torn_text(store, key):
+    """Set the high bit of a letter: what is left is no text at all."""
+    damaged = bytearray(store.get(key))
+    damaged[sections(store, key)["text"]] |= 0x80
+    store.put(key, bytes(damaged))
 
 
 def segment_sections(body, key):
@@ -210,5 +217,7 @@ def damage(store, key, how):
         store.delete(key)
     elif how in CUTS:
         store.put(key, CUTS[how](store.get(key)))
+    elif how == "text":
+        torn_text(store, key)
     else:
         flip(store, key, sections(store, key)[how])

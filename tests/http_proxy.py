@@ -19,8 +19,8 @@ from fnmatch import fnmatchcase
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from reef import stores
-from reef.stores.remote import S3Store
 from reef.stores.s3_options import S3Options
+from reef.stores.s3_store import S3Store
 
 HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "keep-alive"}
 

@@ -1,9 +1,13 @@
 """Helpers of the tests of rebuild: jobs that die, hours that pass, buckets without manifests."""
 
 from contextlib import suppress
+from itertools import combinations
 
 import reef
 from reef import stores
+from reef.formats.covers import overlap
+from reef.formats.segment import covers_of
+from reef.formats.segment_tail import decode_tail
 from reef.jobs import compact, rebuild, sweep
 from reef.jobs.compact_plan import STRATEGIES, CompactPlan
 from reef.manifest.head import HeadFinder
@@ -110,3 +114,17 @@ def rows_of(db, **moment):
     """Return all rows, as a new reader sees them."""
     with db.reader(NAME, **moment) as reader:
         return [row for _, row in reader.scan()]
+
+
+def claimed_twice(db):
+    """Return the segments of the head that stand for something that another one stands for too."""
+    segments = head_of(db).segments
+    covers = {entry.id: _covers(db.store, entry) for entry in segments}
+    pairs = combinations(sorted(covers), 2)
+    return [pair for pair in pairs if overlap(covers[pair[0]], covers[pair[1]])]
+
+
+def _covers(store, entry):
+    key = EVENTS.segment(entry.id)
+    body = store.get(key)
+    return covers_of(decode_tail(body, len(body), key).footer, entry.visible_lsn)

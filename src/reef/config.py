@@ -86,6 +86,16 @@ class WriterSettings(_Settings):
     """Keys remembered for open transactions; one that is older than that has to begin anew."""
     transaction_reads_max: int = 100_000
     """Keys and ranges that one transaction may read."""
+    upload_interval_ms: float = 100.0
+    """With a local log: how long batches gather before they are uploaded. Ten objects a second
+    cost less than one put each, and a disk that dies takes a tenth of a second with it."""
+    upload_bytes: int = 4 * MIB
+    """With a local log: so many bytes are uploaded at once, as one object."""
+    local_backlog_bytes_max: int = 256 * MIB
+    """What may stand in a local log and not in the bucket, and so in memory; past it, writers
+    wait."""
+    local_segment_bytes: int = 64 * MIB
+    """How large the files of a local log are; one goes when all in it is uploaded."""
 
     def check(self) -> None:
         _Settings.check(self)
@@ -119,6 +129,9 @@ class FoldSettings(_Settings):
     """How much of the log one publish takes: it is in memory, decoded, while it is sorted."""
     stretches_max: int = 10_000
     """How many publishes one call makes; the rest of a longer log waits for the next."""
+    shuffle_bytes_min: int = 32 * MIB
+    """From how long a log on an executor that can shuffle folds it in ranges of keys, side by
+    side, all of it in one publish; a shorter one is one task."""
     segment_bytes_max: int = 64 * MIB
     group_bytes: int = 64 * KIB
     codec: Literal["zstd", "lz4", "none"] = "zstd"
@@ -275,6 +288,10 @@ class WriterOptions(TypedDict, total=False):
     row_cache_bytes: int
     footprint_bytes_max: int
     transaction_reads_max: int
+    upload_interval_ms: float
+    upload_bytes: int
+    local_backlog_bytes_max: int
+    local_segment_bytes: int
 
 
 class ReaderOptions(TypedDict, total=False):

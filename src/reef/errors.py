@@ -21,6 +21,8 @@ message (object, offset, …) as values.
 from enum import StrEnum
 from typing import Any, ClassVar
 
+import msgspec
+
 __all__ = [
     "ClosedError",
     "ConditionFailedError",
@@ -36,6 +38,10 @@ __all__ = [
     "UnavailableError",
     "UnsupportedFormatError",
 ]
+
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding JSON or msgpack raises over bytes that are something else: wrong structure, text
+that is not UTF-8, nesting without end."""
 
 
 class Kind(StrEnum):

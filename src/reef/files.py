@@ -156,10 +156,14 @@ class _OsFiles(Files):
     def stat_open(self, fd: int) -> FileStat:
         return _to_stat(os.fstat(fd))
 
-    def sync(self, fd: int) -> None:
-        if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync(2) stops at the drive's cache
-            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
-        else:
+    if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync(2) stops at the drive's cache
+
+        def sync(self, fd: int) -> None:
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)  # type: ignore[attr-defined,unused-ignore]
+
+    else:
+
+        def sync(self, fd: int) -> None:
             os.fsync(fd)
 
     def close(self, fd: int) -> None:

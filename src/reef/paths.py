@@ -1,6 +1,7 @@
 """Every object name, built and parsed here and nowhere else.
 
     store/…                                   what the bucket remembers of itself
+    catalog/…                                 the registry of the bucket (`CatalogNames`)
     namespaces/<name>/
       manifest/<generation, 20 digits>.manifest.json
       wal/<lsn, 20 digits>.wal
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 
 from reef.errors import InvalidInputError
 
-__all__ = ["Namespace", "cas_verdict", "clock", "probe_object"]
+__all__ = ["CatalogNames", "Namespace", "cas_verdict", "clock", "compose_parts", "probe_object"]
 
 NAMESPACE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 NUMBERED = re.compile(r"(\d{20})\.(?:wal|manifest\.json)")
@@ -35,6 +36,11 @@ def probe_object(probe_id: str, name: str) -> str:
 def clock() -> str:
     """Return the name of the object whose date tells the store's time."""
     return "store/clock"
+
+
+def compose_parts() -> str:
+    """Return the folder of objects that are joined into another one, and then removed."""
+    return "store/parts/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +90,65 @@ class Namespace:
 
     def quarantined(self, key: str) -> str:
         return f"{self.root}/quarantine/{key.removeprefix(self.root + '/').replace('/', '-')}"
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogNames:
+    """The names of one catalog's objects; `root` is empty, or ends with a slash."""
+
+    root: str = ""
+
+    @property
+    def head(self) -> str:
+        return f"{self.root}HEAD.json"
+
+    @property
+    def heads(self) -> str:
+        """Where the head's versions lie, in a store without If-Match."""
+        return f"{self.root}heads/"
+
+    @property
+    def segments(self) -> str:
+        return f"{self.root}segments/"
+
+    @property
+    def checkpoints(self) -> str:
+        return f"{self.root}checkpoints/"
+
+    @property
+    def leases(self) -> str:
+        return f"{self.root}leases/"
+
+    @property
+    def plan(self) -> str:
+        return f"{self.root}gc/GARBAGE"
+
+    @property
+    def plans(self) -> str:
+        """Where the plan's versions lie, in a store without If-Match."""
+        return f"{self.root}gc/plans/"
+
+    def segment(self, seq: int, write_id: str) -> str:
+        return f"{self.segments}seg-{seq:020}-{write_id}"
+
+    def segments_after(self, seq: int) -> str:
+        """Return what sorts behind all segments of this number, and before those of the next."""
+        return f"{self.segments}seg-{seq:020}~"
+
+    def checkpoint(self, checkpoint_id: str) -> str:
+        return f"{self.checkpoints}ckpt-{checkpoint_id}"
+
+    def lease(self, lease_id: str) -> str:
+        return f"{self.leases}{lease_id}.json"
+
+
+CATALOG_OBJECT = re.compile(r"(?:seg|ckpt)-(\d{20})-([0-9A-Z]{26})")
+
+
+def catalog_object(key: str) -> tuple[int, str] | None:
+    """Return the number and the write id that a segment's or checkpoint's key names."""
+    match = CATALOG_OBJECT.fullmatch(key.rsplit("/", 1)[-1])
+    return (int(match[1]), match[2]) if match else None
 
 
 def number_of(key: str) -> int | None:

@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
+from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
 
@@ -278,24 +279,14 @@ class _RealRuntime(Runtime):
         self._gather_pool = None
         self._gathering = threading.local()
 
-    def wall_s(self) -> float:
-        return time.time()
-
-    def wall_ns(self) -> int:
-        return time.time_ns()
-
-    def monotonic_s(self) -> float:
-        return time.monotonic()
-
+    # The clocks themselves: a commit reads them two dozen times.
+    wall_s = staticmethod(time.time)
+    wall_ns = staticmethod(time.time_ns)
+    monotonic_s = staticmethod(time.monotonic)
     if sys.platform == "linux":
-
-        def boottime_s(self) -> float:
-            return time.clock_gettime(time.CLOCK_BOOTTIME)
-
+        boottime_s = staticmethod(partial(time.clock_gettime, time.CLOCK_BOOTTIME))
     else:
-
-        def boottime_s(self) -> float:
-            return time.monotonic()
+        boottime_s = staticmethod(time.monotonic)
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -306,11 +297,8 @@ class _RealRuntime(Runtime):
     def random_bytes(self, count: int) -> bytes:
         return os.urandom(count)
 
-    def process_id(self) -> int:
-        return os.getpid()
-
-    def thread_id(self) -> object:
-        return threading.get_ident()
+    process_id = staticmethod(os.getpid)
+    thread_id = staticmethod(threading.get_ident)
 
     def lock(self) -> Lock:
         return threading.Lock()

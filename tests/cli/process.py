@@ -28,10 +28,10 @@ def start(*words, **options):
     """Start the installed command, with pipes."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     command = [REEF, *map(str, words)]
-    return subprocess.Popen(command, preexec_fn=_heed_interrupts, **pipes)  # noqa: PLW1509 - one call
+    return subprocess.Popen(command, preexec_fn=heed_interrupts, **pipes)  # noqa: PLW1509 - one call
 
 
-def _heed_interrupts():
+def heed_interrupts():
     """A shell's background job ignores SIGINT, and so would everything that it starts."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -13,6 +13,7 @@ import pytest
 import reef
 from reef.cli.main import ALIASES
 from reef.cli.main import reef as root
+from reef.locallog import LocalLog, LogEntry
 from tests.cli.process import call
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "cli"
@@ -91,9 +92,12 @@ def prepared(tmp_path_factory):
     """Return a directory in which all examples make sense."""
     path = tmp_path_factory.mktemp("examples")
     db = reef.open(str(path / "data"))
-    with db.writer("users", background=False) as writer:
+    log = {"durability": "local", "local_log": path / "users-log"}
+    with db.writer("users", background=False, **log) as writer:
         writer.put("u1", b"Ada")
     pq.write_table(pa.table({"id": ["p1", "p2"], "age": [36, 41]}), path / "people.parquet")
+    with LocalLog(path / "log") as log:
+        log.store_logs([LogEntry(1), LogEntry(2)])
     return path
 
 
@@ -112,7 +116,7 @@ def test_every_example_runs(prepared, request, path, command):
     if path in REMOTE:
         words = on_a_server(words, request.getfixturevalue("ministack"))
     db = reef.open(str(prepared / "data"))
-    if path[0] in ("put", "delete"):
+    if path[0] in ("put", "delete") or path == ("log", "reapply"):
         words.append("--take-over")
     if path[0] == "snapshot":
         for found in db.snapshots("users"):

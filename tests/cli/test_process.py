@@ -10,7 +10,7 @@ import pytest
 
 import reef
 from reef.cli.main import run
-from tests.cli.process import REEF, call, call_on_terminal, start
+from tests.cli.process import REEF, call, call_on_terminal, heed_interrupts, start
 
 
 @pytest.fixture
@@ -47,19 +47,20 @@ def test_a_value_from_stdin(data):
     assert reef.open(str(data)).reader("users").get("k") == body
 
 
-def test_exit_codes(tmp_path, users):
-    """0 fine, 1 error, 2 problems found, 64 usage."""
+def test_exit_codes(users, cli):
+    """0 fine, 1 error, 2 problems found, 64 usage: of the process, and of what it runs."""
     assert call("get", users, "users", "u00001")[0] == 0
-    assert call("get", users, "users", "nobody")[0] == 1
     assert call("scan", users, "nobody")[0] == 1
-    assert call("scan", users, "not/a/name")[0] == 1
     assert call("scan", users)[0] == 64
-    assert call("scan", users, "users", "--limit", "many")[0] == 64
+    assert cli("get", users, "users", "nobody").code == 1
+    assert cli("scan", users, "not/a/name").code == 1
+    assert cli("scan", users, "users", "--limit", "many").code == 64
     path = users / "namespaces/users/wal/00000000000000000002.wal"
     path.write_bytes(path.read_bytes()[:-1])
-    assert call("inspect", users, "users", "--lsn", 2)[0] == 2
     assert call("health", users, "users")[0] == 2
-    code, out, err = call("index", users, "users", "--output", "json")
+    assert cli("inspect", users, "users", "--lsn", 2).code == 2
+    assert cli("verify", users, "users").code == 2
+    code, out, err = cli("index", users, "users", "--output", "json")
     assert (code, out, json.loads(err)["kind"]) == (2, "", "corruption")
 
 
@@ -137,6 +138,7 @@ def test_interrupted_while_writing(data):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=heed_interrupts,  # noqa: PLW1509 - one call
     )
     assert process.stderr.readline() == "waiting\n"
     process.send_signal(signal.SIGINT)

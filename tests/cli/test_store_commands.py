@@ -106,3 +106,54 @@ def test_interrupting_exits_with_130(monkeypatch, capsys):
     monkeypatch.setattr("reef.cli.store.probe", interrupt)
     assert run(["store", "probe", "memory://"]) == 130
     assert "Traceback" not in capsys.readouterr().err
+
+
+# --- recover ----------------------------------------------------------------------------
+
+
+def unfinished(tmp_path):
+    """Return the words for a bucket in which a writer died between its insert and its copy."""
+    from reef import stores
+    from reef.stores.two_phase import find_two_phase
+    from reef.stores.two_phase.record import new_record
+
+    cas = f"sqlite:///{tmp_path}/register.db"
+    store = stores.open(str(tmp_path / "data"), cas=cas)
+    two_phase = find_two_phase(store)
+    record = new_record(store.runtime, "wal/1", b"bytes")
+    two_phase.inner.put(record.source, b"bytes")
+    two_phase.register.insert(record)
+    return store, record, (str(tmp_path / "data"), "-o", f"cas={cas}")
+
+
+def test_recover_finishes_and_says_what(cli, tmp_path):
+    """A record that was left is finished, once; the second time there is nothing to do."""
+    store, _, words = unfinished(tmp_path)
+    code, out, err = cli("store", "recover", *words, "--output", "json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == {"finished": ["wal/1"], "done": [], "stuck": []}
+    assert store.get("wal/1") == b"bytes"
+    code, out, _ = cli("store", "recover", *words)
+    assert code == 0
+    assert "wal/1" not in out
+
+
+def test_recover_exits_with_2_if_bytes_are_nowhere(cli, tmp_path):
+    """The record is named, and kept."""
+    store, record, words = unfinished(tmp_path)
+    store.inner.inner.delete(record.source)
+    for _ in range(2):
+        code, out, _ = cli("store", "recover", *words, "--output", "json")
+        assert code == 2
+        assert json.loads(out)["stuck"][0]["destination"] == "wal/1"
+
+
+def test_recover_wants_the_bucket_s_own_register(cli, tmp_path):
+    """Without one, or with another, there would be nothing to find: an error, and what to do."""
+    assert cli("store", "recover", str(tmp_path / "data"))[0] == 1
+    _, _, words = unfinished(tmp_path)
+    assert cli("store", "probe", *words, "--remember")[0] == 0
+    other = (words[0], "-o", f"cas=sqlite:///{tmp_path}/other.db")
+    code, _, err = cli("store", "recover", *other)
+    assert code == 1
+    assert "the same register" in err

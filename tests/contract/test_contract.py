@@ -10,6 +10,7 @@ from reef.stores.local import LocalStore
 from reef.stores.memory import MemoryStore
 from reef.stores.wrappers import DiskCache, Faults, Latency, LatencyProfile, Meter, Recorder
 from reef.testing.contract import StoreContract
+from tests.gcs_service import GcsService
 
 
 class TestMemory(StoreContract):
@@ -107,3 +108,22 @@ class TestWithoutIfMatch(OnServer):
 
 
 del OnServer  # it has no server of its own
+
+
+class TestAzurite(StoreContract):
+    """Azure's own emulator of its blob storage."""
+
+    @pytest.fixture
+    def store(self, azurite, request):
+        azurite.make_container("contract")
+        return stores.open(f"az://contract/{abs(hash(request.node.nodeid)):x}", **azurite.options())
+
+
+class TestGcsAsDocumented(StoreContract):
+    """The real client, and a service that answers as Google's documentation says."""
+
+    @pytest.fixture
+    def store(self):
+        service = GcsService()
+        yield stores.open("gs://bucket/contract", **service.options)
+        service.close()

@@ -16,8 +16,7 @@ from reef.manifest import edits
 from reef.manifest.publish import Publisher
 from reef.manifest.sums import is_balanced
 from reef.paths import Namespace
-from reef.stores import Wrapper, agree_on_cas
-from reef.testing import crash_points
+from reef.stores import Wrapper
 from tests.collecting import DAY_S, GRACE_S, NAME, USERS, At, World
 from tests.compacting import SMALL, choose, head_of, ingest_rows
 
@@ -214,7 +213,7 @@ def test_H30_rows_outlive_their_expiry_by_a_margin(world):
     assert contents(world) == (0, 0)
 
 
-# --- H33: one plan, cuts between keys, crashes ---------------------------------------------
+# --- H33: one plan, cuts between keys (deaths: tests/crash) ----------------------------
 
 
 def test_H33_all_versions_of_a_key_go_the_same_way(world):
@@ -227,42 +226,6 @@ def test_H33_all_versions_of_a_key_go_the_same_way(world):
     bounds = [(s.min_key, s.max_key) for s in ordered]
     assert all(left[1] < right[0] for left, right in pairwise(bounds))
     assert world.rows() == {b"k%02d" % n: b"3" * 40 for n in range(12) if n != 5}
-
-
-def test_H33_H35_a_compaction_may_die_anywhere():
-    """H33, H35: the old state or the new one serves, and the next compaction finishes."""
-    rows = {b"k%d" % n: b"x" * 30 for n in range(6)}
-    points = []
-
-    def scenario(sim):
-        agree_on_cas(sim.bucket)
-        db = reef.Database(sim.bucket)
-        with db.writer(NAME) as writer:
-            for key, value in rows.items():
-                writer.put(key, b"old")
-                writer.put(key, value)
-            writer.put("gone", b"soon")
-        fold(db, NAME)
-        db.snapshot(NAME, name="before")
-        with db.writer(NAME) as writer:
-            writer.delete("gone")
-        fold(db, NAME)
-        node = sim.process("victim")
-        node.spawn(lambda: compact(reef.Database(node.store()), NAME, full=True, **TINY))
-        sim.run()
-
-    for point in crash_points(scenario, "victim"):
-        points.append(point.what)
-        db = reef.Database(point.simulation.bucket)
-        assert dict(db.reader(NAME).scan()) == rows, point.what
-        report = compact(db, NAME, full=True, **TINY)
-        assert report.outcome == "compacted"
-        assert dict(db.reader(NAME).scan()) == rows, point.what
-        before = dict(db.reader(NAME, snapshot="before").scan())
-        assert before == {**rows, b"gone": b"soon"}, point.what
-        assert is_balanced(head_of(db, NAME)), point.what
-    assert "point compact staged" in points
-    assert len(points) > 30
 
 
 # --- H35: who decides -----------------------------------------------------------------------

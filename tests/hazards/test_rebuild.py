@@ -12,7 +12,7 @@ from reef.formats.coding import crc32c
 from reef.formats.segment import END, MAGIC
 from reef.formats.segment_tail import check_segment
 from reef.formats.wal_object import BatchHeader, WalHeader, WalKind, WalObject
-from reef.jobs import BulkJob, fold, rebuild
+from reef.jobs import BulkJob, fold, ingest, rebuild
 from reef.jobs.ingest import sorted_rows, staged_rows
 from reef.manifest.publish import Publisher
 from tests.bulk import ingest as ingest_by_hand
@@ -144,6 +144,19 @@ def test_h49_a_part_of_a_merge_may_be_empty(db, writer):
     folded(db)
     sweep_now(db)
     assert len(rows_of(db)) == 5
+    check(db)
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("keys", ["a", "ab"])
+def test_h49_a_bulk_load_that_was_merged_and_swept_is_not_lost(db, writer, keys, replace):
+    """H49: what stands for its keys stands for all of them, be it a single one."""
+    put(writer, z=1)
+    ingest(db, NAME, [{"id": key, "x": 2} for key in keys], replace=replace)
+    fold(db, NAME)
+    compact_these(db, lambda _: True)
+    put(writer, y=3)  # a newer generation, so that the older ones can go
+    sweep_now(db)
     check(db)
 
 

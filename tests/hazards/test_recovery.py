@@ -20,8 +20,10 @@ from reef.manifest.head import Head, HeadFinder
 from reef.manifest.publish import Publisher
 from reef.paths import Namespace
 from reef.stores import Wrapper, agree_on_cas
-from reef.testing import Chaos, Simulation, crash_points, simulate
+from reef.testing import Chaos, Simulation, simulate
 from tests.bulk import ingest
+from tests.crash.deaths import deaths_of
+from tests.crash.operations import Operation
 
 NAME = "bank"
 BANK = Namespace(NAME)
@@ -83,33 +85,27 @@ def opened_bank(db, transfers, folds=()):
 
 def test_H15_a_death_at_every_step_of_a_replay():
     """H15: whoever opens next finds every transfer whole, in the log and in segments."""
-    deaths = []
 
-    def scenario(sim):
-        agree_on_cas(sim.bucket)
-        opened_bank(reef.Database(sim.bucket), 3, folds=(0,))
-        node = sim.process("opener")
+    def prepare(hand):
+        opened_bank(hand.db, 3, folds=(0,))
 
-        def reopen():
-            db = reef.Database(node.store())
-            with db.writer(NAME) as writer:
-                writer.write(Bank.read(writer.scan()).transfer(5))
+    def reopen(hand):
+        with hand.db.writer(NAME, background=False) as writer:
+            writer.write(Bank.read(writer.scan()).transfer(5))
 
-        node.spawn(reopen)
-        sim.run()
-
-    for point in crash_points(scenario, "opener"):
-        deaths.append(point.what)
-        db = reef.Database(point.simulation.bucket)
-        assert total(db.reader(NAME).scan()) == SUM, point.what
-        with db.writer(NAME) as writer:
-            assert total(writer.scan()) == SUM, point.what
-            assert writer.recovery.applied >= 2, point.what
+    deaths, _ = deaths_of(Operation("a replay", reopen, prepare))
+    for death in deaths:
+        db = reef.Database(death.restore().sim.bucket)
+        assert total(db.reader(NAME).scan()) == SUM, death.where
+        with db.writer(NAME, background=False) as writer:
+            assert total(writer.scan()) == SUM, death.where
+            assert writer.recovery.applied >= 2, death.where
             fold(db, NAME)
             writer.refresh()
-            assert total(writer.scan()) == SUM, point.what
-    assert len(deaths) > 80
-    assert any("get" in what and "/wal/" in what for what in deaths), "in the middle of the replay"
+            assert total(writer.scan()) == SUM, death.where
+    seams = [seam for death in deaths for seam in death.seams]
+    assert len(seams) > 80
+    assert any("get" in what and "/wal/" in what for what in seams), "in the middle of the replay"
 
 
 def _bank_under_load(sim):

@@ -4,13 +4,16 @@ Every kind of object, damaged in every section. After a repair a writer opens an
 what is readable is everything but exactly what the report says.
 """
 
+import random
+
 import msgspec
 import pytest
 
 import reef
 from reef.errors import CorruptionError
 from reef.formats.wal_object import WalObject
-from reef.jobs import ProblemKind, Severity, fold, repair, sweep, verify
+from reef.jobs import ProblemKind, Severity, fold, rebuild, repair, sweep, verify
+from reef.jobs.executor import LocalExecutor
 from reef.jobs.repair_log import read_remains
 from reef.manifest.edits import raise_writer_epoch
 from reef.manifest.publish import Publisher
@@ -29,8 +32,10 @@ TABLE = [
     *((place, how) for place in SEGMENTS for how in [*BLOCKS, *GONE]),
     *((place, "tombstone block") for place in ("segment", "old segment")),
     *((place, how) for place in MANIFESTS for how in ["magic", "header", "body", "footer", *GONE]),
-    *(("lease", how) for how in ["magic", "name", "truncated", "emptied"]),
+    *(("lease", how) for how in ["magic", "name", "text", "truncated", "emptied"]),
 ]
+STILL_ELSEWHERE = {"segment", "old segment", "lease", *MANIFESTS}
+"""What holds no row, or rows that the log still holds: nothing of the newest state is lost."""
 UNTOLD = {("wal head", "deleted"), ("manifest head", "deleted")}
 """The last object of the log leaves no trace when it is gone; of the last manifest see below."""
 
@@ -80,6 +85,7 @@ def test_H17_H18_the_damage_table(copies, place, how):
     done = repair(sample.db, NAME, apply=True)
     assert (dry.applied, done.applied) == (False, True)
     assert (dry.lost, dry.problems) == (done.lost, done.problems)
+    assert sorted(dry.actions) == sorted(done.actions)
     if how != "deleted":
         assert sample.store.get(USERS.quarantined(key)) == before[key]
     if place != "lease" and how != "deleted":
@@ -88,6 +94,59 @@ def test_H17_H18_the_damage_table(copies, place, how):
     again = repair(sample.db, NAME, apply=True)
     assert not again.problems
     assert not again.actions
+    if place in STILL_ELSEWHERE:
+        assert not done.lost.rows_of_the_newest_state
+        assert expected(sample, done) == sample.rows()
+    in_service(sample, expected(sample, done))
+
+
+TOGETHER = [
+    # What an ingest brought counts though its begin is gone, and is damaged itself.
+    [("begin", "header"), ("ingested segment", "column block")],
+    [("begin", "deleted"), ("ingested segment", "emptied"), ("manifest head", "body")],
+    # Two holes in the log: what is acknowledged above the second must not be fenced away.
+    [("fence", "deleted"), ("abort", "deleted")],
+    [("fence", "deleted"), ("skip", "deleted"), ("manifest head", "footer")],
+    # The generation that is made on the way names a damaged segment too: it was never anyone's.
+    [("manifest head", "body"), ("segment", "key block")],
+]
+CHANCES = 4
+
+
+def _several(seed):
+    chance = random.Random(seed)
+    rows = [row for row in TABLE if row not in UNTOLD]
+    return list(dict(chance.choice(rows) for _ in range(chance.randint(2, 5))).items())
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [*TOGETHER, *map(_several, range(CHANCES))],
+    ids=lambda rows: ", ".join(r[0] for r in rows),
+)
+def test_H17_H18_damage_in_several_places(copies, rows):
+    """H17, H18: chosen, and at random: one repair mends all of it, and tells exactly the loss."""
+    _mend_several(copies, rows)
+
+
+@pytest.mark.slow
+def test_H17_H18_damage_in_many_ways(copies):
+    """H17, H18: the same for hundreds of combinations."""
+    for seed in range(CHANCES, 300):
+        _mend_several(copies, _several(seed))
+
+
+def _mend_several(copies, rows):
+    sample = copies.fresh()
+    for place, how in rows:
+        damage(sample.store, sample.places[place], how)
+    dry = repair(sample.db, NAME)
+    done = repair(sample.db, NAME, apply=True)
+    assert {p.object for p in done.problems} == {sample.places[place] for place, _ in rows}, rows
+    assert (dry.problems, dry.lost) == (done.problems, done.lost), rows
+    assert sorted(dry.actions) == sorted(done.actions), rows
+    assert not verify(sample.db, NAME, deep=True).problems, rows
+    assert not repair(sample.db, NAME, apply=True).actions, rows
     in_service(sample, expected(sample, done))
 
 
@@ -193,6 +252,38 @@ def test_H17_a_slot_that_was_emptied_and_filled_again_is_found(copies):
     assert (problem.object, problem.lsn) == (key, lsn)
     repair(sample.db, NAME, apply=True)
     in_service(sample, sample.rows([lsn]))
+
+
+class Counting(LocalExecutor):
+    """Notes how many tasks are run side by side."""
+
+    def __init__(self, runtime):
+        super().__init__(runtime)
+        self.at_once = []
+
+    def map(self, task, parts):
+        self.at_once.append((task.__name__, len(parts)))
+        return super().map(task, parts)
+
+
+def test_H27_segments_are_salvaged_one_at_a_time(copies):
+    """H27: a damaged segment is held in memory as a whole; many of them are not, here."""
+    sample = copies.fresh()
+    for place in SEGMENTS:
+        damage(sample.store, sample.places[place], "column block")
+    executor = Counting(sample.store.runtime)
+    repair(sample.db, NAME, apply=True, executor=executor)
+    salvages = [count for name, count in executor.at_once if name == "run_salvage_task"]
+    assert salvages == [1] * len(SEGMENTS)
+
+
+def test_H32_a_sweep_is_not_stopped_by_a_lease_that_is_no_text(copies):
+    """H32: it holds what it may hold, as any lease does that cannot be read."""
+    sample = copies.fresh()
+    damage(sample.store, sample.places["lease"], "text")
+    report = sweep(sample.db, NAME, apply=True, retain_generations_s=0.0)
+    assert (report.applied, report.leases) == (True, 1)
+    assert rebuild(sample.db, NAME).rows_equal
 
 
 # --- manifests --------------------------------------------------------------------------

@@ -7,8 +7,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 import reef
 from reef.jobs import fold
 from reef.stores import Outcome, ReadBack, Wrapper, WriteResult, agree_on_cas
+from reef.testing import Simulation
 from tests.bulk import load
 from tests.collecting import World
+from tests.simulation.two_phase_register import TwoPhaseSimulation
 
 KEYS = st.sampled_from([b"a", b"b", b"c", b"ca", b"d", b"\xff", b"\xff\xff"])
 VALUES = st.binary(max_size=5)
@@ -35,9 +37,11 @@ class Engine(RuleBasedStateMachine):
     On virtual time, so that a sweep finds what is old.
     """
 
+    simulation = Simulation
+
     @initialize(parallel=st.integers(1, 3), ack=st.sampled_from(["prefix", "independent"]))
     def open(self, parallel, ack):
-        self.world = World()
+        self.world = World(simulation=self.simulation)
         agree_on_cas(self.world.bucket)
         self.network = LosesAnswers(self.world.bucket)
         self.db = reef.Database(ReadBack(self.network))
@@ -289,5 +293,13 @@ def _within(rows, start, end):
     return {key: value for key, value in rows.items() if start <= key < end}
 
 
+class EngineOnTwoPhase(Engine):
+    """The same on a bucket without conditional writes, with a register beside it."""
+
+    simulation = TwoPhaseSimulation
+
+
 TestEngine = Engine.TestCase
 TestEngine.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestEngineOnTwoPhase = EngineOnTwoPhase.TestCase
+TestEngineOnTwoPhase.settings = settings(max_examples=8, stateful_step_count=20, deadline=None)

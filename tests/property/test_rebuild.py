@@ -22,6 +22,7 @@ from reef.jobs.ingest import sorted_rows, staged_rows
 from tests.rebuilding import (
     EVENTS,
     NAME,
+    claimed_twice,
     compact_these,
     dying,
     head_of,
@@ -171,6 +172,13 @@ class Rebuilding(RuleBasedStateMachine):
         if sweeps:
             self.sweep()
 
+    @rule(key=KEYS, size=SIZES)
+    def delete_for_good(self, key, size):
+        """The row is pinned, its delete is dropped and swept: only covers tell that it is gone."""
+        self.write_and_fold([("put", key, 1, False)], size, pin=True)
+        self.write_and_fold([("delete", key)], size, pin=False)
+        self.compact_all(size, sweeps=True)
+
     @rule()
     def come_back(self):
         """A job that was thought dead has only been slow: its objects arrive now."""
@@ -211,6 +219,7 @@ class Rebuilding(RuleBasedStateMachine):
         copy, report = rebuilt(self.db)
         assert rows_of(copy) == expected
         assert (report.rows, report.problems) == (len(expected), ())
+        assert not claimed_twice(copy)
 
     def teardown(self):
         if hasattr(self, "db"):

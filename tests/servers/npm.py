@@ -82,6 +82,14 @@ class Azurite(NpmServer):
         flags += ["--skipApiVersionCheck", "--disableTelemetry", "--silent"]
         self.launch([find_program("node"), program, *flags])
 
+    def options(self) -> dict:
+        """The keyword options for `reef.stores.open("az://container/prefix", **options)`."""
+        return {
+            "endpoint": self.endpoint,
+            "account_name": self.account_name,
+            "account_key": self.account_key,
+        }
+
     def make_container(self, name: str) -> str:
         """Create a container, unless it is there already, and return its name."""
         resource = f"/{self.account_name}/{name}"

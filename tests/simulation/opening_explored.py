@@ -19,8 +19,8 @@ from unittest import mock
 
 import msgspec
 
-from reef.engine import database
 from reef.engine.batch import Batch
+from reef.engine.commit import taking
 from reef.engine.database import Database
 from reef.engine.tail import Tail
 from reef.errors import (
@@ -243,7 +243,7 @@ def old_writer(sim, told, opened, case):
     def start():
         db = database_of(node)
         with mock.patch.object(
-            database, "WriterOpening", lambda store, _, __, s, **___: Reopened(opened, store, s)
+            taking, "WriterOpening", lambda store, _, __, s, **___: Reopened(opened, store, s)
         ):
             writer = db.writer(
                 NAME, max_parallel_writes=case.in_flight, group_bytes_max=1, ack=case.ack

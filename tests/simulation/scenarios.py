@@ -10,8 +10,10 @@ from dataclasses import replace
 from reef.errors import NotFoundError, UnavailableError
 from reef.stores import Outcome, Wrapper, WriteResult
 from reef.testing import Chaos
+from tests.simulation import catalog_scenarios as catalogs
 from tests.simulation import engine_scenarios as engine
 from tests.simulation import job_scenarios as jobs
+from tests.simulation import local_log_scenarios as local_logs
 from tests.simulation.transaction_scenarios import transactions_side_by_side
 
 ROUGH = Chaos(
@@ -38,6 +40,19 @@ SLOW = Chaos(
 )
 """Stalls around a grace period of some seconds, on either side of it."""
 
+POWER_CUTS = Chaos(
+    crash=0.002,
+    crashes_max=3,
+    lost_answer=0.08,
+    fail_before=0.05,
+    conflict=0.02,
+    late=0.04,
+    stall=0.02,
+    freeze=0.001,
+    stall_s=(0.5, 20.0),
+)
+"""A machine that dies and comes back, on a bad network."""
+
 STALLING = Chaos(crash=0.0005, crashes_max=1, stall=0.07, stall_s=(1.0, 40.0))
 """Hardly anything but requests that take for ever."""
 
@@ -62,7 +77,7 @@ def racing_creators(sim, wrap=lambda store: store):
 
     for name in ("a", "b", "c"):
         node = sim.process(name)
-        node.spawn(lambda node=node: take_slots(node))
+        node.spawn(lambda node=node: _until_unavailable(lambda: take_slots(node)))
     sim.run()
     for key, body in acknowledged.items():
         assert sim.bucket.get(key) == body, f"{key} was acknowledged and is lost"
@@ -133,9 +148,14 @@ SCENARIOS = {
     "folders_race": (engine.folders_race, SLOW),
     "outcomes_are_resolved": (engine.outcomes_are_resolved, SLOW),
     "transactions_side_by_side": (transactions_side_by_side, ROUGH),
+    "catalog_side_by_side": (catalogs.catalog_side_by_side, ROUGH),
+    "catalog_slow": (catalogs.catalog_side_by_side, SLOW),
+    "catalog_without_if_match": (catalogs.catalog_without_if_match, ROUGH),
+    "catalog_counter": (catalogs.catalog_counter, ROUGH),
     "rival_compactors": (jobs.rival_compactors, SLOW),
     "jobs_and_pins": (jobs.jobs_and_pins, SLOW),
     "background_beside_others": (jobs.background_beside_others, SLOW),
     "hardly_any_grace": (jobs.hardly_any_grace, SLOW),
+    "a_machine_comes_back": (local_logs.a_machine_comes_back, POWER_CUTS),
     "leases_hold": (engine.leases_hold, replace(STALLING, stall_s=(1.0, 15.0))),
 }

@@ -20,8 +20,12 @@ from tests.simulation.scenarios import (
 )
 
 SEEDS = range(300)
-LONG = {"rival_compactors", "jobs_and_pins", "background_beside_others", "hardly_any_grace"}
-"""Histories of all jobs at once, several times as long as the others."""
+LONG = {
+    *("rival_compactors", "jobs_and_pins", "background_beside_others", "hardly_any_grace"),
+    *("catalog_side_by_side", "catalog_slow", "catalog_without_if_match", "catalog_counter"),
+    "a_machine_comes_back",
+}
+"""Histories of all jobs at once, or of many catalogs, several times as long as the others."""
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -46,11 +46,16 @@ class Truth:
 
         def watched(key, body):
             result = create(key, body)
-            if result.landed and key.startswith(self._wal):
-                self._bodies.setdefault(number_of(key), body)
+            if result.landed:
+                self._note(key, body)
             return result
 
         sim.bucket.create = watched
+        sim.appeared = self._note  # where objects are made by a copy
+
+    def _note(self, key, body):
+        if key.startswith(self._wal):
+            self._bodies.setdefault(number_of(key), body)
 
     def note_staged(self, segments, rows, *, replaces=False):
         """Note what a job has staged, in one segment or more, before it commits."""

@@ -1,13 +1,19 @@
-"""`make soak`: ten minutes on a real S3 server; says what it saw, fails if something is wrong."""
+"""`make soak`: ten minutes on a real S3 server; says what it saw, fails if something is wrong.
+
+`STORE=two-phase` soaks a server that ignores every condition, with a register beside it.
+"""
 
 import argparse
 import json
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
-from tests.servers import SERVERS
 from tests.soak.run import Soak
+from tests.two_phase import REGISTERS, StartedServers, register_url, unconditional_bucket
+
+BUCKET = "soak"
 
 
 def main() -> int:
@@ -15,22 +21,30 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--server", default="seaweedfs")
+    parser.add_argument("--store", choices=("native", "two-phase"), default="native")
+    parser.add_argument("--register", choices=REGISTERS, default="sqlite")
     arguments = parser.parse_args()
-    server = SERVERS[arguments.server]
-    with tempfile.TemporaryDirectory(prefix="reef-soak-") as folder:
-        Path(folder).chmod(0o711)
-        server.start(Path(folder) / "server")
-        try:
-            server.make_bucket("soak")
-            notes = Path(folder) / "notes"
-            notes.mkdir()
-            quirks = {"seaweedfs": {"listing": "unsorted"}, "ceph": {"if_match": "bare"}}
-            options = {**server.options(), **quirks.get(arguments.server, {})}
-            soak = Soak("s3://soak/run", options, notes, arguments.seconds)
-            print(json.dumps(soak.run(), indent=2))
-        finally:
-            server.stop()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reef-soak-")))
+        folder.chmod(0o711)
+        servers = StartedServers(folder, stack)
+        if arguments.store == "native":
+            options = native_options(servers.use(arguments.server))
+        else:
+            options = stack.enter_context(unconditional_bucket(servers, BUCKET))
+            options["cas"] = register_url(servers, arguments.register, folder)
+        notes = folder / "notes"
+        notes.mkdir()
+        soak = Soak(f"s3://{BUCKET}/run", options, notes, arguments.seconds)
+        print(json.dumps(soak.run(), indent=2))
     return 0
+
+
+def native_options(server) -> dict:
+    """Make the bucket on a server with conditions of its own; return how to open it."""
+    server.make_bucket(BUCKET)
+    quirks = {"seaweedfs": {"listing": "unsorted"}, "ceph": {"if_match": "bare"}}
+    return {**server.options(), **quirks.get(server.name, {})}
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.soak.run import Soak
+from tests.two_phase import register_url, unconditional_bucket
 
 
 @pytest.mark.slow
@@ -11,5 +12,17 @@ def test_nothing_acknowledged_is_lost_under_kills(tmp_path, ministack):
     """A writer, a loader, readers and jobs on an S3 server, all killed again and again."""
     ministack.make_bucket("soak")
     told = Soak("s3://soak/short", ministack.options(), tmp_path, 15.0).run()
+    assert told["kills"] >= 3
+    assert told["acknowledged"] > 10
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_nothing_acknowledged_is_lost_under_kills_with_a_register(tmp_path, servers):
+    """The same on a server that ignores every condition: a register decides, and recovery runs."""
+    with unconditional_bucket(servers, "soak-two-phase") as options:
+        (tmp_path / "notes").mkdir()
+        options["cas"] = register_url(servers, "sqlite", tmp_path)
+        told = Soak("s3://soak-two-phase/short", options, tmp_path / "notes", 15.0).run()
     assert told["kills"] >= 3
     assert told["acknowledged"] > 10

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import reef
+from tests.spark.sessions import configured
 
 
 @pytest.fixture(scope="session")
@@ -22,15 +23,8 @@ def spark(spark_home):
     """A session on two threads."""
     from pyspark.sql import SparkSession
 
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.warehouse.dir", str(spark_home / "warehouse"))
-        .config("spark.log.level", "ERROR")
-        .getOrCreate()
-    )
+    here = {"spark.sql.warehouse.dir": str(spark_home / "warehouse")}
+    session = configured(SparkSession.builder.master("local[2]"), **here).getOrCreate()
     yield session
     session.stop()
 

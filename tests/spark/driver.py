@@ -1,15 +1,18 @@
 """A driver in a process of its own, for tests that kill it or its executors.
 
     python driver.py cluster URL     executors are processes: a task fails after its upload, an
-                                     executor is killed in the middle of a load, and in the end
-                                     this driver dies right after a commit
+                                     executor is killed in the middle of a load, another one in
+                                     the middle of a compaction, and in the end this driver dies
+                                     right after a commit
     python driver.py speculate URL   two workers with addresses of their own, since Spark never
                                      runs two attempts of a task on one host
-    python driver.py dies URL        dies before its commit
+    python driver.py dies URL        dies before the commit of a load
+    python driver.py write-before URL, write-after URL
+                                     dies in `df.write`, before its commit or after it
     python driver.py connect URL     the same writes over Spark Connect
 
-Prints one line of JSON for each scenario that went through. Run as a program, so that its
-classes travel to the workers by value.
+A third argument has the options of the store, as JSON. Prints one line of JSON for each scenario
+that went through. Run as a program, so that its classes travel to the workers by value.
 """
 
 import json
@@ -30,7 +33,9 @@ import reef
 import reef.spark
 from reef.jobs import BulkJob
 from reef.spark.sink import ReefWriter
+from reef.spark.target import arrow_columns
 from tests.servers.base import free_port
+from tests.spark.sessions import configured
 
 ROWS = 4000
 SLOW_S = 200
@@ -43,11 +48,7 @@ def told(scenario, **facts):
 
 def session(master, **config):
     """Start a session."""
-    builder = SparkSession.builder.master(master)
-    quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
-    for name, value in {**quiet, "spark.log.level": "ERROR", **config}.items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()
+    return configured(SparkSession.builder.master(master), **config).getOrCreate()
 
 
 def numbers(spark, partitions=4):
@@ -94,34 +95,70 @@ def ancestors(pid, parents):
     return found
 
 
-def kill_an_executor_when_a_segment_is_staged(db, name):
-    """Wait for the first upload of a load, then kill -9 an executor."""
+def kill_when_a_segment_is_staged(db, name, killed):
+    """Wait for the first upload of a job, then kill -9 an executor."""
     prefix = f"namespaces/{name}/segments/"
+    before = len(list(db.store.list(prefix)))
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not list(db.store.list(prefix)):
+    while time.monotonic() < deadline and len(list(db.store.list(prefix))) == before:
         time.sleep(0.05)
     victim = executors()[0]
     os.kill(victim, signal.SIGKILL)
     killed.append(victim)
 
 
-killed: list[int] = []
-
-
-def executor_killed(spark, url):
-    """A load goes on when an executor is killed after the first segment was staged."""
-    db = reef.open(url)
-    db.create("killed", reef.spark.target.arrow_columns(numbers(spark).schema, {}))
-    killer = threading.Thread(target=kill_an_executor_when_a_segment_is_staged, args=(db, "killed"))
+@contextmanager
+def an_executor_killed(db, name):
+    """Kill one as soon as a new segment of a namespace is staged; give the list of the dead."""
+    killed = []
+    killer = threading.Thread(target=kill_when_a_segment_is_staged, args=(db, name, killed))
     killer.start()
+    yield killed
+    killer.join()
+
+
+def executor_killed(spark, url, options):
+    """A load goes on when an executor is killed after the first segment was staged."""
+    db = reef.open(url, **options)
+    db.create("killed", arrow_columns(numbers(spark).schema, {}))
     # Partitions end one after the other: the kill strikes while others are at work.
     late = numbers(spark).selectExpr("id", "n").repartitionByRange(6, "id")
-    report = reef.spark.bulk_load(
-        slow(late, 0.2), url, "killed", partitions=6, idempotency_key="k", count=False
-    )
-    killer.join()
-    again = reef.spark.bulk_load(numbers(spark), url, "killed", idempotency_key="k")
+    wanted = {"idempotency_key": "k", "store_options": options}
+    with an_executor_killed(db, "killed") as killed:
+        report = reef.spark.bulk_load(
+            slow(late, 0.2), url, "killed", partitions=6, count=False, **wanted
+        )
+    again = reef.spark.bulk_load(numbers(spark), url, "killed", **wanted)
     told("executor", killed=len(killed), lsn=report.lsn, rows=report.rows, again=again.replayed)
+
+
+class SlowExecutor(reef.spark.SparkExecutor):
+    """Gives the killer time: tasks end one after the other."""
+
+    def map(self, run, tasks):
+        """Run the same tasks, each after a while."""
+
+        def later(task):
+            time.sleep(0.3)
+            return run(task)
+
+        return super().map(later, tasks)
+
+
+def executor_killed_in_compaction(spark, url, options):
+    """A compaction goes on when an executor is killed after its first output."""
+    db = reef.open(url, **options)
+    db.create("compacted", arrow_columns(numbers(spark).schema, {}))
+    with db.writer("compacted", background=False) as writer:
+        for part in range(3):
+            ids = [f"{n * 7919 % ROWS:06}" for n in range(part, ROWS, 3)]
+            writer.upsert({"id": ids, "n": list(range(part, ROWS, 3))})
+            reef.jobs.fold(db, "compacted", group_bytes=1024)
+    with an_executor_killed(db, "compacted") as killed:
+        report = reef.jobs.compact(
+            db, "compacted", full=True, executor=SlowExecutor(spark), segment_rows_max=300
+        )
+    told("compaction", killed=len(killed), outputs=report.outputs, rows=report.rows_written)
 
 
 # --- attempts ---------------------------------------------------------------------------
@@ -165,18 +202,49 @@ def source(kind, writer_class):
     return Source
 
 
-def attempts(spark, url, kind, writer_class):
+def attempts(spark, url, options, kind, writer_class):
     """Write with a task that runs twice, and both of them upload."""
-    spark.dataSource.register(source(kind, writer_class))
     started = time.monotonic()
-    numbers(spark).write.format(kind).options(namespace=kind, key="id").mode("append").save(url)
+    write(spark, url, options, kind, writer_class)
     told(kind, seconds=time.monotonic() - started)
+
+
+def write(spark, url, options, kind, writer_class, **wanted):
+    """Write with another writer, into a namespace of its name."""
+    spark.dataSource.register(source(kind, writer_class))
+    given = {f"store.{name}": str(value) for name, value in options.items()}
+    given |= {"namespace": kind, "key": "id", **wanted}
+    numbers(spark).write.format(kind).options(**given).mode("append").save(url)
 
 
 # --- the driver's own end -----------------------------------------------------------------
 
 
-def dies(spark, url, name, *, after):
+class Dies(ReefWriter):
+    """Kills the driver at its commit: the JVM that runs this process, and the program."""
+
+    victims = ()
+    after = False
+
+    def commit(self, messages):
+        """Commit or not, then kill."""
+        if self.after:
+            super().commit(messages)
+        for victim in self.victims:
+            os.kill(victim, signal.SIGKILL)
+        time.sleep(60)  # its pipes are gone, and so is whoever would go on
+
+
+def dies_writing(url, options, *, after):
+    """Write a DataFrame, and be killed before or after the commit."""
+    spark = session("local[2]")
+    Dies.victims = (spark.sparkContext._gateway.proc.pid, os.getpid())
+    Dies.after = after
+    told("writing", after=after)
+    write(spark, url, options, "dies", Dies, idempotencyKey="k")
+
+
+def dies(spark, url, options, name, *, after):
     """Load, and be killed before or after the commit."""
     commit = BulkJob.commit
 
@@ -187,9 +255,8 @@ def dies(spark, url, name, *, after):
         os.kill(os.getpid(), signal.SIGKILL)
 
     BulkJob.commit = killed_there
-    reef.spark.bulk_load(
-        numbers(spark), url, name, key="id", idempotency_key="k", partitions=2, count=False
-    )
+    wanted = {"key": "id", "idempotency_key": "k", "store_options": options}
+    reef.spark.bulk_load(numbers(spark), url, name, partitions=2, count=False, **wanted)
 
 
 def connect(url):
@@ -246,30 +313,33 @@ def speculate(url):
         "spark.speculation.multiplier": "1.1",
         "spark.speculation.quantile": "0.5",
         "spark.speculation.minTaskRuntime": "1s",
-        "spark.executor.memory": "512m",
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
         "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
         "spark.cores.max": "2",
     }
     with two_hosts() as master:
         spark = session(master, **config)
-        attempts(spark, url, "slowonce", SlowOnce)
+        attempts(spark, url, {}, "slowonce", SlowOnce)
         spark.stop()
 
 
-def main(what, url):
+def main(what, url, options="{}"):
     """Run what is asked for."""
+    options = json.loads(options)
     if what == "connect":
         connect(url)
     elif what == "dies":
-        dies(session("local[2]"), url, "before", after=False)
+        dies(session("local[2]"), url, options, "before", after=False)
+    elif what.startswith("write-"):
+        dies_writing(url, options, after=what == "write-after")
     elif what == "speculate":
         speculate(url)
     else:
-        spark = session("local-cluster[2,1,1024]", **{"spark.executor.memory": "512m"})
-        attempts(spark, url, "failsonce", FailsOnce)
-        executor_killed(spark, url)
-        dies(spark, url, "after", after=True)
+        spark = session("local-cluster[2,1,1024]")
+        attempts(spark, url, options, "failsonce", FailsOnce)
+        executor_killed(spark, url, options)
+        executor_killed_in_compaction(spark, url, options)
+        dies(spark, url, options, "after", after=True)
 
 
 if __name__ == "__main__":

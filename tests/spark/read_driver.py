@@ -13,7 +13,8 @@ from pathlib import Path
 
 import reef
 import reef.spark
-from tests.spark import tasks
+from tests.spark import logs, tasks
+from tests.spark.sessions import configured
 
 
 def main(master, given, output):
@@ -41,15 +42,7 @@ def session(master):
         kind = kind.remote("local[2]")
     else:
         kind = kind.master(master)
-    for name, value in {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.log.level": "ERROR",
-        "spark.executor.memory": "512m",
-    }.items():
-        kind = kind.config(name, value)
-    return kind.getOrCreate()
+    return configured(kind).getOrCreate()
 
 
 def opened(bucket):
@@ -106,10 +99,20 @@ def fail_tasks(spark, bucket):
 
 
 def fold_log(spark, bucket):
-    """A fold by Spark, and the rows after it."""
+    """A fold by Spark's shuffle, and the rows after it."""
     db = opened(bucket)
-    report = reef.jobs.fold(db, "events", executor=reef.spark.executor(spark))
+    executor = reef.spark.executor(spark)
+    report = reef.jobs.fold(db, "events", executor=executor, shuffle_bytes_min=0)
     return {"published": report.published, "rows": read_rows(spark, bucket)}
+
+
+def fold_alike(spark, bucket):
+    """A random log, folded by threads and by Spark's shuffle; raises where they differ."""
+    home = Path(bucket["url"]).with_name("twins")
+    threads, shuffled = logs.twins(home, seed=21)
+    executor = reef.spark.executor(spark)
+    report = logs.check_fold(threads, shuffled, executor, segment_bytes_max=40_000)
+    return {"segments": report.segments, "voided": report.voided}
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 import reef
 from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
-from reef.spark.preflight import Preflight
+from reef.spark.checks import Preflight
 from tests.spark.writing import (
     kinds_of,
     leases_of,

@@ -38,9 +38,14 @@ def history(db, seed):
         reef.jobs.ingest(db, NAME, {"id": keys, "value": values})
 
 
+def head(db):
+    """Return the newest manifest."""
+    return HeadFinder(db.store, Namespace(NAME)).find().manifest
+
+
 def state(db):
     """Return the rows, and what the segments' set hashes add up to."""
-    manifest = HeadFinder(db.store, Namespace(NAME)).find().manifest
+    manifest = head(db)
     return dict(db.reader(NAME).scan()), total(manifest.segments), manifest.wal_floor
 
 
@@ -72,6 +77,35 @@ def test_fold_and_compaction_give_the_same_as_with_threads(spark, twins):
     assert verify(on_spark, NAME, deep=True, executor=executor).problems == []
 
 
+class Twice:
+    """Runs each task two times, as Spark may: only the second result counts."""
+
+    def map(self, run, tasks):
+        """Return the results of the second run of each; keep what the first ones wrote."""
+        self.first = [run(task) for task in tasks]
+        return [run(task) for task in tasks]
+
+
+@pytest.mark.parametrize("twins", [1], indirect=True)
+def test_H39_a_task_that_runs_twice_does_no_harm(twins):
+    """H39: a fold's attempts have names of their own, a compaction's write the same bytes."""
+    once, twice = twins
+    executor = Twice()
+    fold(once, NAME)
+    fold(twice, NAME, executor=executor)
+    named = {segment.id for segment in head(twice).segments}
+    assert named.isdisjoint(entry.id for entries in executor.first for entry in entries)
+    compact(once, NAME, full=True, **SMALL)
+    compact(twice, NAME, full=True, executor=executor, **SMALL)
+    again = [result.segment for result in executor.first if result.segment]
+    assert {entry.id: entry.checksum for entry in again} == {
+        segment.id: segment.checksum for segment in head(twice).segments
+    }
+    assert state(twice) == state(once)
+    assert verify(twice, NAME, deep=True).problems == []
+
+
+@pytest.mark.parametrize("twins", [1], indirect=True)
 def test_rebuild_and_export_run_on_spark_too(spark, twins, tmp_path):
     """The same report, the same files."""
     executor = reef.spark.executor(spark)
@@ -84,6 +118,7 @@ def test_rebuild_and_export_run_on_spark_too(spark, twins, tmp_path):
     assert (second.rows, second.files) == (first.rows, first.files)
 
 
+@pytest.mark.parametrize("twins", [1], indirect=True)
 def test_commands_run_on_spark(spark, twins, tmp_path, capsys):
     """`--engine spark --master …` for each of them; a session that is there is used."""
     _, db = twins

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(600)  # a whole cluster comes up, on whatever c
 ROOT = Path(__file__).parent.parent.parent
 KINDS = {"cluster": "local-cluster[2,1,1024]", "connect": "connect"}
 CHECKS = {
-    "directory": ["read_rows", "read_some", "refuse", "run_tasks", "fail_tasks"],
+    "directory": ["read_rows", "read_some", "refuse", "run_tasks", "fail_tasks", "fold_alike"],
     "s3": ["read_rows", "run_tasks", "fold_log"],
 }
 EXPECTED = [[f"k{n:07d}", -1 if n < 10 else n] for n in range(600) if n != 20]
@@ -101,5 +101,12 @@ def test_errors_come_back_as_themselves(found):
 
 
 def test_a_fold_runs_there(found):
-    """The log is folded by Spark's tasks, and the rows are the same."""
+    """The log is folded by Spark's shuffle, and the rows are the same."""
     assert found[1]["s3 fold_log"] == {"published": True, "rows": EXPECTED}
+
+
+def test_random_logs_fold_alike_there(found):
+    """Rows and set hash are those of a fold by threads; all of it is compared in the driver."""
+    seen = found[1]["directory fold_alike"]
+    assert seen["segments"] > 3
+    assert seen["voided"] == 1

@@ -12,9 +12,9 @@ import reef
 from reef.formats.batch import OpKind
 from reef.formats.schema import Schema
 from reef.jobs import BulkJob
+from reef.spark.checks import count_partitions
 from reef.spark.options import Place
 from reef.spark.parts import PartPlan, first_error, stage_part
-from reef.spark.preflight import count_partitions
 from reef.spark.rows import RowsPlan
 from reef.spark.sorting import RowSorter, sorted_places
 from reef.spark.write_options import WriteOptions

@@ -194,6 +194,25 @@ def test_leveled_ends_with_segments_of_the_right_size(db):
     assert all(1600 <= data_bytes(s) <= 4000 for s in one)
 
 
+def test_level_1_never_overlaps_between_two_jobs(db):
+    """Writes at both ends of a namespace leave what lies between them alone."""
+    put(db, rows_of(range(1000, 1030)))
+    compactor = Compactor(db, NAME, "leveled", **LEVELED)
+    assert compactor.step().moved == 1
+    (middle,) = head_of(db, NAME).segments
+    for number in range(2):
+        put(db, rows_of(range(number, 20)))
+        put(db, rows_of(range(2000, 2020 - number)))
+    jobs = []
+    while (report := compactor.step()) is not None:
+        one = [s for s in head_of(db, NAME).segments if s.level == 1]
+        one.sort(key=lambda s: s.min_key)
+        assert all(left.max_key < right.min_key for left, right in pairwise(one)), report
+        jobs.append(middle.id in {s.id for s in one})
+    assert jobs[0], "the merge down had no part in it"
+    assert len(seen(db)) == 70
+
+
 def test_what_overlaps_nothing_is_moved_as_it_is(db):
     """Only its level changes, in the manifest: no object is written."""
     put(db, rows_of(range(30)))

@@ -101,6 +101,16 @@ def test_leveled_leaves_out_one_that_dwarfs_the_others():
     assert ids(plan.inputs) == ["s0", "s1", "s2"]
 
 
+def test_leveled_goes_down_where_a_merge_of_level_0_would_leave_as_many():
+    """Small rows fill segments by their number: merged among themselves, they would be for ever."""
+    settings = SETTINGS.changed({"segment_rows_max": 100})
+    full = [segment(f"s{n}", 5, rows=100, lsn=n) for n in range(4)]
+    plan = plan_leveled(full, settings)
+    assert (plan.level, ids(plan.inputs)) == (1, ["s0", "s1", "s2", "s3"])
+    few = [segment(f"s{n}", 5, rows=25, lsn=n) for n in range(4)]
+    assert plan_leveled(few, settings).level == 0
+
+
 def test_leveled_goes_down_with_all_that_overlaps():
     """Level 0 at its size takes along what it overlaps in level 1, and nothing else."""
     zero = [segment("new", 30, "dm"), segment("newer", 20, "kp", lsn=2)]
@@ -127,6 +137,17 @@ def test_leveled_moves_what_overlaps_nothing():
     )
     assert [(s.id, s.level) for s in plan.moved] == [("plain", 1)]
     assert ids(plan.inputs) == ["deletes"]
+
+
+def test_leveled_cuts_outputs_around_what_stays():
+    """Far apart in level 0: no output may lie over what stays in level 1, or is moved there."""
+    zero = [segment("a", 30, "ab"), segment("aa", 30, "bc", lsn=2), segment("moved", 9, "ee")]
+    zero += [segment("h", 30, "hi"), segment("hh", 30, "ij"), segment("x", 30, "xy", tombstones=1)]
+    one = [segment("stays", 60, "lm", 1), segment("last", 60, "zz", 1)]
+    plan = plan_leveled([*zero, *one], SETTINGS)
+    assert ids(plan.inputs) == ["a", "aa", "h", "hh", "x"]
+    assert ids(plan.moved) == ["moved"]
+    assert plan.cuts == (b"h", b"x")
 
 
 def test_leveled_two_with_the_same_key_overlap():

@@ -9,8 +9,6 @@ import reef
 from reef.formats.manifest import encode_manifest
 from reef.jobs import compact, fold, rebuild, repair, verify
 from reef.manifest.head import HeadFinder
-from reef.testing import crash_points
-from tests.bulk import ingest
 from tests.collecting import NAME, USERS, World
 from tests.damage import damage, flip, segment_sections
 
@@ -287,62 +285,3 @@ def test_a_sound_namespace_is_left_alone():
     report = repair(world.db, NAME, apply=True)
     assert (report.problems, report.actions, report.applied) == ((), (), True)
     assert {info.key: info.tag for info in world.bucket.list()} == before
-
-
-# --- deaths -----------------------------------------------------------------------------------
-
-ROWS = {b"a": b"1" * 40, b"b": b"2" * 40, b"c": b"3", b"bulk": b"loaded", b"d": b"4"}
-CRASHES = {
-    "log and segment": ({"wal": "header", "segment": "column block"}, {b"c"}),
-    "head and a hole": ({"manifest": "body", "begin": "deleted"}, set()),
-}
-"""What is damaged how, and the keys that are lost with it."""
-
-
-def damaged_namespace(hows):
-    """Make a small namespace, and damage it; return its objects."""
-    db = reef.open("memory://")
-    with db.writer(NAME) as writer:
-        writer.put("a", ROWS[b"a"])
-        writer.put("b", ROWS[b"b"])
-        fold(db, NAME)
-        lsn = writer.put("c", b"3").lsn
-        bulk = ingest(db.store, NAME, {b"bulk": b"loaded"})
-        writer.put("d", b"4")
-    head = HeadFinder(db.store, USERS).find().manifest
-    keys = {
-        "wal": USERS.wal_object(lsn),
-        "begin": USERS.wal_object(bulk - 1),
-        "segment": USERS.segment(head.segments[0].id),
-        "manifest": USERS.manifest(head.generation),
-    }
-    for what, how in hows.items():
-        damage(db.store, keys[what], how)
-    return {info.key: db.store.get(info.key) for info in db.store.list()}
-
-
-@pytest.mark.parametrize("case", CRASHES)
-def test_deaths_of_a_repair(case):
-    """H17, H18: killed at any of its calls, and run again: sound, and nothing more is lost."""
-    hows, lost = CRASHES[case]
-    objects = damaged_namespace(hows)
-    left = {key: value for key, value in ROWS.items() if key not in lost}
-    points = []
-
-    def scenario(sim):
-        for key, body in objects.items():
-            sim.bucket.put(key, body)
-        node = sim.process("victim")
-        node.spawn(lambda: repair(reef.Database(node.store()), NAME, apply=True))
-        sim.run()
-
-    for point in crash_points(scenario, "victim"):
-        points.append(point.what)
-        db = reef.Database(point.simulation.bucket)
-        repair(db, NAME, apply=True)
-        assert not verify(db, NAME, deep=True).problems, point.what
-        with db.writer(NAME) as writer:
-            assert dict(writer.scan()) == left, point.what
-            writer.put("next", b"works")
-    assert any(what.startswith("store create created") for what in points)
-    assert "point repair staged" in points

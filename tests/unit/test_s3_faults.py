@@ -11,8 +11,9 @@ import pytest
 from reef import stores
 from reef.errors import InvalidInputError, Kind, NotFoundError, UnavailableError
 from reef.stores import Outcome, RetryPolicy
-from reef.stores.remote import S3Store, _abandoned
+from reef.stores.remote_native import abandoned
 from reef.stores.s3_options import S3Options
+from reef.stores.s3_store import S3Store
 from tests.forking import in_child
 from tests.http_proxy import Failing, Trouble, Wired, proxy
 
@@ -260,7 +261,7 @@ def test_H51_uploads_are_sent_again_after_a_fork_too(wired):
 
     def child_work():
         wired.raw.upload("n", [b"from the child"])
-        return None in _abandoned, len(_abandoned)
+        return None in abandoned, len(abandoned)
 
     wired.meets(Trouble(503, "SlowDown", method="PUT"))
     code, output = in_child(child_work)

@@ -12,7 +12,7 @@ from reef.manifest.head import HeadFinder
 from reef.manifest.publish import Publisher
 from reef.manifest.roots import job_of, oldest_to_retain, staged_id
 from reef.stores import Wrapper
-from reef.testing import Simulation, crash_points
+from reef.testing import Simulation
 from tests.bulk import append, ingest, stage
 from tests.collecting import DAY_S, GRACE_S, NAME, USERS, World
 
@@ -88,47 +88,6 @@ def test_the_head_that_moved_is_looked_at_again(world):
     Rival.moves = 1000
     with pytest.raises(reef.ConflictError, match="changed under 10 plans"):
         world.sweep(reef.Database(Rival(world.bucket)))
-
-
-def test_a_sweep_that_died_anywhere_is_finished_by_the_next():
-    """H32: killed at each of its seams in turn; the rows stay and the list empties."""
-
-    def scenario(sim):
-        setup = reef.Database(sim.bucket)
-        with setup.writer(NAME) as writer:
-            for number in range(3):
-                writer.put(f"k{number}", b"v")
-        fold(setup, NAME)
-        Publisher(sim.bucket, USERS).publish(
-            lambda head: msgspec.structs.replace(head, grace_ms=1000)
-        )
-        node = sim.process("sweeper")
-
-        def work():
-            for _ in range(3):
-                sweep(reef.Database(node.store()), NAME, apply=True, retain_generations_s=0)
-                node.runtime.sleep(5)
-
-        node.spawn(work)
-        sim.run()
-
-    points = 0
-    for point in crash_points(scenario, "sweeper"):
-        points += 1
-        successor = point.simulation.process("successor")
-
-        def finish(node=successor):
-            for _ in range(3):
-                sweep(reef.Database(node.store()), NAME, apply=True, retain_generations_s=0)
-                node.runtime.sleep(5)
-
-        successor.spawn(finish)
-        point.simulation.run()
-        bucket = point.simulation.bucket
-        seen = dict(reef.Database(bucket).reader(NAME).scan())
-        assert seen == {b"k0": b"v", b"k1": b"v", b"k2": b"v"}, point.what
-        assert len(list(bucket.list(USERS.wal))) == 2, point.what
-    assert points > 50
 
 
 def test_two_sweeps_side_by_side():

@@ -34,8 +34,11 @@ def sync(db: reef.Database, users: reef.Writer) -> None:
     db.reader("users", pin=True).refresh()  # type: ignore[attr-defined]
     db.reader("users").put("a", b"1")  # type: ignore[attr-defined]
     db.info(17)  # type: ignore[arg-type]
-    db.writer("users", group_window=5)  # type: ignore[call-arg]
-    db.writer("users", max_parallel_writes="two")  # type: ignore[arg-type]
+    db.writer("users", group_window=5)  # type: ignore[call-overload]
+    db.writer("users", max_parallel_writes="two")  # type: ignore[call-overload]
+    db.writer("users", durability="local")  # type: ignore[call-overload]
+    db.writer("users").pending  # type: ignore[attr-defined]
+    db.writer("users", durability="local", local_log="log").pending.batches
     db.reader("users", refresh_interval=5)  # type: ignore[call-overload]
     db.reader("users", pin=True, cache_bytes="all")  # type: ignore[call-overload]
     reef.Batch().put("a")  # type: ignore[call-arg]

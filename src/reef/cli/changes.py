@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from reef.cli.options import ReefCommand, encoding_option, on_namespace
+from reef.cli.options import NUMBER, ReefCommand, encoding_option, on_namespace
 from reef.cli.output import Output
 from reef.engine.database import Database
 from reef.engine.history.change_rows import Change
@@ -22,7 +22,7 @@ __all__ = ["changes"]
 @click.option(
     "--after",
     "after_lsn",
-    type=click.IntRange(min=0),
+    type=NUMBER,
     default=0,
     metavar="LSN",
     help="What was committed after it; all, if not given.",
@@ -31,7 +31,7 @@ __all__ = ["changes"]
 @click.option("--commit", is_flag=True, help="With --cursor: commit it when all was printed.")
 @click.option("--follow", is_flag=True, help="Wait for more at the end of the log.")
 @click.option("--timeout", "timeout_s", type=float, metavar="SECONDS", help="With --follow.")
-@click.option("--limit", type=click.IntRange(min=0), metavar="N", help="At most so many.")
+@click.option("--limit", type=NUMBER, metavar="N", help="At most so many.")
 @encoding_option
 def changes(
     output: Output,

@@ -2,7 +2,7 @@
 
 import click
 
-from reef.cli.options import ReefCommand, on_namespace
+from reef.cli.options import NUMBER, ReefCommand, on_namespace
 from reef.cli.output import Output
 from reef.engine.database import Database
 from reef.errors import NotFoundError
@@ -32,7 +32,7 @@ def list_command(output: Output, db: Database, namespace: str) -> None:
 @click.option(
     "--after",
     "after_lsn",
-    type=click.IntRange(min=0),
+    type=NUMBER,
     metavar="LSN",
     help="Begin after it; at the end of the log, if not given.",
 )

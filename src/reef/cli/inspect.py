@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from reef.cli.objects import Looked, ObjectReader
-from reef.cli.options import EXIT_PROBLEMS, ReefCommand, encoding_option, on_namespace
+from reef.cli.options import EXIT_PROBLEMS, NUMBER, ReefCommand, encoding_option, on_namespace
 from reef.cli.output import Output
 from reef.engine.database import Database
 from reef.paths import Namespace
@@ -26,7 +26,7 @@ LISTED_MAX = 4
 @click.option("--lease", metavar="ID", help="This lease.")
 @click.option(
     "--rows",
-    type=click.IntRange(min=0),
+    type=NUMBER,
     default=20,
     show_default=True,
     metavar="N",

@@ -7,8 +7,8 @@
 130  interrupted
 
 Ctrl-C ends a command at once: what is on its way to the bucket is whole or not there, as with
-any other death of a process. A closed pipe (`reef scan … | head`) is no error: its reader has
-what it wanted.
+any other death of a process (`reef_command` hears it while all this is loaded). A closed pipe
+(`reef scan … | head`) is no error: its reader has what it wanted. A full disk is.
 """
 
 import logging
@@ -23,11 +23,13 @@ import click
 
 from reef import __version__
 from reef.cli.bulk import export_command, import_command
+from reef.cli.catalog_commands import catalog
 from reef.cli.changes import changes
 from reef.cli.checks import rebuild, repair, verify
 from reef.cli.cursors import cursors
 from reef.cli.health import health
 from reef.cli.inspect import inspect
+from reef.cli.log_commands import log
 from reef.cli.maintenance import compact, gc, index
 from reef.cli.options import EXIT_PROBLEMS
 from reef.cli.output import FORMS, Output, give_up_stdout
@@ -36,7 +38,7 @@ from reef.cli.snapshots import snapshot
 from reef.cli.stats import namespaces, stats
 from reef.cli.store import store
 from reef.cli.writing import create, delete, put
-from reef.errors import CorruptionError, ReefError
+from reef.errors import CorruptionError, ReefError, UnavailableError
 
 __all__ = ["main"]
 
@@ -46,7 +48,7 @@ EXIT_INTERRUPTED = 130
 COMMANDS = (
     *(create, put, get, delete, scan, import_command, export_command),
     *(index, compact, gc, verify, repair, rebuild),
-    *(inspect, stats, health, snapshot, cursors, changes, namespaces, store),
+    *(inspect, stats, health, snapshot, cursors, changes, namespaces, catalog, store, log),
 )
 ALIASES = {"fold": index, "sweep": gc}
 """By the words of the library."""
@@ -111,8 +113,12 @@ for _name, _command in ALIASES.items():
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line, and leave with an exit code."""
-    code = run(list(sys.argv[1:] if arguments is None else arguments))
-    if code == EXIT_INTERRUPTED:
+    _replace_closed_streams()
+    try:
+        code = run(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:  # at the last moment: what was to be told is told
+        code = EXIT_INTERRUPTED
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Threads may still wait for the store; whoever has no patience asks once more.
         signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
     sys.exit(code)
@@ -133,8 +139,19 @@ def run(arguments: list[str]) -> int:
         _output(arguments).interrupted()
         return EXIT_INTERRUPTED
     except click.ClickException as error:
-        error.show()
+        _output(arguments).usage(error)
         return EXIT_USAGE
+    except OSError as error:  # of the system, not of a store: what is printed has no place to go
+        give_up_stdout()
+        _output(arguments).error(UnavailableError(f"the system says: {error}"))
+        return EXIT_ERROR
+
+
+def _replace_closed_streams() -> None:
+    """Let a stream that was closed before we began lead nowhere, and not to another one."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for as long as we run
 
 
 def _flushed(code: int) -> int:

@@ -39,7 +39,8 @@ def index(
 ) -> None:
     """Fold the log into segments, so that opening is quick.
 
-    Settings: segment_bytes_max, group_bytes, codec (zstd, lz4, none), log_bytes, stretches_max.
+    Settings: segment_bytes_max, group_bytes, codec (zstd, lz4, none), log_bytes, stretches_max,
+    shuffle_bytes_min.
 
     Example: reef index ./data users
     """

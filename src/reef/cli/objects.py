@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from reef.engine.history.change_rows import OP_NAMES
-from reef.errors import CorruptionError, NotFoundError, UnsupportedFormatError
+from reef.errors import UNDECODABLE, CorruptionError, NotFoundError, UnsupportedFormatError
 from reef.formats.batch import decode_ops
 from reef.formats.coding import Cursor, decode_msgpack
 from reef.formats.frame import read_frame
@@ -179,7 +179,7 @@ class ObjectReader:
         looked = Looked(key, len(data))
         try:
             record = msgspec.json.decode(data, type=LeaseRecord)
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             looked.damage.append(Damage(0, f"not a lease: {error}"))
             return looked
         left_s = record.ttl_ms / 1000 - (self.store.now() - info.last_modified_s)

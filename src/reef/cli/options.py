@@ -24,6 +24,7 @@ from reef.jobs.executor import Executor, LocalExecutor
 
 __all__ = [
     "EXIT_PROBLEMS",
+    "NUMBER",
     "ReefCommand",
     "asking_to_take_over",
     "encoding_option",
@@ -46,6 +47,8 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 NOT_FOR_TEXT = {"runtime", "retry", "faults", "meter", "metrics"}
 """Arguments of `reef.stores.open` that only a program can give."""
+NUMBER = click.IntRange(min=0, max=2**63 - 1)
+"""What an LSN, a generation or a number of rows can be."""
 EXIT_PROBLEMS = 2
 """What a command returns that has found problems in the data."""
 
@@ -172,8 +175,8 @@ def range_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def moment_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command a past moment to read at; it is called with `moment`."""
 
-    @click.option("--generation", type=int, metavar="N", help="As of this manifest.")
-    @click.option("--lsn", type=int, metavar="N", help="As of this LSN.")
+    @click.option("--generation", type=NUMBER, metavar="N", help="As of this manifest.")
+    @click.option("--lsn", type=NUMBER, metavar="N", help="As of this LSN.")
     @click.option("--time", metavar="ISO", help="As of this time: 2026-01-31T12:00, UTC if unsaid.")
     @click.option("--snapshot", metavar="NAME", help="As of this snapshot, by name or id.")
     @wraps(command)

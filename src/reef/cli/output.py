@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, islice
 from typing import IO, Any, NoReturn
 
+import click
 from rich.console import Console
 from rich.markup import escape
 
@@ -159,20 +160,32 @@ class Output:
     def error(self, error: ReefError) -> None:
         """Print an error to stderr: what happened, and what to do."""
         if self.is_json:
-            facts = {"error": type(error).__name__, "kind": error.kind, "message": error.message}
-            print(json.dumps({**facts, "hint": error.hint}), file=sys.stderr)
+            _tell_program(type(error).__name__, error.kind, error.message, error.hint)
             return
         self.errors.print(f"[bold red]error[/bold red]: {escape(error.message)}")
         if error.hint:
             self.errors.print(f"[bold]hint[/bold]: {escape(error.hint)}")
 
+    def usage(self, error: click.ClickException) -> None:
+        """Say what is wrong with the command line."""
+        if not self.is_json:
+            error.show()
+            return
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "reef"
+        _tell_program("UsageError", "usage", error.format_message(), f"See {command} --help")
+
     def interrupted(self) -> None:
         """Say that Ctrl-C was heard."""
         if self.is_json:
-            facts = {"error": "Interrupted", "kind": "interrupted", "message": "interrupted"}
-            print(json.dumps({**facts, "hint": ""}), file=sys.stderr)
+            _tell_program("Interrupted", "interrupted", "interrupted", "")
         else:
             print("interrupted", file=sys.stderr)
+
+
+def _tell_program(error: str, kind: str, message: str, hint: str | None) -> None:
+    facts = {"error": error, "kind": kind, "message": message, "hint": hint}
+    print(json.dumps(facts), file=sys.stderr)
 
 
 def give_up_stdout() -> None:

@@ -8,6 +8,7 @@ import click
 import pyarrow as pa
 
 from reef.cli.options import (
+    NUMBER,
     ReefCommand,
     encoding_option,
     moment_options,
@@ -73,7 +74,7 @@ def _show(output: Output, namespace: str, row: dict[str, Any], raw: bool) -> Non
 @click.option("--columns", metavar="A,B", help="Only these, in this order.")
 @click.option("--where", metavar="TEXT", help="For instance \"amount > 5 AND state = 'open'\".")
 @click.option("--reverse", is_flag=True, help="The last key first.")
-@click.option("--limit", type=click.IntRange(min=0), metavar="N", help="At most so many rows.")
+@click.option("--limit", type=NUMBER, metavar="N", help="At most so many rows.")
 @encoding_option
 def scan(
     output: Output,

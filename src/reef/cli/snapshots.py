@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from reef.cli.options import ReefCommand, on_namespace
+from reef.cli.options import NUMBER, ReefCommand, on_namespace
 from reef.cli.output import Output
 from reef.engine.database import Database
 from reef.engine.history.snapshots import Snapshot
@@ -24,7 +24,7 @@ def snapshot() -> None:
 @on_namespace
 @click.argument("name", required=False)
 @click.option("--ttl", "ttl_s", type=float, metavar="SECONDS", help="Until when; for ever if not.")
-@click.option("--generation", type=int, metavar="N", help="Keep this one, which is still there.")
+@click.option("--generation", type=NUMBER, metavar="N", help="Keep this one, which is still there.")
 def take(
     output: Output,
     db: Database,

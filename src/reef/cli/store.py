@@ -3,16 +3,18 @@
 import click
 
 from reef import stores
-from reef.cli.options import ReefCommand, parse_options, store_options
+from reef.cli.options import EXIT_PROBLEMS, ReefCommand, parse_options, store_options
 from reef.cli.output import Output
-from reef.stores.probe import Verdict, agree_on_cas, probe
+from reef.errors import InvalidInputError, Kind
+from reef.stores.probe import Verdict, agree_on_cas, check_cas, probe
+from reef.stores.two_phase import find_two_phase, recover
 
 __all__ = ["store"]
 
 
 @click.group()
 def store() -> None:
-    """Whether a bucket can be trusted."""
+    """Whether a bucket can be trusted, and what its writers left unfinished."""
 
 
 @store.command("probe", cls=ReefCommand)
@@ -31,6 +33,32 @@ def probe_command(output: Output, url: str, remember: bool, options: tuple[str, 
     opened = stores.open(url, **parse_options(options))
     verdict = agree_on_cas(opened) if remember else probe(opened)
     output.record(f"{opened.url} can be written to", _facts(opened, verdict))
+
+
+@store.command("recover", cls=ReefCommand)
+@click.argument("url")
+@store_options
+@click.pass_obj
+def recover_command(output: Output, url: str, options: tuple[str, ...]) -> int:
+    """Finish what dead writers left in a bucket with a register.
+
+    Every writer does this for its namespace when it opens; here it is done for the whole
+    bucket. Safe at any time, beside writers. Exits with 2 if the bytes of a record are nowhere:
+    such a record is kept, and its name stays taken.
+
+    Example: reef store recover ./shared -o cas=sqlite:///register.db
+    """
+    opened = stores.open(url, **parse_options(options))
+    if find_two_phase(opened) is None:
+        raise InvalidInputError(
+            f"{opened.url} was opened without a register",
+            kind=Kind.INVALID_OPTION,
+            hint="Name the one that its writers use: -o cas=<register URL>",
+        )
+    check_cas(opened)  # with another register there would be nothing to find
+    report = recover(opened)
+    output.record(f"{opened.url} was recovered", report.to_dict())
+    return EXIT_PROBLEMS if report.stuck else 0
 
 
 def _facts(opened: stores.Store, verdict: Verdict) -> dict[str, object]:

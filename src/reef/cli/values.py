@@ -59,7 +59,7 @@ def parse_row(text: str, schema: pa.Schema, encoding: Encoding) -> dict[str, Any
     """Return the columns of a JSON object, each as its column's type takes it."""
     try:
         row = json.loads(text, parse_float=Decimal)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInputError(f"the row {text[:80]!r} is not JSON: {error}") from error
     if not isinstance(row, dict):
         raise InvalidInputError(

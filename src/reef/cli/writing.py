@@ -3,6 +3,7 @@
 Each call is one batch: all of it is committed, or nothing. Whoever has many rows uses `import`.
 """
 
+import sys
 from dataclasses import asdict
 from typing import IO, Any
 
@@ -79,10 +80,19 @@ def _facts(info: Info) -> dict[str, Any]:
 # --- put ----------------------------------------------------------------------------
 
 
+class _Source(click.File):
+    """A file to read from; a stdin that is closed is no empty value."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "-" and sys.stdin is None:
+            self.fail("stdin is closed", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 @click.command(cls=ReefCommand)
 @on_namespace
 @click.argument("pairs", nargs=-1, required=True, metavar="KEY VALUE…")
-@click.option("--from", "source", type=click.File("rb"), help="Read the value; - is stdin.")
+@click.option("--from", "source", type=_Source("rb"), help="Read the value; - is stdin.")
 @click.option("--patch", is_flag=True, help="Set only the columns that are named.")
 @click.option("--ttl", "ttl_s", type=float, metavar="SECONDS", help="When the row expires.")
 @click.option("--if-absent", is_flag=True, help="Only if no key given has a row.")

@@ -13,7 +13,15 @@ import pyarrow as pa
 
 from reef.engine.rows import to_ops
 from reef.errors import InvalidInputError, Kind
-from reef.formats.batch import KEY_BYTES_MAX, OpKind, Ops, concat_ops, encode_ops
+from reef.formats.batch import (
+    KEY_BYTES_MAX,
+    AnyOps,
+    OneOp,
+    OpKind,
+    Ops,
+    concat_ops,
+    encode_ops,
+)
 from reef.formats.schema import Schema
 
 __all__ = [
@@ -68,7 +76,7 @@ def _utf8(key: str, what: str) -> bytes:
 class EncodedBatch:
     """A batch in the shape in which it is committed."""
 
-    ops: Ops
+    ops: AnyOps
     record: bytes
     schema_id: int
     """The schema by which the record is read."""
@@ -80,7 +88,7 @@ class EncodedBatch:
         return hashlib.blake2b(self.said or self.record, digest_size=12).hexdigest()
 
 
-def encoded(parts: Sequence[Ops], schema: Schema, bytes_max: int) -> EncodedBatch:
+def encoded(parts: Sequence[AnyOps], schema: Schema, bytes_max: int) -> EncodedBatch:
     """Return operations as one batch; refuses one that is too large."""
     ops = concat_ops(parts, schema)
     record = encode_ops(ops)
@@ -147,12 +155,14 @@ class Batch:
         if not self._pieces:
             raise InvalidInputError("a batch without operations")
         batch = encoded(self._to_ops(schema, now_ms), schema, bytes_max)
-        if not any(isinstance(piece, _Rows) and piece.ttl_s is not None for piece in self._pieces):
+        if isinstance(batch.ops, OneOp) or not any(
+            isinstance(piece, _Rows) and piece.ttl_s is not None for piece in self._pieces
+        ):
             return batch
         said = encode_ops(concat_ops(self._to_ops(schema, 0), schema))
         return EncodedBatch(batch.ops, batch.record, batch.schema_id, said)
 
-    def _to_ops(self, schema: Schema, now_ms: int) -> list[Ops]:
+    def _to_ops(self, schema: Schema, now_ms: int) -> list[AnyOps]:
         return [piece.to_ops(schema, now_ms) for piece in self._pieces]
 
     def _add(self, kind: OpKind, key: bytes, end: bytes | None, value: bytes | None) -> Self:
@@ -160,7 +170,7 @@ class Batch:
         if not isinstance(last, _Singles):
             last = _Singles()
             self._pieces.append(last)
-        last.add(kind, key, end, value)
+        last.ops.append((kind, key, end, value))
         self._ops += 1
         return self
 
@@ -176,30 +186,32 @@ class Batch:
 class _Singles:
     """Operations on plain keys and bytes, one behind the other."""
 
-    kinds: list[int] = field(default_factory=list)
-    keys: list[bytes] = field(default_factory=list)
-    ends: list[bytes | None] = field(default_factory=list)
-    values: list[bytes | None] = field(default_factory=list)
+    ops: list[tuple[OpKind, bytes, bytes | None, bytes | None]] = field(default_factory=list)
+    """Of each: what it is, its key, the end of its range, its value."""
 
-    def add(self, kind: OpKind, key: bytes, end: bytes | None, value: bytes | None) -> None:
-        self.kinds.append(kind)
-        self.keys.append(key)
-        self.ends.append(end)
-        self.values.append(value)
-
-    def to_ops(self, schema: Schema, now_ms: int) -> Ops:
-        check_text(self.keys, schema)
+    def to_ops(self, schema: Schema, now_ms: int) -> AnyOps:
+        if len(self.ops) == 1 and (one := self._one(schema)) is not None:
+            return one
+        kinds, keys, ends, values = map(list, zip(*self.ops, strict=True))
+        check_text(keys, schema)
         columns = {}
-        if any(value is not None for value in self.values):
+        if any(value is not None for value in values):
             _check_plain(schema)
-            columns[schema.fields[0].number] = pa.array(self.values, pa.binary())
-        has_ends = any(end is not None for end in self.ends)
+            columns[schema.fields[0].number] = pa.array(values, pa.binary())
+        has_ends = any(end is not None for end in ends)
         return Ops(
-            pa.array(self.keys, pa.binary()),
-            pa.array(self.kinds, pa.uint8()),
-            pa.array(self.ends, pa.binary()) if has_ends else None,
+            pa.array(keys, pa.binary()),
+            pa.array(kinds, pa.uint8()),
+            pa.array(ends, pa.binary()) if has_ends else None,
             fields=columns,
         )
+
+    def _one(self, schema: Schema) -> OneOp | None:
+        """Return a lone put or delete in a plain namespace; None if it is something else."""
+        _, key, end, value = self.ops[0]
+        if end is not None or not schema.is_plain:
+            return None
+        return OneOp(key, schema.fields[0].number, value)
 
 
 @dataclass(slots=True)

@@ -1,8 +1,10 @@
 """A database: the namespaces of one bucket. Wires the parts together; no algorithms."""
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
+from logging import ERROR
 from typing import Any, Literal, Self, Unpack, overload
 
 import pyarrow as pa
@@ -15,10 +17,9 @@ from reef.config import (
     WriterSettings,
 )
 from reef.engine.commit.committer import Committer
-from reef.engine.commit.opening import Opened, WriterOpening
 from reef.engine.commit.outcomes import Outcomes
-from reef.engine.commit.resync import Resync
 from reef.engine.commit.role import check_role_is_free
+from reef.engine.commit.taking import RoleTaking
 from reef.engine.display import html_table
 from reef.engine.history.changes import check_lsn
 from reef.engine.history.cursor import ChangeCursor, register_cursor
@@ -26,7 +27,8 @@ from reef.engine.history.moments import AsOf, Wanted
 from reef.engine.history.pinned import PinnedReader
 from reef.engine.history.snapshots import Snapshot, list_snapshots, resolve_snapshot, take_snapshot
 from reef.engine.info import Info
-from reef.engine.log import Log
+from reef.engine.local.durability import LocalDurability
+from reef.engine.local.writer import LocalWriter
 from reef.engine.reader import Reader
 from reef.engine.reading.cache import ByteCache
 from reef.engine.reading.segments import SegmentStore
@@ -36,14 +38,18 @@ from reef.engine.writer import Writer
 from reef.errors import ConflictError, CorruptionError, InvalidInputError, Kind, NotFoundError
 from reef.formats.manifest import Manifest
 from reef.formats.schema import DEFAULT_SCHEMA, Schema
-from reef.manifest.edits import grow_schema, lower_parallel_writes, new_namespace
+from reef.locallog.vfs import OS_FILES, FileSystem
+from reef.manifest.edits import grow_schema, new_namespace
 from reef.manifest.head import HeadFinder
 from reef.manifest.publish import Publisher
 from reef.manifest.snapshots import drop_cursor
+from reef.manifest.streams import NO_STREAM, StreamClaim
 from reef.paths import Namespace
 from reef.runtime import Runtime
 from reef.stores import Store, agree_on_cas
+from reef.stores.notify.base import Notifier
 from reef.stores.probe import as_proved
+from reef.stores.two_phase import recover
 from reef.telemetry import Events, Metrics, operation
 
 __all__ = ["Database", "StartWorker"]
@@ -62,6 +68,8 @@ class Database:
         """What works behind a writer; engines have none of their own, `reef.open` brings it."""
         self._runtime: Runtime = store.runtime
         self._proved = False
+        self.log_files: FileSystem = OS_FILES
+        """Where local logs lie; the simulator brings disks of its own."""
 
     def create(self, name: str, schema: pa.Schema | None = None, *, key: str = "id") -> Info:
         """Make a namespace with these columns, or a plain one; return what it is.
@@ -114,10 +122,37 @@ class Database:
         other.metrics, other.events = self.metrics, self.events
         return other
 
+    @overload
     def writer(
         self,
         name: str,
         *,
+        durability: Literal["local"],
+        local_log: str | os.PathLike[str],
+        reapply: bool = False,
+        take_over: bool = True,
+        background: bool | BackgroundSettings = True,
+        **settings: Unpack[WriterOptions],
+    ) -> LocalWriter: ...
+
+    @overload
+    def writer(
+        self,
+        name: str,
+        *,
+        durability: Literal["object"] = "object",
+        take_over: bool = True,
+        background: bool | BackgroundSettings = True,
+        **settings: Unpack[WriterOptions],
+    ) -> Writer: ...
+
+    def writer(
+        self,
+        name: str,
+        *,
+        durability: Literal["object", "local"] = "object",
+        local_log: str | os.PathLike[str] | None = None,
+        reapply: bool = False,
         take_over: bool = True,
         background: bool | BackgroundSettings = True,
         **settings: Unpack[WriterOptions],
@@ -128,59 +163,37 @@ class Database:
         ConflictError, and nothing is changed, if one has committed or opened within the last
         minute, by the store's clock; one that was closed since cannot be told apart from it.
 
+        With `durability="local"` a write is acknowledged when it is in `local_log`, a directory
+        of this namespace's own, and uploaded soon after: until then it is on one disk only. What
+        an earlier writer left there is uploaded too; if another one took over meanwhile, only
+        with `reapply=True`.
+
         Behind it a thread folds, compacts and sweeps; `background=False` leaves that to others.
         """
         wanted = WriterSettings().changed(settings)
         work = _background_settings(background)
         if not take_over:
             check_role_is_free(self.store, Namespace(name))
-        writer = self._open_writer(Namespace(name), wanted)
+        local = LocalDurability.of(durability, local_log, reapply=reapply, files=self.log_files)
+        writer = self._open_writer(Namespace(name), wanted, local)
         if background and self._start_worker is not None:
             writer.background = self._start_worker(self, writer, work)
         return writer
 
-    def _open_writer(self, namespace: Namespace, wanted: WriterSettings) -> Writer:
+    def _open_writer(
+        self, namespace: Namespace, wanted: WriterSettings, local: LocalDurability | None
+    ) -> Writer:
         self._prove_store()
-        publisher = self._ensure(namespace, DEFAULT_SCHEMA)
-        writer_id = self._runtime.ulid()
-        cache = ByteCache(wanted.cache_bytes, self.metrics)
-        segments = SegmentStore(self.store, namespace, cache)
-        with operation(self.metrics, "open_writer"):
-            opened = WriterOpening(
-                self.store,
-                namespace,
-                publisher,
-                segments,
-                writer_id=writer_id,
-                max_parallel_writes=wanted.max_parallel_writes,
-                lease_ttl_s=wanted.lease_ttl_s,
-            ).open()
-        self._note_opened(namespace, opened)
-        if wanted.max_parallel_writes < opened.tail.manifest.max_parallel_writes:
-            # Only now: this writer has fenced with the old number, so it may fall (H56).
-            publisher.publish(
-                lambda head: lower_parallel_writes(head, opened.epoch, wanted.max_parallel_writes)
-            )
-        log = Log(self.store, namespace)
-        committer = Committer(
-            namespace,
-            log,
-            publisher.heads,
-            opened,
-            wanted,
-            self._runtime,
-            self.metrics,
-            Resync(
-                namespace,
-                log,
-                publisher.heads,
-                opened.epoch,
-                writer_id,
-                self.metrics,
-                self.events,
-            ),
-        )
-        outcomes = Outcomes(log, publisher.heads)
+        self._recover_store(namespace)
+
+        def take(claim: StreamClaim = NO_STREAM) -> tuple[Committer, Outcomes]:
+            publisher = self._ensure(namespace, DEFAULT_SCHEMA)
+            role = RoleTaking(self.store, namespace, publisher, wanted, self.metrics, self.events)
+            return role.take(claim)
+
+        if local is not None:  # which looks whose log it is before anything is made
+            return local.open(self.store, namespace, wanted, take)
+        committer, outcomes = take()
         return Writer(namespace, committer, outcomes, wanted, self._runtime)
 
     @overload
@@ -203,7 +216,9 @@ class Database:
     ) -> PinnedReader: ...
 
     @overload
-    def reader(self, name: str, **settings: Unpack[ReaderOptions]) -> Reader: ...
+    def reader(
+        self, name: str, *, notify: Notifier | None = None, **settings: Unpack[ReaderOptions]
+    ) -> Reader: ...
 
     def reader(
         self,
@@ -212,19 +227,21 @@ class Database:
         as_of: Any = None,
         snapshot: Any = None,
         pin: bool = False,
+        notify: Notifier | None = None,
         **settings: Unpack[ReaderOptions],
     ) -> Reader | PinnedReader:
         """Open a namespace for reading; NotFoundError if there is none.
 
         `as_of` (a generation, a datetime, or an AsOf), `snapshot` (itself, its id or its name) and
-        `pin=True` (now) open one moment, which a lease keeps until it is closed.
+        `pin=True` (now) open one moment, which a lease keeps until it is closed. `notify` tells of
+        new commits, so that they are seen at once and not after the next look.
         """
         wanted = ReaderSettings().changed(settings)
-        namespace = Namespace(name)
+        namespace, metrics, events = Namespace(name), self.metrics, self.events
         with operation(self.metrics, "open_reader"):
             if as_of is None and snapshot is None and not pin:
                 return Reader(
-                    self.store, namespace, wanted, metrics=self.metrics, events=self.events
+                    self.store, namespace, wanted, metrics=metrics, events=events, notify=notify
                 )
             moment = self._moment(namespace, as_of, snapshot)
             return PinnedReader(
@@ -303,20 +320,6 @@ class Database:
         proved = "proved" if self._proved else "not tried yet"
         return html_table("Database", {"store": self.store.url, "create-only writes": proved})
 
-    def _note_opened(self, namespace: Namespace, opened: Opened) -> None:
-        report = opened.report
-        self.metrics.counter("open.fences").add(len(opened.fence_ids))
-        self.metrics.counter("log.void").add(report.voided)
-        self.metrics.histogram("open.replay_seconds").record(report.seconds)
-        self.events.emit(
-            "opened",
-            namespace=namespace.name,
-            epoch=opened.epoch,
-            first_lsn=report.first_lsn,
-            last_lsn=report.last_lsn,
-            seconds=round(report.seconds, 3),
-        )
-
     def _moment(self, namespace: Namespace, as_of: Any, snapshot: Any) -> Wanted:
         if as_of is not None and snapshot is not None:
             raise InvalidInputError(
@@ -334,6 +337,15 @@ class Database:
         if not self._proved:
             self.store = as_proved(self.store, agree_on_cas(self.store))
             self._proved = True
+
+    def _recover_store(self, namespace: Namespace) -> None:
+        """Finish what dead writers left in a two-phase store; other stores leave nothing (H23)."""
+        report = recover(self.store, f"{namespace.root}/")
+        for key in report.finished:
+            self.events.emit("two_phase.finished", namespace=namespace.name, object=key)
+        for record in report.stuck:
+            told = {"object": record.destination, "source": record.source}
+            self.events.emit("two_phase.stuck", level=ERROR, namespace=namespace.name, **told)
 
     def _ensure(self, namespace: Namespace, schema: Schema) -> Publisher:
         """Make a namespace if there is none."""

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from reef.formats.batch import OpKind, Ops
+from reef.formats.batch import AnyOps, OneOp, OpKind
 from reef.formats.manifest import SegmentEntry
 from reef.runtime import leaf_lock
 from reef.types import KeyRange
@@ -103,7 +103,9 @@ class Footprints:
             return "a row that it read was written since"
         return None
 
-    def applying(self, batches: Sequence[Ops] = (), segments: Sequence[SegmentEntry] = ()) -> None:
+    def applying(
+        self, batches: Sequence[AnyOps] = (), segments: Sequence[SegmentEntry] = ()
+    ) -> None:
         """Note what is about to be written; of an ingest its key ranges, since its keys are
         not known.
         """
@@ -148,12 +150,12 @@ class Footprints:
         self._first += 1
 
 
-def _of_ops(batches: Sequence[Ops]) -> _Footprint:
+def _of_ops(batches: Sequence[AnyOps]) -> _Footprint:
     keys: set[bytes] = set()
     ranges: list[KeyRange] = []
     for ops in batches:
-        listed = ops.keys.to_pylist()
-        if ops.end_keys is None:
+        listed = ops.key_list()
+        if isinstance(ops, OneOp) or ops.end_keys is None:
             keys.update(listed)
             continue
         for kind, key, end in zip(

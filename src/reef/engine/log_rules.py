@@ -65,6 +65,8 @@ class LogReader:
         self._jobs = {job.id: job for job in manifest.open_jobs}
         self.dedup = DedupWindow.of(manifest)
         """The keys that were committed below `next_lsn`, as far back as they are remembered."""
+        self.marks = dict(manifest.stream_marks)
+        """How far each stream was committed below `next_lsn`."""
         self._skipped = frozenset(manifest.skipped_lsns)
 
     def judge(self, header: WalHeader) -> Judgement:
@@ -75,6 +77,8 @@ class LogReader:
         self._remember(header)
         if verdict is Verdict.APPLIES:
             self.dedup.add(header)
+            for stream, place in header.marks.items():
+                self.marks[stream] = max(place, self.marks.get(stream, 0))
         return Judgement(header, verdict)
 
     def skip(self) -> None:
@@ -99,7 +103,7 @@ class LogReader:
     @property
     def awaits_live_wins(self) -> bool:
         """Whether rows may still come in that sort below what is here already."""
-        return any(job.live_wins for job in self._jobs.values())
+        return bool(self._jobs) and any(job.live_wins for job in self._jobs.values())
 
     def last_ids(self) -> tuple[str, ...]:
         """Return the write ids of the slots just below `next_lsn`, the last one last."""

@@ -32,11 +32,14 @@ from reef.manifest.head import Head, HeadFinder
 from reef.paths import Namespace
 from reef.runtime import Runtime, Stopwatch, leaf_lock
 from reef.stores import Store
+from reef.stores.notify.base import Notifier, pause
 from reef.telemetry import Events, Metrics, operation
 
 __all__ = ["Reader"]
 
 RESTARTS_MAX = 10
+POLL_S = 0.05
+"""How often it looks for an LSN that is waited for, where nothing tells of news."""
 PROBES_MAX = 16
 """Objects taken one by one in a refresh; a listing shows the rest, however busy a writer is."""
 
@@ -52,6 +55,7 @@ class Reader(LooksBack, Readable):
         *,
         metrics: Metrics | None = None,
         events: Events | None = None,
+        notify: Notifier | None = None,
     ) -> None:
         self.namespace = namespace.name
         self._damaged_log: CorruptionError | None = None
@@ -71,6 +75,8 @@ class Reader(LooksBack, Readable):
         self._turn = self._runtime.lock()
         self._home = self._locks_home = self._runtime.process_id()
         self._closed = False
+        self._notify = notify
+        self._bell = self._new_bell()  # before the first look: nothing falls in between
         self._tail = self._open()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -102,11 +108,15 @@ class Reader(LooksBack, Readable):
                 break
             if deadline.passed():
                 return False
-            self._runtime.sleep(min(0.05, deadline.remaining_s()))
+            left_s = deadline.remaining_s()
+            calm_s = min(self._settings.refresh_interval_ms / 1000, left_s)
+            pause(self._runtime, self._bell, min(POLL_S, left_s), calm_s)
         return True
 
     def close(self) -> None:
         self._closed = True
+        if self._bell is not None:
+            self._bell.ring()  # who waits for news need not wait for the interval
 
     def __enter__(self) -> Self:
         return self
@@ -150,15 +160,20 @@ class Reader(LooksBack, Readable):
     def _view(self) -> View:
         if self._closed or self._home != self._runtime.process_id():
             self._check()
-        if self._runtime.boottime_s() >= self._due_s:
+        if self._is_due():
             with self._turn:
-                if self._runtime.boottime_s() >= self._due_s:  # nobody else did meanwhile
+                if self._is_due():  # nobody else did meanwhile
                     self._advance()
         return self._tail.view()
 
     def _is_ready(self) -> bool:
         at_home = not self._closed and self._home == self._runtime.process_id()
-        return at_home and self._runtime.boottime_s() < self._due_s
+        return at_home and not self._is_due()
+
+    def _is_due(self) -> bool:
+        """Whether it is time to look: there is news, or there may be some unheard of."""
+        rung = self._bell is not None and self._bell.is_rung
+        return rung or self._runtime.boottime_s() >= self._due_s
 
     def _open(self) -> Tail:
         """Manifest first, listing second, manifest again: else once more (H10)."""
@@ -255,6 +270,8 @@ class Reader(LooksBack, Readable):
 
     def _note_begin(self) -> Stopwatch:
         """Start a stopwatch for a look at the store; it counts once that has succeeded."""
+        if self._bell is not None:
+            self._bell.clear()
         self._due_s = self._runtime.boottime_s() + self._settings.refresh_interval_ms / 1000
         return self._runtime.stopwatch()
 
@@ -339,6 +356,7 @@ class Reader(LooksBack, Readable):
         with self._turn:
             if self._home != process_id:
                 self._heads = HeadFinder(self._store, self._names)
+                self._notify = self._bell = None  # they ring in the parent
                 self._row_cache = RowCache(self._settings.row_cache_bytes)
                 self._reopen()
                 self._home = process_id

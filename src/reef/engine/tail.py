@@ -5,8 +5,7 @@ jobs and floor all belong together (H61). What an object amounts to is decided b
 of the log, once, here.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Protocol
 
 from reef.engine.log_rules import Judgement, LogReader, Verdict
@@ -14,7 +13,7 @@ from reef.engine.reading.memtable import Memtable
 from reef.engine.reading.segments import SegmentStore
 from reef.engine.reading.view import View
 from reef.errors import InternalError, UnsupportedFormatError
-from reef.formats.batch import Ops, decode_ops
+from reef.formats.batch import AnyOps, decode_ops
 from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.schema import Schema
 from reef.formats.wal_object import WalHeader, WalKind, WalObject
@@ -27,7 +26,7 @@ class Watcher(Protocol):
     """Whoever wants to know what is written: told before it can be read, and after."""
 
     def applying(
-        self, batches: Sequence[Ops] = (), segments: Sequence[SegmentEntry] = ()
+        self, batches: Sequence[AnyOps] = (), segments: Sequence[SegmentEntry] = ()
     ) -> None: ...
 
     def applied(self) -> None: ...
@@ -97,7 +96,7 @@ class Tail:
         self.created_at_ms = max(self.created_at_ms, found.header.created_at_ms)
         return judgement
 
-    def take_own(self, header: WalHeader, batches: list[Ops], size: int) -> Judgement:
+    def take_own(self, header: WalHeader, batches: Sequence[AnyOps], size: int) -> Judgement:
         """Take in an object that this process wrote, without decoding it again."""
         judgement = self.rules.judge(header)
         if judgement.verdict is Verdict.APPLIES and header.lsn not in self._early:
@@ -107,7 +106,7 @@ class Tail:
         self._count(header.lsn, size)
         return judgement
 
-    def apply_early(self, header: WalHeader, batches: list[Ops]) -> None:
+    def apply_early(self, header: WalHeader, batches: Sequence[AnyOps]) -> None:
         """Show an object that landed before those in front of it (independent order)."""
         if header.lsn not in self._early:
             self._early.add(header.lsn)
@@ -152,8 +151,13 @@ class Tail:
         header = found.header
         if header.kind is WalKind.INGEST:
             segments = ingested_segments(header, self.manifest.schema)
-            with self._watched(segments=segments):
+            for watcher in self._watchers:
+                watcher.applying(segments=segments)
+            try:
                 self._memtable.ingest(header.lsn, segments)
+            finally:
+                for watcher in self._watchers:
+                    watcher.applied()
             return
         schema = self._schemas.get(header.schema_id)
         if schema is None:
@@ -162,18 +166,11 @@ class Tail:
         batches = [decode_ops(record, schema, name) for record in found.records]
         self._apply_batches(header, batches)
 
-    def _apply_batches(self, header: WalHeader, batches: list[Ops]) -> None:
-        with self._watched(batches):
-            self._memtable.apply(header.lsn, batches)
-
-    @contextmanager
-    def _watched(
-        self, batches: Sequence[Ops] = (), segments: Sequence[SegmentEntry] = ()
-    ) -> Iterator[None]:
+    def _apply_batches(self, header: WalHeader, batches: Sequence[AnyOps]) -> None:
         for watcher in self._watchers:
-            watcher.applying(batches, segments)
+            watcher.applying(batches)
         try:
-            yield
+            self._view.memtable.apply(header.lsn, batches)
         finally:
             for watcher in self._watchers:
                 watcher.applied()

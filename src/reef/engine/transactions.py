@@ -21,7 +21,7 @@ from reef.engine.reading.projection import Projection
 from reef.engine.reading.row_cache import RowCache
 from reef.engine.reading.view import View
 from reef.errors import ClosedError, ConflictError, InvalidInputError, NotFoundError
-from reef.formats.batch import OpKind, Ops
+from reef.formats.batch import AnyOps, OpKind
 from reef.formats.versions import Versions
 from reef.types import KeyRange, Receipt
 
@@ -56,7 +56,7 @@ class Transaction(Readable):
         self._commit = commit
         self._reads_max, self._bytes_max = reads_max, bytes_max
         self._reads = Reads()
-        self._ops: list[Ops] = []
+        self._ops: list[AnyOps] = []
         """What was staged, as it was at that moment: this is what commits."""
         self._staged = Memtable(base._view().manifest.schema, STAGED_LSN)
         self._next_lsn = STAGED_LSN

@@ -85,6 +85,8 @@ class Writer(ProcessBound, Readable, Writable):
         wait: bool = True,
     ) -> Any:
         encoded = self._encode(batch)
+        if when == ():
+            return self._commit(encoded, idempotency_key, None, None, wait=wait)
         conditions = checked(when, self._schema_now())
         for condition in conditions:  # warm up, so that deciding needs no request
             self._read(lambda view, key=condition.key: view.newest(key))  # type: ignore[misc]

@@ -10,25 +10,37 @@ Columns by number:
     32784 + n         whether a patch touches column n; absent where there is no patch
 
 A row's sequence is its place in the batch, counted over the whole WAL object.
+
+A single put or delete of bytes is so common, and so small beside what Arrow needs to begin, that
+it has a shape and an encoder of its own: `OneOp`. Its bytes are the same.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from struct import Struct
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from reef.formats.coding import Buffer, corrupt
-from reef.formats.columns import decode_columns, encode_columns
+from reef.formats.columns import ABSENT, decode_columns, encode_columns
 from reef.formats.schema import Schema
 
-__all__ = ["OpKind", "Ops", "concat_ops", "decode_ops", "encode_ops"]
+__all__ = ["AnyOps", "OneOp", "OpKind", "Ops", "concat_ops", "decode_ops", "encode_ops"]
 
 KEY, KIND, END_KEY, EXPIRES = 0, 1, 2, 3
 FIRST_FIELD = 16
 FIRST_TOUCHED = 0x8010
 KEY_BYTES_MAX = 65_535
+COLUMN = "HH3I"
+ONE_PUT = Struct(f"<2I {COLUMN} HH2I {COLUMN} 4x 2I")
+ONE_DELETE = Struct(f"<2I {COLUMN} HH2I 4x 2I")
+"""Rows and columns; of each column its number, its buffers and their lengths; then padding, and
+the first buffer, which has the key's two offsets."""
+KIND_AND_OFFSETS = Struct("<B7x2I")
+KIND_ALONE = Struct("<B7x")
 
 
 class OpKind(IntEnum):
@@ -54,9 +66,59 @@ class Ops:
     def __len__(self) -> int:
         return len(self.keys)
 
+    def columns(self) -> "Ops":
+        return self
 
-def encode_ops(ops: Ops) -> bytes:
+    def key_list(self) -> list[bytes]:
+        keys: list[bytes] = self.keys.to_pylist()
+        return keys
+
+
+class OneOp(msgspec.Struct, frozen=True):
+    """A put of bytes (`value` is set), or a delete (it is None), without any Arrow."""
+
+    key: bytes
+    field: int
+    """The number of the value's column."""
+    value: bytes | None
+    end_keys: None = None
+
+    def __len__(self) -> int:
+        return 1
+
+    def columns(self) -> Ops:
+        """Return the same as columns."""
+        keys, value = pa.array([self.key], pa.binary()), self.value
+        if value is None:
+            return Ops(keys, pa.array([OpKind.DELETE], pa.uint8()), fields={})
+        fields = {self.field: pa.array([value], pa.binary())}
+        return Ops(keys, pa.array([OpKind.PUT], pa.uint8()), fields=fields)
+
+    def key_list(self) -> list[bytes]:
+        return [self.key]
+
+    def encode(self) -> bytes:
+        """Return the record, the same bytes as of its columns: kept so by a property test."""
+        key, value = self.key, self.value
+        size = len(key)
+        of_key, pad = (KEY, 3, ABSENT, 8, size), b"\0" * (-size % 8)
+        if value is None:
+            head = ONE_DELETE.pack(1, 2, *of_key, KIND, 2, ABSENT, 1, 0, size)
+            return head + key + pad + KIND_ALONE.pack(1)
+        length = len(value)
+        of_value = (FIRST_FIELD + self.field, 3, ABSENT, 8, length)
+        head = ONE_PUT.pack(1, 3, *of_key, KIND, 2, ABSENT, 1, *of_value, 0, size)
+        kind_and_offsets = KIND_AND_OFFSETS.pack(0, 0, length)
+        return b"".join((head, key, pad, kind_and_offsets, value, b"\0" * (-length % 8)))
+
+
+AnyOps = Ops | OneOp
+
+
+def encode_ops(ops: AnyOps) -> bytes:
     """Return the record of a batch."""
+    if isinstance(ops, OneOp):
+        return ops.encode()
     columns = {KEY: ops.keys, KIND: ops.kinds}
     if ops.end_keys is not None:
         columns[END_KEY] = ops.end_keys
@@ -93,10 +155,11 @@ def decode_ops(data: Buffer, schema: Schema, name: str, offset: int = 0) -> Ops:
     )
 
 
-def concat_ops(parts: Sequence[Ops], schema: Schema) -> Ops:
+def concat_ops(given: Sequence[AnyOps], schema: Schema) -> AnyOps:
     """Return the operations of all parts in order; columns that a part lacks are null there."""
-    if len(parts) == 1:
-        return parts[0]
+    if len(given) == 1:
+        return given[0]
+    parts = [part.columns() for part in given]
     types = schema.types()
     return Ops(
         pa.concat_arrays([part.keys for part in parts]),

@@ -16,7 +16,7 @@ from enum import IntEnum
 
 import pyarrow as pa
 
-from reef.formats.coding import Buffer, Cursor, crc32c, padding
+from reef.formats.coding import ALIGNMENT, Buffer, corrupt, crc32c, padding
 
 __all__ = ["BLOCK_HEAD_BYTES", "BlockKind", "Codec", "decode_block", "encode_block"]
 
@@ -50,7 +50,7 @@ class Codec(IntEnum):
 
 CODECS = frozenset(codec.value for codec in Codec)
 
-_compressors = {
+_compressors: dict[int, pa.Codec] = {
     Codec.LZ4: pa.Codec("lz4_raw"),
     Codec.ZSTD: pa.Codec("zstd", ZSTD_LEVEL),
 }
@@ -65,23 +65,27 @@ def encode_block(kind: BlockKind, payload: bytes, codec: Codec = Codec.ZSTD) -> 
 
 def decode_block(data: Buffer, kind: BlockKind, name: str, offset: int) -> Buffer:
     """Return the payload of the block that `data` is, from its first to its last byte."""
-    cursor = Cursor(data, name, offset)
-    length, expected, found_kind, codec, zero, raw_length = HEAD.unpack(cursor.take(HEAD.size))
-    if length + len(padding(length)) != cursor.left:
-        cursor.fail(f"block of {length} bytes in a place of {cursor.left}")
-    if crc32c(memoryview(data)[CHECKED_FROM:]) != expected:
-        cursor.fail("checksum of the block does not match")
+    left = len(data) - HEAD.size
+    if left < 0:
+        raise corrupt(name, offset, f"{HEAD.size} bytes expected, {len(data)} are left")
+    offset += HEAD.size
+    length, expected, found_kind, codec, zero, raw_length = HEAD.unpack_from(data)
+    if length + -length % ALIGNMENT != left:
+        raise corrupt(name, offset, f"block of {length} bytes in a place of {left}")
+    if crc32c(data[CHECKED_FROM:]) != expected:
+        raise corrupt(name, offset, "checksum of the block does not match")
     if found_kind != kind or zero or codec not in CODECS:
-        cursor.fail(f"block of kind {found_kind}, codec {codec}; kind {kind.value} was expected")
+        what = f"block of kind {found_kind}, codec {codec}; kind {kind.value} was expected"
+        raise corrupt(name, offset, what)
     if raw_length > length * RATIO_MAX + RATIO_SLACK_BYTES:
-        cursor.fail(f"block of {length} bytes claims to hold {raw_length}")
-    payload = cursor.take(length)
+        raise corrupt(name, offset, f"block of {length} bytes claims to hold {raw_length}")
+    payload = memoryview(data)[HEAD.size : HEAD.size + length]
     if codec == Codec.NONE:
         return payload
     try:
-        raw: bytes = _compressors[Codec(codec)].decompress(payload, raw_length, asbytes=True)
+        raw: bytes = _compressors[codec].decompress(payload, raw_length, asbytes=True)
     except (OSError, ValueError) as error:
-        cursor.fail(f"block does not decompress: {error}")
+        raise corrupt(name, offset, f"block does not decompress: {error}") from error
     return raw
 
 

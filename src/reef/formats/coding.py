@@ -10,7 +10,7 @@ from typing import NoReturn
 import google_crc32c
 import msgspec
 
-from reef.errors import CorruptionError, UnsupportedFormatError
+from reef.errors import UNDECODABLE, CorruptionError, UnsupportedFormatError
 
 __all__ = [
     "ALIGNMENT",
@@ -31,7 +31,7 @@ U32 = struct.Struct("<I")
 
 def crc32c(data: Buffer) -> int:
     """Return the Castagnoli checksum."""
-    checksum: int = google_crc32c.value(bytes(data))
+    checksum: int = google_crc32c.value(data if type(data) is bytes else bytes(data))
     return checksum
 
 
@@ -114,7 +114,7 @@ def decode_msgpack(data: Buffer, kind: type, name: str, offset: int) -> msgspec.
     """Decode a checked payload; a mismatch is a writer's bug or damage, told alike."""
     try:
         value: msgspec.Struct = msgspec.msgpack.decode(data, type=kind)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise corrupt(name, offset, f"not a {kind.__name__}: {error}") from error
     return value
 

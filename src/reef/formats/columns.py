@@ -13,7 +13,7 @@ Lengths and offsets are checked before Arrow sees them, since Arrow trusts its b
 import struct
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from reef.formats.coding import ALIGNMENT, Buffer, corrupt, padding
 
-__all__ = ["decode_columns", "encode_columns"]
+__all__ = ["ColumnSet", "decode_columns", "encode_columns"]
 
 ABSENT = 0xFFFFFFFF
 HEAD = struct.Struct("<II")
@@ -31,17 +31,23 @@ VARIABLE = frozenset({pa.string().id, pa.binary().id})
 LIST, FIXED_SIZE_LIST = pa.list_(pa.int8()).id, pa.list_(pa.int8(), 1).id
 
 
-def encode_columns(rows: int, columns: Mapping[int, pa.Array]) -> bytes:
-    """Return the bytes of equally long arrays, by column number."""
+def encode_columns(rows: int, columns: Mapping[int, pa.Array | np.ndarray[Any, Any]]) -> bytes:
+    """Return the bytes of equally long arrays, by column number; NumPy's have plain numbers."""
     head = [HEAD.pack(rows, len(columns))]
     body: list[Buffer] = []
     for number, array in columns.items():
-        buffers = _buffers(array)
-        head.append(COLUMN.pack(number, len(buffers)))
+        buffers = [None, array.tobytes()] if isinstance(array, np.ndarray) else _buffers(array)
+        lengths = []
         for buffer in buffers:
-            head.append(struct.pack("<I", ABSENT if buffer is None else len(buffer)))
-            if buffer is not None:
-                body += (buffer, padding(len(buffer)))
+            if buffer is None:
+                lengths.append(ABSENT)
+                continue
+            length = len(buffer)
+            lengths.append(length)
+            body.append(buffer)
+            if length % ALIGNMENT:
+                body.append(padding(length))
+        head += (COLUMN.pack(number, len(buffers)), _words(len(buffers)).pack(*lengths))
     start = b"".join(head)
     return b"".join((start, padding(len(start)), *body))
 
@@ -50,57 +56,81 @@ def decode_columns(
     data: Buffer, types: Mapping[int, pa.DataType], name: str, offset: int = 0
 ) -> tuple[int, dict[int, pa.Array]]:
     """Return the number of rows and the arrays whose numbers stand in `types`."""
-    reader = _Reader(memoryview(data), name, offset)
-    rows, layout = reader.layout()
-    arrays = {}
-    for number, lengths in layout:
-        buffers = reader.buffers(lengths)
-        if number in types:
-            arrays[number] = reader.array(types[number], rows, buffers)
-    reader.end()
-    return rows, arrays
+    columns = ColumnSet(data, name, offset)
+    arrays = {n: columns.array(n, types[n]) for n in columns.buffers if n in types}
+    return columns.rows, arrays
 
 
-class _Reader:
-    """Walks over a column set once. Every scan goes through here, for each block."""
+class ColumnSet:
+    """A column set whose layout was read and checked; arrays are made of what is asked for.
 
-    __slots__ = ("data", "name", "offset", "position", "size")
+    Every scan goes through here, for each block: buffers are cut out of one that spans all.
+    """
 
-    def __init__(self, data: memoryview, name: str, offset: int) -> None:
-        self.data, self.name, self.offset = data, name, offset
-        self.position, self.size = 0, len(data)
+    __slots__ = ("_data", "_name", "_offset", "buffers", "rows")
 
-    def layout(self) -> tuple[int, list[tuple[int, tuple[int, ...]]]]:
-        """Return the number of rows, and of each column its number and buffers' lengths."""
-        rows, count = self._unpack(HEAD)
+    def __init__(self, data: Buffer, name: str, offset: int = 0) -> None:
+        self._data, self._name, self._offset = data, name, offset
+        self.buffers: dict[int, list[pa.Buffer | None]] = {}
+        """Of each column, by number; those that come first at the list's end."""
+        size = len(data)
+        self.rows, lengths, position = self._layout(size)
+        whole = pa.py_buffer(data)
+        for number, of_column in lengths:
+            found: list[pa.Buffer | None] = []
+            for length in of_column:
+                if length == ABSENT:
+                    found.append(None)
+                    continue
+                end = position + length + -length % ALIGNMENT
+                if end > size:
+                    self._too_short(end - position, position)
+                found.append(whole.slice(position, length))
+                position = end
+            found.reverse()
+            self.buffers[number] = found
+        if position != size:
+            self._fail(f"{size - position} bytes too many", position)
+
+    def _layout(self, size: int) -> tuple[int, list[tuple[int, tuple[int, ...]]], int]:
+        """Return the number of rows, each column's number and buffers' lengths, and the end."""
+        data, position = self._data, HEAD.size
+        if position > size:
+            self._too_short(HEAD.size, 0)
+        rows, count = HEAD.unpack_from(data)
         if count > COLUMNS_MAX:
-            self.fail(f"{count} columns")
-        layout = []
+            self._fail(f"{count} columns", position)
+        lengths = []
         for _ in range(count):
-            number, buffers = self._unpack(COLUMN)
-            layout.append((number, self._unpack(_words(buffers))))
-        self._step(-self.position % ALIGNMENT)
-        return rows, layout
+            if position + COLUMN.size > size:
+                self._too_short(COLUMN.size, position)
+            number, buffers = COLUMN.unpack_from(data, position)
+            position += COLUMN.size
+            words = _words(buffers)
+            if position + words.size > size:
+                self._too_short(words.size, position)
+            lengths.append((number, words.unpack_from(data, position)))
+            position += words.size
+        padded = position + -position % ALIGNMENT
+        if padded > size:
+            self._too_short(padded - position, position)
+        return rows, lengths, padded
 
-    def buffers(self, lengths: tuple[int, ...]) -> list[pa.Buffer | None]:
-        """Return a column's buffers, those that come first at the list's end."""
-        found: list[pa.Buffer | None] = []
-        for length in lengths:
-            if length == ABSENT:
-                found.append(None)
-                continue
-            start = self.position
-            self._step(length + -length % ALIGNMENT)
-            found.append(pa.py_buffer(self.data[start : start + length]))
-        found.reverse()
-        return found
-
-    def array(self, data_type: pa.DataType, rows: int, buffers: list[pa.Buffer | None]) -> pa.Array:
+    def array(self, number: int, data_type: pa.DataType) -> pa.Array:
         """Put an array together, after checking that the buffers can hold it."""
-        built = self._build(data_type, rows, buffers)
+        buffers = self.buffers[number]
+        built = self._build(data_type, self.rows, buffers)
         if buffers:
-            self.fail(f"{len(buffers)} buffers too many for {data_type}")
+            self._fail(f"{len(buffers)} buffers too many for {data_type}")
         return built
+
+    def numbers(self, number: int, dtype: "np.dtype[Any]", data_type: pa.DataType) -> Any:
+        """Return plain numbers for NumPy: what Arrow would give, without the way through it."""
+        buffers, rows = self.buffers[number], self.rows
+        data = buffers[0] if len(buffers) == 2 and buffers[1] is None else None
+        if data is not None and data.size >= rows * dtype.itemsize > 0:
+            return np.frombuffer(data, dtype, rows)
+        return self.array(number, data_type).to_numpy(zero_copy_only=False)
 
     def _build(
         self, data_type: pa.DataType, rows: int, buffers: list[pa.Buffer | None]
@@ -126,41 +156,30 @@ class _Reader:
         buffer = self._next(buffers, 4 * (rows + 1))
         assert buffer is not None  # it may not be absent
         offsets = np.frombuffer(buffer, dtype="<i4", count=rows + 1)
-        if offsets[0] != 0 or (offsets[1:] < offsets[:-1]).any():
-            self.fail("offsets do not rise from 0")
+        if offsets[0] != 0 or np.less(offsets[1:], offsets[:-1]).any():
+            self._fail("offsets do not rise from 0")
         return buffer, int(offsets[-1])
 
     def _next(
         self, buffers: list[pa.Buffer | None], least: int, *, optional: bool = False
     ) -> pa.Buffer | None:
         if not buffers:
-            self.fail("a buffer is missing")
+            self._fail("a buffer is missing")
         buffer = buffers.pop()
         if buffer is None:
             if not optional:
-                self.fail("a buffer is absent that cannot be")
+                self._fail("a buffer is absent that cannot be")
             return None
         if buffer.size < least:
-            self.fail(f"a buffer has {buffer.size} bytes, {least} are needed")
+            self._fail(f"a buffer has {buffer.size} bytes, {least} are needed")
         return buffer
 
-    def _unpack(self, layout: struct.Struct) -> tuple[int, ...]:
-        start = self.position
-        self._step(layout.size)
-        return layout.unpack_from(self.data, start)
+    def _too_short(self, length: int, position: int) -> NoReturn:
+        left = len(self._data) - position
+        self._fail(f"{length} bytes expected, {left} are left", position)
 
-    def _step(self, length: int) -> None:
-        self.position += length
-        if self.position > self.size:
-            self.position -= length
-            self.fail(f"{length} bytes expected, {self.size - self.position} are left")
-
-    def end(self) -> None:
-        if self.position != self.size:
-            self.fail(f"{self.size - self.position} bytes too many")
-
-    def fail(self, what: str) -> NoReturn:
-        raise corrupt(self.name, self.offset + self.position, what)
+    def _fail(self, what: str, position: int = 0) -> NoReturn:
+        raise corrupt(self._name, self._offset + position, what)
 
 
 @lru_cache(maxsize=256)
@@ -170,6 +189,8 @@ def _words(count: int) -> struct.Struct:
 
 def _buffers(array: pa.Array) -> list[Buffer | None]:
     """Return an array's buffers, cut to its length and without an offset."""
+    if array.type.id in VARIABLE and len(array) and not array.null_count:
+        return [None, *_variable(array)]
     if array.offset or _begins_late(array):
         # Joining with nothing makes a copy that begins at zero.
         array = pa.concat_arrays([array, array[:0]])
@@ -183,6 +204,19 @@ def _buffers(array: pa.Array) -> list[Buffer | None]:
         return [validity, _offsets_of(array), _cut(buffers[2], _end_of(array))]
     bits = 1 if pa.types.is_boolean(data_type) else data_type.bit_width
     return [validity, _cut(buffers[1], -(-rows * bits // 8))]
+
+
+def _variable(array: pa.Array) -> tuple[Buffer, Buffer]:
+    """Return offsets from 0 and data of texts or bytes without nulls, wherever they begin.
+
+    Groups are slices of larger arrays: this way their bytes are copied once, into the block.
+    """
+    _, buffer, data = array.buffers()
+    offsets = np.frombuffer(buffer, "<i4", len(array) + 1, 4 * array.offset)
+    first, last = int(offsets[0]), int(offsets[-1])
+    if first:
+        offsets = offsets - np.int32(first)
+    return offsets.tobytes(), b"" if data is None else memoryview(data)[first:last]
 
 
 def _has_offsets(data_type: pa.DataType) -> bool:

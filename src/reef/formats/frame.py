@@ -9,15 +9,19 @@ The checksum covers the payload. A frame that ends past the object is damage: ob
 written whole, so a short one was never a crash.
 """
 
-from reef.formats.coding import U32, Buffer, Cursor, crc32c, padding
+from struct import Struct
+
+from reef.formats.coding import Buffer, Cursor, crc32c, padding
 
 __all__ = ["encode_frame", "read_frame"]
+
+HEAD = Struct("<II")
 
 
 def encode_frame(payload: Buffer) -> bytes:
     """Return a frame around `payload`."""
-    head = U32.pack(len(payload)) + U32.pack(crc32c(payload))
-    return b"".join((head, payload, padding(len(payload))))
+    length = len(payload)
+    return b"".join((HEAD.pack(length, crc32c(payload)), payload, padding(length)))
 
 
 def read_frame(cursor: Cursor, what: str) -> memoryview:

@@ -11,14 +11,16 @@ only as far as putting it back stays in proportion to the block (`_may_grow`): o
 bytes could ask for gigabytes.
 """
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from reef.formats.batch import OpKind
 from reef.formats.block import BlockKind, Codec, decode_block, encode_block
-from reef.formats.coding import U32, Buffer, Cursor, corrupt, padding, shared_bytes
-from reef.formats.columns import decode_columns, encode_columns
+from reef.formats.coding import ALIGNMENT, U32, Buffer, corrupt, padding, shared_bytes
+from reef.formats.columns import ColumnSet, encode_columns
 from reef.formats.prefix import add_prefix, strip_prefix
 from reef.formats.schema import Field, Schema
 from reef.formats.versions import Versions
@@ -26,7 +28,10 @@ from reef.formats.versions import Versions
 __all__ = ["decode_column_block", "decode_key_block", "encode_group"]
 
 KEY_REST, LSN, SEQ, KIND, EXPIRES = 1, 2, 3, 4, 5
+SYSTEM_COLUMNS = {KEY_REST, LSN, SEQ, KIND}
 TOUCHED = 16
+KIND_MAX = int(OpKind.PATCH)
+U8, U32_DTYPE, I64 = np.dtype("<u1"), np.dtype("<u4"), np.dtype("<i8")
 GROWTH_MAX = 16
 GROWTH_SLACK_BYTES = 1 << 20
 
@@ -52,11 +57,11 @@ def _may_grow(block: Buffer, prefix: bytes, rows: int) -> bool:
 
 
 def _encode_keys(rows: Versions, prefix: bytes, codec: Codec) -> bytes:
-    columns = {
+    columns: dict[int, Any] = {
         KEY_REST: strip_prefix(rows.keys, len(prefix)) if prefix else rows.keys,
-        LSN: pa.array(rows.lsns),
-        SEQ: pa.array(rows.seqs),
-        KIND: pa.array(rows.kinds),
+        LSN: rows.lsns,
+        SEQ: rows.seqs,
+        KIND: rows.kinds,
     }
     if rows.expires_at_ms is not None and rows.expires_at_ms.null_count < len(rows):
         columns[EXPIRES] = rows.expires_at_ms
@@ -69,39 +74,56 @@ def _encode_keys(rows: Versions, prefix: bytes, codec: Codec) -> bytes:
 def decode_key_block(data: Buffer, schema: Schema, name: str, offset: int) -> Versions:
     """Return a group's rows without their columns."""
     payload = decode_block(data, BlockKind.KEYS, name, offset)
-    cursor = Cursor(payload, name, offset)
-    prefix = bytes(cursor.take(cursor.u32()))
-    cursor.take(-cursor.position % 8)
-    touched = {TOUCHED + number: pa.bool_() for number in schema.types()}
-    types = {KEY_REST: pa.binary(), LSN: pa.int64(), SEQ: pa.uint32(), KIND: pa.uint8()}
-    _, columns = decode_columns(
-        cursor.take(cursor.left), {**types, EXPIRES: pa.int64(), **touched}, name, offset
-    )
-    if not types.keys() <= columns.keys():
+    prefix, rest = _prefix_and_rest(payload, name, offset)
+    columns = ColumnSet(rest, name, offset)
+    present = columns.buffers.keys()
+    if not present >= SYSTEM_COLUMNS:
         raise corrupt(name, offset, "a key block without its system columns")
-    if not _may_grow(data, prefix, len(columns[KEY_REST])):
-        raise corrupt(name, offset, f"{len(columns[KEY_REST])} keys with {len(prefix)} in common")
-    kinds = columns[KIND].to_numpy(zero_copy_only=False)
-    if len(kinds) and kinds.max() > OpKind.PATCH:
-        raise corrupt(name, offset, f"unknown kind of row {kinds.max()}")
+    if not _may_grow(data, prefix, columns.rows):
+        raise corrupt(name, offset, f"{columns.rows} keys with {len(prefix)} in common")
+    kinds = columns.numbers(KIND, U8, pa.uint8())
+    if len(kinds) and (highest := kinds.max()) > KIND_MAX:
+        raise corrupt(name, offset, f"unknown kind of row {highest}")
+    keys = columns.array(KEY_REST, pa.binary())
     return Versions(
-        add_prefix(columns[KEY_REST], prefix) if prefix else columns[KEY_REST],
-        columns[LSN].to_numpy(zero_copy_only=False),
-        columns[SEQ].to_numpy(zero_copy_only=False),
+        add_prefix(keys, prefix) if prefix else keys,
+        columns.numbers(LSN, I64, pa.int64()),
+        columns.numbers(SEQ, U32_DTYPE, pa.uint32()),
         kinds,
         {},
-        columns.get(EXPIRES),
-        {n - TOUCHED: array for n, array in columns.items() if n >= TOUCHED},
+        columns.array(EXPIRES, pa.int64()) if EXPIRES in present else None,
+        _touched(columns, schema) if len(present) > len(SYSTEM_COLUMNS) else {},
     )
+
+
+def _prefix_and_rest(payload: Buffer, name: str, offset: int) -> tuple[bytes, memoryview]:
+    """Return the keys' common prefix, and the column set behind it."""
+    size, length = len(payload), 0
+    if size >= U32.size:
+        length = U32.unpack_from(payload)[0]
+    end = U32.size + length
+    start = end + -end % ALIGNMENT
+    if start > size:
+        raise corrupt(name, offset, f"a prefix of {length} bytes in a key block of {size}")
+    view = memoryview(payload)
+    return bytes(view[U32.size : end]), view[start:]
+
+
+def _touched(columns: ColumnSet, schema: Schema) -> dict[int, pa.Array]:
+    """Return which columns of the schema patches touch, where there are patches."""
+    numbers = [field.number for field in schema.fields]
+    present = [number for number in numbers if TOUCHED + number in columns.buffers]
+    return {number: columns.array(TOUCHED + number, pa.bool_()) for number in present}
 
 
 def decode_column_block(data: Buffer, field: Field, rows: int, name: str, offset: int) -> pa.Array:
     """Return one column of a group."""
     payload = decode_block(data, BlockKind.COLUMN, name, offset)
-    found, columns = decode_columns(payload, {field.number: field.arrow}, name, offset)
-    if found != rows or field.number not in columns:
+    columns = ColumnSet(payload, name, offset)
+    found, number = columns.rows, field.number
+    if found != rows or number not in columns.buffers:
         raise corrupt(name, offset, f"column {field.name} has {found} rows, its keys {rows}")
-    return columns[field.number]
+    return columns.array(number, field.arrow)
 
 
 def group_ends(rows: Versions, group_bytes: int) -> list[int]:

@@ -20,6 +20,7 @@ from operator import attrgetter
 
 import msgspec
 
+from reef.errors import UNDECODABLE
 from reef.formats.block import BlockKind, Codec, decode_block, encode_block
 from reef.formats.coding import corrupt, crc32c, unsupported
 from reef.formats.schema import DEFAULT_SCHEMA, Schema
@@ -172,6 +173,9 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     dedup_keys_max: int = 10_000
     """How many keys are remembered. Never changes: all must agree on what counts in the log."""
     stream_marks: dict[str, int] = {}
+    """By stream: up to which of its places it was committed below the floor."""
+    writer_stream: str = ""
+    """The local log of whoever has the writer role; empty for a writer without one."""
     open_jobs: tuple[OpenJob, ...] = ()
     dropped_lsn: int = 0
     """The newest delete of which no trace is left, not even in a segment's LSN bounds."""
@@ -248,7 +252,7 @@ def decode_manifest(data: bytes, name: str) -> Manifest:
             raise unsupported(name, "manifest", envelope.format, FORMAT)
         manifest = msgspec.json.decode(envelope.manifest, type=Manifest)
         segments = _from_columns(msgspec.json.decode(envelope.segments, type=_Columns))
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+    except (*UNDECODABLE, ValueError) as error:
         raise corrupt(name, HEAD_BYTES, f"not a manifest: {error}") from error
     return msgspec.structs.replace(manifest, segments=segments)
 

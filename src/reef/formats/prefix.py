@@ -5,6 +5,8 @@ added. Keys of several lengths go through Arrow's join, or, since `binary_slice`
 fails on sliced arrays, through a mask over their bytes.
 """
 
+from functools import lru_cache
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -35,8 +37,9 @@ def add_prefix(keys: pa.Array, prefix: bytes) -> pa.Array:
     width = _common_width(offsets)
     if width is None:
         return pc.binary_join_element_wise(_scalar(prefix), keys, _scalar(b""))
-    joined = np.empty((len(keys), len(prefix) + width), dtype=np.uint8)
-    joined[:, : len(prefix)] = np.frombuffer(prefix, dtype=np.uint8)
+    # Repeating bytes is faster than writing a few of them into each row of a table.
+    repeated = bytearray((prefix + bytes(width)) * len(keys))
+    joined = np.frombuffer(repeated, dtype=np.uint8).reshape(len(keys), len(prefix) + width)
     joined[:, len(prefix) :] = data.reshape(len(keys), width)
     return _of_width(joined, len(prefix) + width)
 
@@ -46,20 +49,22 @@ def _parts(keys: pa.Array) -> tuple[Offsets, Bytes]:
     _, offsets_buffer, data_buffer = keys.buffers()
     end = keys.offset + len(keys) + 1
     offsets = np.frombuffer(offsets_buffer, dtype=np.int32, count=end)[keys.offset :]
+    first, last = int(offsets[0]), int(offsets[-1])
     if data_buffer is None:
-        return offsets - offsets[0], np.zeros(0, dtype=np.uint8)
-    data = np.frombuffer(data_buffer, dtype=np.uint8)[offsets[0] : offsets[-1]]
-    return offsets - offsets[0], data
+        data = np.zeros(0, dtype=np.uint8)
+    else:
+        data = np.frombuffer(data_buffer, dtype=np.uint8)[first:last]
+    return (offsets - first if first else offsets), data
 
 
 def _common_width(offsets: Offsets) -> int | None:
     """Return the length that all keys have; None if they differ."""
     if len(offsets) < 2:
         return None
-    width = int(offsets[1])
-    if int(offsets[-1]) != width * (len(offsets) - 1):
+    width, count = int(offsets[1]), len(offsets) - 1
+    if int(offsets[-1]) != width * count:
         return None
-    return width if (offsets[1:] - offsets[:-1] == width).all() else None
+    return width if (offsets == _even(count, width)).all() else None
 
 
 def _scalar(value: bytes) -> pa.Scalar:
@@ -69,10 +74,17 @@ def _scalar(value: bytes) -> pa.Scalar:
 
 
 def _of_width(table: Bytes, width: int) -> pa.Array:
-    offsets = np.arange(len(table) + 1, dtype=np.int32) * np.int32(width)
-    return _binary(offsets, table.ravel())
+    return _binary(_even(len(table), width), table.ravel())
+
+
+@lru_cache(maxsize=64)
+def _even(count: int, width: int) -> Offsets:
+    """Return the offsets of so many keys of one length: neighbouring groups share them."""
+    offsets = np.arange(count + 1, dtype=np.int32) * np.int32(width)
+    offsets.flags.writeable = False
+    return offsets
 
 
 def _binary(offsets: Offsets, data: Bytes) -> pa.Array:
-    buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)]
+    buffers = [None, pa.py_buffer(offsets.astype(np.int32, copy=False)), pa.py_buffer(data)]
     return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers, null_count=0)

@@ -74,7 +74,15 @@ class Versions:
 
     def with_fields(self, fields: Mapping[int, pa.Array]) -> "Versions":
         """Return the same rows with these columns."""
-        return replace(self, fields=fields)
+        return Versions(
+            self.keys,
+            self.lsns,
+            self.seqs,
+            self.kinds,
+            fields,
+            self.expires_at_ms,
+            self.touched,
+        )
 
     def with_lsn(self, lsn: int) -> "Versions":
         """Return the same rows at another LSN: those of an ingest store 0."""
@@ -128,7 +136,8 @@ class Versions:
 def split_ops(ops: Ops, lsn: int, first_seq: int) -> tuple[Versions, list[RangeTombstone]]:
     """Return a batch's rows, in their own order, and its range deletes."""
     count = len(ops)
-    kinds = ops.kinds.to_numpy(zero_copy_only=False).astype(np.uint8)
+    # Not by `to_numpy`, which would first of all import pandas, where it is installed.
+    kinds = np.frombuffer(ops.kinds.buffers()[1], np.uint8)[ops.kinds.offset :][:count]
     rows = Versions(
         ops.keys,
         np.full(count, lsn, np.int64),

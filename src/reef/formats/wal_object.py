@@ -103,6 +103,12 @@ class WalHeader(msgspec.Struct, frozen=True, omit_defaults=True):
     """In fences and begins: so that a log can be read without any manifest."""
     max_parallel_writes: int = 0
     job: Job | None = None
+    marks: dict[str, int] = {}
+    """How far each stream is with this object: the last place of it that is in here."""
+
+
+HEAD_NOW = HEAD.pack(MAGIC, VERSION, 0)
+HEADER_DECODER = msgspec.msgpack.Decoder(WalHeader)
 
 
 class WalObject(msgspec.Struct, frozen=True):
@@ -117,10 +123,8 @@ class WalObject(msgspec.Struct, frozen=True):
             raise ValueError(f"{len(header.batches)} batches, but {len(records)} records")
         encoded = msgspec.msgpack.encode(header)
         # What cannot be read back would be acknowledged and then stop everyone who opens.
-        msgspec.msgpack.decode(encoded, type=WalHeader)
-        parts = [HEAD.pack(MAGIC, VERSION, 0), encode_frame(encoded)]
-        parts += map(encode_frame, records)
-        body = b"".join(parts)
+        HEADER_DECODER.decode(encoded)
+        body = b"".join((HEAD_NOW, encode_frame(encoded), *map(encode_frame, records)))
         return body + FOOTER.pack(len(records), crc32c(body))
 
     @staticmethod

@@ -84,6 +84,7 @@ class CompactJob:
         )
         samples = [sample for outline in outlines for sample in outline.samples]
         cuts = split_keys(samples, self.plan.outputs(self.settings))
+        cuts = sorted({*cuts, *self.plan.cuts})
         ranges = [KeyRange(*ends) for ends in zip([b"", *cuts], [*cuts, None], strict=True)]
         covers = tidied(cover for outline in outlines for cover in outline.covers)
         lineages = self._lineages(ranges, self._ancestors(outlines), covers)

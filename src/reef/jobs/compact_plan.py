@@ -11,11 +11,12 @@ often, and a key is in one segment of level 1 at most.
 Nothing that is read depends on levels: every version carries its LSN. Any choice of inputs gives
 the same rows, and a namespace may change from one strategy to the other at any time; a planner
 that finds levels overlap where its own would not merges what overlaps. What a choice does
-decide is what can be dropped on the way (`reef.jobs.compact_drops`).
+decide is what can be dropped on the way (`reef.jobs.compact_merge`).
 
 A segment that a branch reads out of its parent (`home`) is not taken: its bytes are not ours.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -41,6 +42,9 @@ class CompactPlan:
     """Overlapping nothing: only their level changes."""
     join: bool = False
     """Whether the inputs are neighbours, to be put together without decoding them."""
+    cuts: tuple[bytes, ...] = ()
+    """Keys at which an output begins, since something that takes no part lies before them: an
+    output over it would overlap it."""
     why: str = ""
 
     @property
@@ -123,7 +127,8 @@ def plan_leveled(segments: Segments, settings: CompactSettings) -> CompactPlan |
 
 def _merge_down(zero: Segments, one: Segments, settings: CompactSettings) -> CompactPlan | None:
     """Level 0 as a whole, with all of level 1 that it overlaps; what overlaps nothing is moved."""
-    if sum(map(data_bytes, zero)) < settings.level0_bytes:
+    size = sum(map(data_bytes, zero))
+    if size < settings.level0_bytes and not _is_crowded(zero, settings):
         return None
     chosen = sorted(zero, key=lambda s: (s.lsn_max, s.id))[: settings.inputs_max]
     groups = _overlapping_groups([*chosen, *one])
@@ -132,8 +137,36 @@ def _merge_down(zero: Segments, one: Segments, settings: CompactSettings) -> Com
     moved = [group[0] for group in groups if len(group) == 1 and _is_plain(group[0])]
     kept = {segment.id for segment in moved}
     inputs = [s for group in groups for s in group if s.id not in kept]
-    why = f"level 0 holds {settings.level0_bytes} bytes or more"
-    return CompactPlan(1, tuple(inputs), tuple(replace_level(s, 1) for s in moved), why=why)
+    why = f"level 0 holds {size} bytes in {len(zero)} segments"
+    down |= {segment.id for segment in inputs}
+    staying = [*moved, *(segment for segment in one if segment.id not in down)]
+    return CompactPlan(
+        1,
+        tuple(inputs),
+        tuple(replace_level(s, 1) for s in moved),
+        cuts=_cuts_around(inputs, staying),
+        why=why,
+    )
+
+
+def _cuts_around(inputs: Segments, staying: Segments) -> tuple[bytes, ...]:
+    """Return where outputs must begin, so that none of them lies over a segment that stays."""
+    firsts = sorted(segment.min_key for segment in staying)
+    cuts = []
+    for before, after in pairwise(_overlapping_groups(inputs)):
+        end, start = max(segment.max_key for segment in before), after[0].min_key
+        if bisect_left(firsts, end) < bisect_left(firsts, start):
+            cuts.append(start)
+    return tuple(cuts)
+
+
+def _is_crowded(zero: Segments, settings: CompactSettings) -> bool:
+    """Whether level 0 has too many segments, and to merge them among themselves would not help.
+
+    Rows that are small come to `segment_rows_max` long before they come to any size.
+    """
+    merged = _merge_level0(zero, settings)
+    return merged is not None and 2 * merged.outputs(settings) > len(merged.inputs)
 
 
 def _merge_level0(zero: Segments, settings: CompactSettings) -> CompactPlan | None:

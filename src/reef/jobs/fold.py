@@ -7,9 +7,12 @@
 The rules of the log decide what counts, here as everywhere. Tombstones and range tombstones
 are kept: what they hide may lie in older segments. If the driver dies before the publish, the
 segments are orphans and the next fold does the work again under new names.
+
+An executor that can shuffle folds a long log in ranges of keys, side by side (`fold_shuffle`);
+everyone else folds it in one task for each stretch of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -20,8 +23,9 @@ from reef.engine.log_rules import LogReader, Verdict, contiguous
 from reef.engine.tail import ingested_segments
 from reef.errors import ConflictError, CorruptionError, NotFoundError, ReefError
 from reef.formats.manifest import Manifest, SegmentEntry
-from reef.formats.wal_object import WalKind, WalObject
+from reef.formats.wal_object import WalHeader, WalKind
 from reef.jobs.executor import Executor, LocalExecutor
+from reef.jobs.fold_shuffle import RANGES_MAX, Shuffler, survey_log, write_by_shuffle
 from reef.jobs.fold_task import FoldTask, missing_object, run_fold_task
 from reef.manifest import edits
 from reef.manifest.publish import Publisher
@@ -103,10 +107,17 @@ def _fold(
     publisher = Publisher(store, names, metrics=db.metrics)
     log = Log(store, names)
     manifest = publisher.heads.find().manifest
-    plan = plan_fold(manifest, log.filled(manifest.wal_floor), wanted.log_bytes)
+    filled = log.filled(manifest.wal_floor)
+    shuffler = _shuffler(executor, filled, wanted)
+    bytes_max = wanted.log_bytes * (1 if shuffler is None else RANGES_MAX)
+    plan = plan_fold(manifest, filled, bytes_max)
+    empty = FoldTask(store, names, manifest.generation, wanted)
     try:
-        judged = _judge(plan, log, names)
-        written = _write(executor, FoldTask(store, names, manifest.generation, wanted), judged)
+        if shuffler is not None:
+            judged, written = _shuffled(shuffler, empty, plan, filled)
+        else:
+            judged = _judge(plan, lambda lsns: _headers(log, lsns), names)
+            written = _write(executor, empty, judged)
         store.runtime.reach("fold staged")
         after, won = manifest, False
         if judged.end > manifest.wal_floor:
@@ -130,11 +141,24 @@ def _publish(publisher: Publisher, result: edits.FoldResult) -> tuple[Manifest, 
 
 
 def _write(executor: Executor, empty: FoldTask, judged: "_Judged") -> list[SegmentEntry]:
-    task = replace(
-        empty, lsns=tuple(judged.counting), ingested=tuple(judged.ingested), end=judged.end
-    )
-    tasks = [task] if judged.counting else []
+    tasks = [judged.task(empty)] if judged.counting else []
     return [entry for entries in executor.map(run_fold_task, tasks) for entry in entries]
+
+
+def _shuffler(executor: Executor, filled: Sequence[Slot], wanted: FoldSettings) -> Shuffler | None:
+    """Return the executor if it can shuffle, and the log is long enough to gain by it."""
+    worth_it = sum(slot.size for slot in filled) >= wanted.shuffle_bytes_min
+    return executor if worth_it and isinstance(executor, Shuffler) else None
+
+
+def _shuffled(
+    shuffler: Shuffler, empty: FoldTask, plan: FoldPlan, filled: Sequence[Slot]
+) -> tuple["_Judged", list[SegmentEntry]]:
+    sound = [lsn for lsn in plan.lsns if lsn not in plan.manifest.skipped_lsns]
+    survey = survey_log(shuffler, empty, filled, sound)
+    judged = _judge(plan, survey.headers, empty.namespace)
+    counting = survey.only(judged.counting)
+    return judged, write_by_shuffle(shuffler, judged.task(empty), plan.manifest, counting)
 
 
 def _gone(publisher: Publisher, manifest: Manifest, error: NotFoundError) -> ReefError:
@@ -159,6 +183,7 @@ def _result(manifest: Manifest, judged: "_Judged", written: list[SegmentEntry]) 
         dedup=judged.rules.dedup.entries(),
         open_jobs=judged.rules.open_jobs,
         below_floor=judged.rules.last_ids(),
+        marks=judged.rules.marks,
     )
 
 
@@ -210,15 +235,19 @@ class _Judged:
         self._schema = manifest.schema
         self._schema_ids = {0, *(schema.id for schema in manifest.schemas)}
 
-    def knows_schema(self, found: WalObject) -> bool:
-        return found.header.schema_id in self._schema_ids
+    def knows_schema(self, header: WalHeader) -> bool:
+        return header.schema_id in self._schema_ids
+
+    def task(self, empty: FoldTask) -> FoldTask:
+        """Return the task for all that counts."""
+        lsns, ingested = tuple(self.counting), tuple(self.ingested)
+        return replace(empty, lsns=lsns, ingested=ingested, end=self.end)
 
     @property
     def end(self) -> int:
         return self.rules.next_lsn
 
-    def take(self, found: WalObject) -> None:
-        header = found.header
+    def take(self, header: WalHeader) -> None:
         verdict = self.rules.judge(header).verdict
         self.objects += 1
         self.voided += verdict is Verdict.VOID
@@ -228,13 +257,20 @@ class _Judged:
             self.counting.append(header.lsn)
 
 
-def _judge(plan: FoldPlan, log: Log, namespace: Namespace) -> _Judged:
+def _headers(log: Log, lsns: Sequence[int]) -> list[WalHeader | None]:
+    return [None if found is None else found.header for found in log.read_many(list(lsns))]
+
+
+Headers = Callable[[Sequence[int]], list[WalHeader | None]]
+
+
+def _judge(plan: FoldPlan, headers: Headers, namespace: Namespace) -> _Judged:
     judged = _Judged(plan.manifest)
     skipped = plan.manifest.skipped_lsns
     for start in range(0, len(plan.lsns), JUDGED_AT_ONCE):
         window = plan.lsns[start : start + JUDGED_AT_ONCE]
         sound = [lsn for lsn in window if lsn not in skipped]
-        found = dict(zip(sound, log.read_many(sound), strict=True))
+        found = dict(zip(sound, headers(sound), strict=True))
         for lsn in window:
             if lsn in skipped:
                 judged.rules.skip()

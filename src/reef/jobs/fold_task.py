@@ -1,12 +1,14 @@
 """A fold's task: the rows of some WAL objects become segments. Runs anywhere.
 
-Of each key the newest version is kept, deletes and range deletes too: what they hide may lie in
+A task either reads its objects by itself, all of the keys, or is handed the rows of one range of
+keys that a shuffle has brought together (`fold_shuffle`); from there on it is the same. Of each
+key the newest version is kept, deletes and range deletes too: what they hide may lie in
 older segments. A patch is laid over the row below it, which may stand in a segment: only those
 rows are looked up. A patch over nothing is left out, since it does nothing.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
@@ -29,12 +31,14 @@ from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.segment import Lineage
 from reef.formats.segment_writer import SegmentWriter
 from reef.formats.versions import RangeTombstone, Versions, concat_versions, split_ops
+from reef.formats.wal_object import WalObject
 from reef.jobs.segment_entries import entry_of
 from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
 from reef.stores import Store
+from reef.types import KeyRange
 
-__all__ = ["FoldTask", "missing_object", "run_fold_task"]
+__all__ = ["FoldTask", "decoded", "missing_object", "run_fold_task", "write_folded", "write_trace"]
 
 CACHE_BYTES = 64 << 20
 
@@ -54,21 +58,40 @@ class FoldTask:
     """What ingests among them made visible: patches may lie on top of it."""
     end: int = 0
     """The first LSN behind this part of the log, which begins at the manifest's floor."""
+    wanted: KeyRange = field(default_factory=KeyRange)
+    """The keys of this task. Range tombstones stand with those of the first one."""
 
 
 def run_fold_task(task: FoldTask) -> tuple[SegmentEntry, ...]:
     """Write the segments of a task; their names are new at every run."""
     manifest = HeadFinder(task.store, task.namespace).load(task.generation)
     rows, tombstones = _read_rows(task, manifest)
-    if not len(rows) and not tombstones:
-        return ()
+    return write_folded(task, manifest, rows, tombstones)
+
+
+def write_folded(
+    task: FoldTask, manifest: Manifest, rows: Versions, tombstones: Sequence[RangeTombstone]
+) -> tuple[SegmentEntry, ...]:
+    """Write what is left of sorted rows: all that this part of the log has of the task's keys."""
     if (rows.kinds == OpKind.PATCH).any():
         rows = _resolved(task, manifest, rows, tombstones)
     else:
         rows = newest_versions([rows], manifest.schema, tombstones)
-    if not len(rows) and not tombstones:
+    own = () if task.wanted.start else tombstones
+    if not len(rows) and not own:
         return ()
-    return tuple(_write_segments(task, manifest, rows, tombstones))
+    return tuple(_write_segments(task, manifest, rows, own))
+
+
+def write_trace(
+    task: FoldTask, manifest: Manifest, tombstones: Sequence[RangeTombstone]
+) -> tuple[SegmentEntry, ...]:
+    """Write a segment for keys of which nothing is left, while there is something of others.
+
+    The segments of a fold stand for all keys together: that is how a rebuild knows them (H49).
+    """
+    own = () if task.wanted.start else tombstones
+    return tuple(_write_segments(task, manifest, Versions.empty(manifest.schema), own))
 
 
 def missing_object(namespace: Namespace, lsn: int) -> NotFoundError:
@@ -82,26 +105,39 @@ def missing_object(namespace: Namespace, lsn: int) -> NotFoundError:
 
 def _read_rows(task: FoldTask, manifest: Manifest) -> tuple[Versions, list[RangeTombstone]]:
     log = Log(task.store, task.namespace)
-    schemas = {schema.id: schema for schema in manifest.schemas}
     parts: list[Versions] = [Versions.empty(manifest.schema)]
     tombstones: list[RangeTombstone] = []
     for lsn, found in zip(task.lsns, log.read_many(list(task.lsns)), strict=True):
         if found is None:
             raise missing_object(task.namespace, lsn)
-        schema = schemas.get(found.header.schema_id, manifest.schema)
-        first_seq = 0
-        for record in found.records:
-            ops = decode_ops(record, schema, task.namespace.wal_object(lsn))
-            rows, ranges = split_ops(ops, lsn, first_seq)
-            parts.append(rows.under(manifest.schema))
-            tombstones += ranges
-            first_seq += len(ops)
+        found_rows, ranges = decoded(found, manifest, task.namespace)
+        parts += found_rows
+        tombstones += ranges
     rows = concat_versions(parts, manifest.schema)
     return rows.take(sorted_places(rows)), tombstones
 
 
+def decoded(
+    found: WalObject, manifest: Manifest, namespace: Namespace
+) -> tuple[list[Versions], list[RangeTombstone]]:
+    """Return the rows of each record of a WAL object, unsorted, and its range deletes."""
+    lsn = found.header.lsn
+    schemas = {schema.id: schema for schema in manifest.schemas}
+    schema = schemas.get(found.header.schema_id, manifest.schema)
+    parts: list[Versions] = []
+    tombstones: list[RangeTombstone] = []
+    first_seq = 0
+    for record in found.records:
+        ops = decode_ops(record, schema, namespace.wal_object(lsn))
+        rows, ranges = split_ops(ops, lsn, first_seq)
+        parts.append(rows.under(manifest.schema))
+        tombstones += ranges
+        first_seq += len(ops)
+    return parts, tombstones
+
+
 def _resolved(
-    task: FoldTask, manifest: Manifest, rows: Versions, tombstones: list[RangeTombstone]
+    task: FoldTask, manifest: Manifest, rows: Versions, tombstones: Sequence[RangeTombstone]
 ) -> Versions:
     """Lay patches over what is below them, in the log or in segments."""
     patched = pc.unique(rows.keys.filter(pa.array(rows.kinds == OpKind.PATCH))).to_pylist()
@@ -146,19 +182,19 @@ def _below(
 
 
 def _write_segments(
-    task: FoldTask, manifest: Manifest, rows: Versions, tombstones: list[RangeTombstone]
+    task: FoldTask, manifest: Manifest, rows: Versions, tombstones: Sequence[RangeTombstone]
 ) -> Iterator[SegmentEntry]:
     """Cut by size; range tombstones go with the first piece, whose bounds then include them."""
     pieces = list(_pieces(rows, task.settings.segment_bytes_max))
     runtime = task.store.runtime
     ids = [runtime.ulid() for _ in pieces]
-    starts = [b"", *(piece.keys[0].as_py() for piece in pieces[1:])]
+    starts = [task.wanted.start, *(piece.keys[0].as_py() for piece in pieces[1:])]
     for place, piece in enumerate(pieces):
         lineage = Lineage(
             ids[place],
             int(runtime.wall_s() * 1000),
             siblings=tuple(other for other in ids if other != ids[place]),
-            covers=_covers(task, manifest, *[*starts, None][place : place + 2]),
+            covers=_covers(task, manifest, *[*starts, task.wanted.end][place : place + 2]),
             generation=manifest.generation,
         )
         writer = SegmentWriter(

@@ -17,7 +17,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from reef.errors import CorruptionError, InvalidInputError, Kind, NotFoundError
+from reef.errors import UNDECODABLE, CorruptionError, InvalidInputError, Kind, NotFoundError
 from reef.jobs.export import SEAL, ExportSeal, open_files
 from reef.stores import Store
 
@@ -222,5 +222,5 @@ def _read_seal(store: Store) -> ExportSeal | None:
         return msgspec.json.decode(store.get(SEAL), type=ExportSeal)
     except NotFoundError:
         return None
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise CorruptionError(f"{SEAL} of {store.url} cannot be read: {error}") from error

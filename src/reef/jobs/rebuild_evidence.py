@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from reef.errors import CorruptionError, InvalidInputError, NotFoundError
+from reef.errors import UNDECODABLE, CorruptionError, InvalidInputError, NotFoundError
 from reef.formats.coding import crc32c_extend
 from reef.formats.segment import Footer, SegmentSummary
 from reef.formats.segment_tail import decode_footer
@@ -100,7 +100,7 @@ def _leased(store: Store, names: Namespace) -> list[int]:
     for info in store.list(names.leases):
         try:
             found.append(msgspec.json.decode(store.get(info.key), type=LeaseRecord).generation)
-        except (NotFoundError, msgspec.DecodeError):
+        except (NotFoundError, *UNDECODABLE):
             continue
     return found
 

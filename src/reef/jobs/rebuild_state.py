@@ -137,7 +137,8 @@ class _Deriving:
         there = {segment.id for segment in self.evidence.segments}
         for ingest in ingests:
             for segment in _job_segments(ingest):
-                lost = [Cover(ingest.lsn, ingest.lsn + 1, segment.min_key, segment.max_key)]
+                stop = segment.max_key if segment.replaces else segment.max_key + b"\0"
+                lost = [Cover(ingest.lsn, ingest.lsn + 1, segment.min_key, stop)]
                 if segment.id not in there and without(lost, covers):
                     self.problems.append(
                         f"segment {segment.id} is gone, which LSN {ingest.lsn} made visible"

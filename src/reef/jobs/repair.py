@@ -26,6 +26,7 @@ from reef.jobs.executor import Executor, LocalExecutor
 from reef.jobs.repair_head import publish_after_damage, restart_of
 from reef.jobs.repair_plan import RepairPlan, RepairPlanner
 from reef.jobs.repair_report import Lost, LostLsn, LostRange, LostSegment, RepairReport
+from reef.jobs.verify_problems import Problem
 from reef.jobs.verify_survey import Survey, survey
 from reef.manifest.publish import Publisher
 from reef.manifest.repairs import Repairs, Restart, apply_repairs
@@ -75,28 +76,32 @@ class _Repair:
             plan = RepairPlan(Repairs(), Lost())
         else:
             plan = self._planner(found, write=False).plan()
-        return self._report(found, plan, found.head.generation, restart)
+        _quarantine_manifests(plan, found)
+        return self._report(found, found, plan, found.head.generation, restart)
 
     def apply(self) -> RepairReport:
         """Run the six steps."""
         found = first = self._survey()
         if not first.problems:
             plan = self._planner(found, write=False).plan()
-            return replace(self._report(first, plan, first.head.generation, None), applied=True)
+            report = self._report(first, first, plan, first.head.generation, None)
+            return replace(report, applied=True)
         restart = self._restart(found)
         if restart is not None:
             publish_after_damage(self.db.store, self.names, found.head, restart)
-            self._reach("repair restarted")
+            self.db.store.runtime.reach("repair restarted")
             found = self._survey()
         plan = self._planner(found, write=True).plan()
-        self._reach("repair staged")
-        self._quarantine(first, plan)
+        self.db.store.runtime.reach("repair staged")
+        _quarantine_manifests(plan, first)
+        self._quarantine(plan)
         head = self._publish(plan) if plan.changes_the_manifest else found.head
-        self._reach("repair published")
+        self.db.store.runtime.reach("repair published")
         if any(lsn >= found.head.wal_floor for lsn in found.log.damaged):
             self._fence_off()
         self._reap(plan)
-        return replace(self._report(first, plan, head.generation, restart), applied=True)
+        report = self._report(first, found, plan, head.generation, restart)
+        return replace(report, applied=True)
 
     # --- the steps ----------------------------------------------------------------
     def _survey(self) -> Survey:
@@ -124,14 +129,8 @@ class _Repair:
             lease_ttl_s=LEASE_TTL_S,
         ).fence_off()
 
-    def _quarantine(self, first: Survey, plan: RepairPlan) -> None:
+    def _quarantine(self, plan: RepairPlan) -> None:
         """Keep a copy for those who want to look; what is gone cannot be copied."""
-        manifests = [
-            problem.object
-            for problem in first.chain.problems
-            if not problem.is_missing and problem.object not in plan.quarantine
-        ]
-        plan.quarantine += manifests
         for key in plan.quarantine:
             try:
                 self.db.store.copy(key, self.names.quarantined(key))
@@ -161,18 +160,27 @@ class _Repair:
         if plan.leases:
             self.db.store.delete_many(plan.leases)
 
-    def _reach(self, point: str) -> None:
-        self.db.store.runtime.reach(point)
-
     # --- the end ------------------------------------------------------------------
     def _report(
-        self, first: Survey, plan: RepairPlan, generation: int, restart: Restart | None
+        self,
+        first: Survey,
+        found: Survey,
+        plan: RepairPlan,
+        generation: int,
+        restart: Restart | None,
     ) -> RepairReport:
         lost, actions = plan.lost, list(plan.actions)
         if restart is not None:
-            base, newest = first.head.generation, first.chain.newest
-            actions.insert(0, f"publish generation {newest + 1}, made from generation {base}")
-            generations = sorted({*lost.generations, *range(base + 1, newest + 1)})
+            base, made = first.head.generation, first.chain.newest + 1
+            heads = range(base + 1, made)
+            # One that was made on the way, and given up for another, was never anyone's.
+            told = {f"give up generation {generation}" for generation in (*heads, made)}
+            actions = [
+                f"publish generation {made}, made from generation {base}",
+                *(f"give up generation {generation}" for generation in heads),
+                *(action for action in actions if action not in told),
+            ]
+            generations = sorted({*heads, *lost.generations} - {made})
             lost = replace(
                 lost,
                 generations=tuple(generations),
@@ -186,12 +194,26 @@ class _Repair:
             namespace=self.names.name,
             applied=False,
             generation=generation,
-            problems=tuple(first.problems),
+            problems=(*first.problems, *_found_later(first, found)),
             actions=tuple(actions),
             quarantined=tuple(sorted(plan.quarantine)),
             lost=lost,
             unrepaired=tuple(plan.unrepaired),
         )
+
+
+def _quarantine_manifests(plan: RepairPlan, first: Survey) -> None:
+    """Damaged heads are no problem any more once there is another one; a copy is kept still."""
+    damaged = {problem.object for problem in first.chain.problems if not problem.is_missing}
+    new = sorted(damaged - set(plan.quarantine))
+    plan.quarantine += new
+    plan.actions[:0] = [f"copy {key} to quarantine" for key in new]
+
+
+def _found_later(first: Survey, found: Survey) -> list[Problem]:
+    """Return what was found only when the head was sound again."""
+    told = {problem.object for problem in first.problems}
+    return [problem for problem in found.problems if problem.object not in told]
 
 
 def _dropped(base: Manifest, restart: Restart) -> list[str]:

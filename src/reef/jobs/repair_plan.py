@@ -22,6 +22,7 @@ from reef.jobs.repair_log import Remains, RescuedLog, judge_log, log_rows, read_
 from reef.jobs.repair_report import Lost, LostLsn
 from reef.jobs.repair_segments import Salvaged, SalvageTask, run_salvage_task, write_saved
 from reef.jobs.verify_problems import Problem, ProblemKind
+from reef.jobs.verify_segments import check_segments
 from reef.jobs.verify_survey import Survey
 from reef.manifest.head import HeadFinder
 from reef.manifest.repairs import Repairs
@@ -63,6 +64,7 @@ class RepairPlanner:
         """Decide about everything that was found; salvage segments are written if told so."""
         remains = self._remains()
         log = judge_log(self.names, self.survey, remains)
+        self._look_at_unseen(log)
         salvaged = self._salvage(log)
         saved = {s.segment: s.entries for s in salvaged}
         log.needs_fold |= any(entry.id in saved for entry in log.ingested)
@@ -121,10 +123,20 @@ class RepairPlanner:
         return entries
 
     # --- segments -----------------------------------------------------------------
+    def _look_at_unseen(self, log: RescuedLog) -> None:
+        """An ingest whose begin cannot be read counts only here: no survey saw its segments."""
+        known = self.survey.segments
+        unseen = [entry for entry in log.ingested if entry.id not in known]
+        known |= {entry.id: entry for entry in unseen}
+        self.survey.problems += check_segments(
+            self.executor, self.store, self.names, unseen, deep=True
+        )
+
     def _salvage(self, log: RescuedLog) -> list[Salvaged]:
         damaged = self.survey.damaged_segments()
         tasks = [self._task(self.survey.segments[i], log) for i in sorted(damaged)]
-        return self.executor.map(run_salvage_task, tasks)
+        # One at a time: each holds a whole segment in memory.
+        return [done for task in tasks for done in self.executor.map(run_salvage_task, [task])]
 
     def _task(self, entry: SegmentEntry, log: RescuedLog) -> SalvageTask:
         task = SalvageTask(

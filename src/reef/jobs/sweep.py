@@ -42,6 +42,7 @@ from reef.manifest.publish import Publisher
 from reef.manifest.roots import effective_grace_ms
 from reef.paths import Namespace
 from reef.stores import Store
+from reef.stores.two_phase import collect
 
 __all__ = ["SweepReport", "sweep"]
 
@@ -69,6 +70,10 @@ class SweepReport:
     """What stays, by reason."""
     refused: str | None = None
     """Why a dry run would not be applied without `force`."""
+    temporaries_removed: int = 0
+    """Old sources of two-phase writes that nobody will copy from."""
+    records_removed: int = 0
+    """Records of a register whose objects are gone, and whose numbers nobody will use."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -137,7 +142,8 @@ class _Sweep:
         deletable = self._deletable(plan.head, leases, plan.kept)
         report = self._report(plan, plan.head, deletable, leases)
         lapsed = len(self._lapsed_jobs(plan, leases))
-        return replace(report, refused=self._objection(plan), jobs_reaped=lapsed)
+        report = replace(report, refused=self._objection(plan), jobs_reaped=lapsed)
+        return self._with_leftovers(report, plan)
 
     def apply(self, *, force: bool) -> SweepReport:
         """Run the five steps."""
@@ -157,7 +163,8 @@ class _Sweep:
             aborted = self.store.abort_stale(self.settings.stale_upload_s)
         report = self._report(plan, head, deletable, leases)
         reaped = self._reap_jobs(plan, leases)
-        return replace(report, applied=True, uploads_aborted=aborted, jobs_reaped=reaped)
+        report = replace(report, applied=True, uploads_aborted=aborted, jobs_reaped=reaped)
+        return self._with_leftovers(report, plan)
 
     # --- steps 1 and 2 ------------------------------------------------------------
     def _plan(self) -> SweepPlan:
@@ -239,6 +246,24 @@ class _Sweep:
         page = max(1, self.store.capabilities.delete_page)
         for at in range(0, len(keys), page):
             self.store.delete_many(keys[at : at + page])
+
+    def _with_leftovers(self, report: SweepReport, plan: SweepPlan) -> SweepReport:
+        """Remove what deaths left beside a two-phase store's names; other stores have nothing."""
+        found = [
+            collect(
+                self.store,
+                prefix,
+                is_below=plan.is_collected,
+                older_than_s=self.settings.stale_upload_s + clock_margin_s(self.store),
+                apply=report.applied,
+            )
+            for prefix in (self.names.wal, self.names.manifests)
+        ]
+        return replace(
+            report,
+            temporaries_removed=sum(len(one.temporaries) for one in found),
+            records_removed=sum(len(one.records) for one in found),
+        )
 
     # --- step 6 -------------------------------------------------------------------
     def _lapsed_jobs(self, plan: SweepPlan, leases: _Leases) -> list[OpenJob]:

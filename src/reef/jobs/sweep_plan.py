@@ -71,6 +71,8 @@ class SweepPlan:
     """Snapshots that hold nothing any more."""
     open_jobs: tuple[OpenJob, ...] = ()
     """Those that hold segments, and those that the head carries along; alive or not."""
+    wal_floor: int = 0
+    """From where on some root needs the log."""
 
     @property
     def share(self) -> float:
@@ -80,6 +82,13 @@ class SweepPlan:
     @property
     def going_bytes(self) -> int:
         return sum(d.bytes for d in self.doomed if d.key.startswith("segments/"))
+
+    def is_collected(self, key: str) -> bool:
+        """Whether a key is of a slot or a generation below all that any root needs (H24)."""
+        number = number_of(key)
+        if number is None:
+            return False
+        return number < (self.wal_floor - 1 if key.endswith(".wal") else self.oldest_retained)
 
     def condemnation(self) -> Condemnation:
         return Condemnation(
@@ -139,6 +148,7 @@ class SweepPlanner:
             total,
             expired,
             self._open_jobs,
+            needs.wal_floor,
         )
 
     # --- roots --------------------------------------------------------------------

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from reef.errors import NotFoundError
+from reef.errors import UNDECODABLE, NotFoundError
 from reef.formats.manifest import Manifest, SegmentEntry
 from reef.jobs.executor import Executor
 from reef.jobs.verify_chain import Chain, Roots, read_chain
@@ -173,7 +173,7 @@ class _Surveyor:
             record = msgspec.json.decode(self.store.get(key), type=LeaseRecord)
         except NotFoundError:
             return None
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             return f"not a lease: {error}"
         if self.names.lease(record.id) != key:
             return f"says that it is lease {record.id}"

@@ -1,6 +1,6 @@
 """Edits: what one publish changes. Pure functions from a manifest to the next one's content."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -10,6 +10,7 @@ from reef.formats.set_hash import EMPTY, SetHash
 from reef.manifest import sums
 from reef.manifest.invariants import refuse_condemned
 from reef.manifest.roots import effective_grace_ms
+from reef.manifest.streams import moved_on
 
 __all__ = [
     "Compacted",
@@ -73,6 +74,7 @@ class FoldResult:
     dedup: tuple[DedupEntry, ...]
     open_jobs: tuple[OpenJob, ...]
     below_floor: tuple[str, ...]
+    marks: dict[str, int] = field(default_factory=dict)
 
 
 def fold(manifest: Manifest, result: FoldResult) -> Manifest | None:
@@ -86,6 +88,7 @@ def fold(manifest: Manifest, result: FoldResult) -> Manifest | None:
         wal_floor=result.end,
         wal_id_last_seen=max(manifest.wal_id_last_seen, result.end - 1),
         dedup=result.dedup,
+        stream_marks=moved_on(manifest.stream_marks, result.marks),
         open_jobs=result.open_jobs,
         below_floor=result.below_floor,
         sums=sums.added(manifest, result.segments),

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from reef.errors import ConflictError, NotFoundError
+from reef.errors import UNDECODABLE, ConflictError, NotFoundError
 from reef.formats.manifest import Manifest
 from reef.paths import Namespace
 from reef.stores import ObjectInfo, Store
@@ -170,6 +170,6 @@ def _read_new(store: Store, listed: list[ObjectInfo], known: dict[str, LeaseReco
             known[info.key] = msgspec.json.decode(store.get(info.key), type=LeaseRecord)
         except NotFoundError:
             complete = False
-        except msgspec.DecodeError:
+        except UNDECODABLE:
             known[info.key] = UNREADABLE
     return complete

@@ -7,16 +7,21 @@
     reef.jobs.fold(db, "events", executor=reef.spark.executor(spark))
 
 The only package of Reef that knows of pyspark. Executors need nothing but the Python package:
-they reach the bucket through Reef's own stores, without any jar.
+they reach the bucket through Reef's own stores, without any jar. Names are imported when they
+are asked for: every Python process of an executor imports this, and a task needs little of it.
 """
 
-from reef.spark.bulk_load import BulkLoadReport, bulk_load, preflight
-from reef.spark.executor import SparkExecutor, executor
-from reef.spark.load_progress import LoadProgress
-from reef.spark.meter import TaskMeter
-from reef.spark.preflight import Preflight
-from reef.spark.source import ReefSource, register
-from reef.spark.table import Table, table
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from reef.spark.checks import Preflight
+    from reef.spark.executors import SparkExecutor, executor
+    from reef.spark.load_progress import LoadProgress
+    from reef.spark.loads import BulkLoadReport, bulk_load, preflight
+    from reef.spark.meter import TaskMeter
+    from reef.spark.source import ReefSource, register
+    from reef.spark.tables import Table, table
 
 __all__ = [
     "BulkLoadReport",
@@ -32,3 +37,28 @@ __all__ = [
     "register",
     "table",
 ]
+
+_HOMES = {
+    "BulkLoadReport": "loads",
+    "LoadProgress": "load_progress",
+    "Preflight": "checks",
+    "ReefSource": "source",
+    "SparkExecutor": "executors",
+    "Table": "tables",
+    "TaskMeter": "meter",
+    "bulk_load": "loads",
+    "executor": "executors",
+    "preflight": "loads",
+    "register": "source",
+    "table": "tables",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from reef.errors import ReefError
 from reef.paths import Namespace
 from reef.runtime import Condition
-from reef.spark.preflight import Preflight
+from reef.spark.checks import Preflight
 from reef.stores import Store
 
 __all__ = ["LoadProgress", "StagedSoFar", "watch"]

@@ -9,10 +9,11 @@ Keys are compared as bytes, whatever the collation of their column. Spark's own 
 loads whose keys were not looked at, and for very many partitions.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-__all__ = ["bounds_of", "by_ranges", "sample_keys"]
+__all__ = ["bounds_of", "by_ranges", "range_of", "sample_keys"]
 
 SAMPLED_PER_PARTITION = 200
 """Partitions are then even to within about a tenth."""
@@ -22,8 +23,6 @@ PARTITIONS_MAX = 512
 
 def by_ranges(df: Any, key: str, partitions: int, *, sample: bool) -> Any:
     """Return the same rows, each range of keys in one partition."""
-    from pyspark.sql import functions as fn
-
     if partitions == 1:
         return df.repartition(1)
     column = df[f"`{key}`"].cast("binary")
@@ -32,9 +31,15 @@ def by_ranges(df: Any, key: str, partitions: int, *, sample: bool) -> Any:
         bounds = bounds_of(sample_keys(df, key, SAMPLED_PER_PARTITION * partitions), partitions)
     if not bounds:
         return df.repartitionByRange(partitions, column)
+    return df.repartitionById(len(bounds) + 1, range_of(column, bounds))
+
+
+def range_of(column: Any, bounds: Sequence[bytes]) -> Any:
+    """Return an expression for the number of a key's range: that of the last bound up to it."""
+    from pyspark.sql import functions as fn
 
     def place(low: int, high: int) -> Any:
-        """Return the number of a key's partition, which is one of low to high."""
+        """Return the number, which is one of low to high."""
         if low == high:
             return fn.lit(low)
         middle = (low + high) // 2
@@ -42,7 +47,7 @@ def by_ranges(df: Any, key: str, partitions: int, *, sample: bool) -> Any:
             place(middle + 1, high)
         )
 
-    return df.repartitionById(len(bounds) + 1, place(0, len(bounds)))
+    return place(0, len(bounds))
 
 
 def sample_keys(df: Any, key: str, count: int) -> list[bytes]:

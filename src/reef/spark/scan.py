@@ -1,8 +1,9 @@
 """Reading: the plan on the driver, and what a task does.
 
 A task merges its key range out of all segments and what stood in the log, as any scan of Reef
-does, and hands over Arrow batches of a good size. It asks the bucket for blocks of its own
-range, and for nothing else. It may run more than once, and beside itself: it changes nothing.
+does, and hands over Arrow batches of a good size; meanwhile the next groups are on their way. It
+asks the bucket for blocks of its own range, and for nothing else. It may run more than once, and
+beside itself: it changes nothing.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,10 +18,8 @@ from reef.engine.reading.projection import Projection
 from reef.engine.reading.segments import SegmentStore
 from reef.engine.reading.view import Scan
 from reef.errors import CorruptionError, NotFoundError
-from reef.formats.manifest import SegmentEntry
-from reef.formats.segment_tail import SegmentTail
 from reef.formats.versions import Versions
-from reef.paths import Namespace
+from reef.spark.ahead import KnownTails, ReadAhead
 from reef.spark.counts import Counts, CountsSum, counts_of, send_home
 from reef.spark.pin import Pin, memory_of, replayed
 from reef.spark.plan import (
@@ -34,7 +33,6 @@ from reef.spark.plan import (
     weights_of,
 )
 from reef.spark.schema import to_spark
-from reef.stores import Store
 from reef.types import KeyRange
 
 __all__ = ["Reading", "ReefReader"]
@@ -118,34 +116,16 @@ def _pieces(reading: Reading, memory: Moment) -> list[Piece]:
     scan = reading.scan(within, segments)
     overlapping = scan.overlapping()
     tails = store.runtime.gather([lambda e=e: segments.tail(e) for e in overlapping])  # type: ignore[misc]
-    known = _ReadTails(
-        store, reading.pin.namespace, dict(zip((e.id for e in overlapping), tails, strict=True))
-    )
-    scan = replace(scan, segments=known)
+    ids = (entry.id for entry in overlapping)
+    known = KnownTails(store, reading.pin.namespace, dict(zip(ids, tails, strict=True)))
+    skipping = replace(scan, segments=known).skipping(overlapping)
     return [
-        piece_of(entry, tail, reading.wanted, reading.projection, scan.needless(entry, overlapping))
+        piece_of(entry, tail, reading.wanted, reading.projection, skipping.needless(entry))
         for entry, tail in zip(overlapping, tails, strict=True)
     ]
 
 
 # --- in a task ------------------------------------------------------------------------
-
-
-class _ReadTails(SegmentStore):
-    """Segments whose tails are known: groups are numbered as these have them, and no others.
-
-    What is read is read once, so nothing is kept.
-    """
-
-    def __init__(self, store: Store, namespace: Namespace, tails: dict[str, SegmentTail]) -> None:
-        super().__init__(store, namespace, ByteCache(0))
-        self._tails = tails
-
-    def tail(self, entry: SegmentEntry) -> SegmentTail:
-        known = self._tails.get(entry.id)
-        if known is None:
-            known = self._tails[entry.id] = super().tail(entry)
-        return known
 
 
 def _read(reading: Reading, share: Share) -> Iterator[pa.RecordBatch]:
@@ -154,11 +134,11 @@ def _read(reading: Reading, share: Share) -> Iterator[pa.RecordBatch]:
     before = counts_of(pin.store)
     pin.lease.check()
     memory = share.memory if share.memory is not None else replayed(pin, share.wanted)
-    scan = reading.scan(memory, _ReadTails(pin.store, pin.namespace, dict(share.tails)), share)
-    for batch in _of_good_size(_batches(reading, scan)):
-        counts["batches"] = counts.get("batches", 0) + 1
-        counts["rows"] = counts.get("rows", 0) + len(batch)
-        yield to_spark(batch, reading.target)
+    with ReadAhead(pin.store, pin.namespace, dict(share.tails)) as segments:
+        for batch in _of_good_size(_batches(reading, reading.scan(memory, segments, share))):
+            counts["batches"] = counts.get("batches", 0) + 1
+            counts["rows"] = counts.get("rows", 0) + len(batch)
+            yield to_spark(batch, reading.target)
     if reading.meter is not None:
         for name, count in counts_of(pin.store).items():
             counts[name] = count - before.get(name, 0)

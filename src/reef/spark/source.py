@@ -13,7 +13,7 @@ conditions are options, and `reef.spark.table` makes them pleasant.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
@@ -27,7 +27,9 @@ from reef.spark.options import ReadOptions
 from reef.spark.pin import Pin, take_pin
 from reef.spark.scan import Reading, ReefReader
 from reef.spark.schema import arrow_schema, check_same, spark_schema
-from reef.spark.sink import ReefWriter
+
+if TYPE_CHECKING:
+    from reef.spark.sink import ReefWriter
 
 __all__ = ["ReefSource", "register"]
 
@@ -76,8 +78,10 @@ class ReefSource(DataSource):
             )
         )
 
-    def writer(self, schema: StructType, overwrite: bool) -> ReefWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> "ReefWriter":
         """Return what stages and commits a write; the job has begun then."""
+        from reef.spark.sink import ReefWriter  # tasks that read need no jobs
+
         return ReefWriter(self.options, schema, overwrite)
 
     @contextmanager

@@ -32,6 +32,7 @@ from reef.stores.wrappers import (
     Retry,
     RetryPolicy,
     Rule,
+    Throttle,
     Wrapper,
 )
 
@@ -57,6 +58,7 @@ __all__ = [
     "Rule",
     "Store",
     "Tagged",
+    "Throttle",
     "Verdict",
     "Wrapper",
     "WriteResult",

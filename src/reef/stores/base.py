@@ -16,7 +16,7 @@ and strongly consistent, as every store that Reef runs on promises.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -133,6 +133,14 @@ class Store(ABC):
     capabilities: Capabilities
     runtime: Runtime
 
+    @property
+    def cas(self) -> str:
+        """The way of compare-and-swap: "native", or the name of a register.
+
+        All writers of a bucket must share it. May ask the register for its id.
+        """
+        return "native"
+
     # --- read ---------------------------------------------------------------------
     def get(self, key: str) -> bytes:
         """Return an object's bytes; NotFoundError if there is none."""
@@ -200,6 +208,14 @@ class Store(ABC):
                 check_range(*part)
         return self.upload(key, self._pieces(parts))
 
+    def compose_cost(self, parts: Sequence[Part]) -> Mapping[str, tuple[int, int]]:
+        """Return the requests and bytes, by kind, that a store sends which composes by itself."""
+        new_bytes = sum(len(part) for part in parts if isinstance(part, bytes))
+        return {
+            "copy": (sum(not isinstance(part, bytes) for part in parts), 0),
+            "put": (1, new_bytes),
+        }
+
     def _pieces(self, parts: Sequence[Part]) -> Iterator[bytes]:
         for part in parts:
             if isinstance(part, bytes):
@@ -237,7 +253,8 @@ def check_key(key: str) -> str:
     """Return the key, or raise if some store could not hold it."""
     if not key or key.startswith("/") or key.endswith("/"):
         raise _bad_key(key, "is empty, or begins or ends with '/'")
-    if any(part in ("", ".", "..") for part in key.split("/")):
+    parts = key.split("/")
+    if "" in parts or "." in parts or ".." in parts:
         raise _bad_key(key, "has an empty part, '.' or '..'")
     if not key.isprintable() or "\\" in key:
         raise _bad_key(key, "has a control character or a backslash")

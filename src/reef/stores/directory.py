@@ -72,16 +72,9 @@ class Directory:
         self._serial = count()
 
     # --- bytes --------------------------------------------------------------------
-    @contextmanager
-    def temporary(self, parts: Iterable[bytes]) -> Iterator[Temporary]:
-        """Write and sync a file; it is gone afterwards, unless it was renamed."""
-        path, fd = self._new_scratch()
-        try:
-            for part in parts if isinstance(parts, list) else _guarded(parts):
-                self._write(fd, part)
-            yield Temporary(path, self._finish(fd))
-        finally:
-            self._drop_scratch(path, fd)
+    def temporary(self, parts: Iterable[bytes]) -> "_Written":
+        """Write and sync a file, in a `with`; it is gone afterwards, unless it was renamed."""
+        return _Written(self, parts)
 
     @contextmanager
     def copied(self, source_fd: int, size: int) -> Iterator[Temporary]:
@@ -92,7 +85,7 @@ class Directory:
                 if not copied:
                     raise OSError(f"the source ended {size} bytes early while it was copied")
                 size -= copied
-            yield Temporary(path, self._finish(fd))
+            yield Temporary(path, self.finish(fd))
 
     @contextmanager
     def composed(self, pieces: Iterable[bytes | tuple[int, int, int]]) -> Iterator[Temporary]:
@@ -102,8 +95,8 @@ class Directory:
                 if isinstance(piece, tuple):
                     self._copy_range(fd, *piece)
                 else:
-                    self._write(fd, piece)
-            yield Temporary(path, self._finish(fd))
+                    self.write(fd, piece)
+            yield Temporary(path, self.finish(fd))
 
     def _copy_range(self, fd: int, source_fd: int, start: int, end: int) -> None:
         while start < end:
@@ -116,13 +109,13 @@ class Directory:
     @contextmanager
     def scratch_file(self) -> Iterator[tuple[str, int]]:
         """Yield a new file that no listing shows."""
-        path, fd = self._new_scratch()
+        path, fd = self.new_scratch()
         try:
             yield path, fd
         finally:
-            self._drop_scratch(path, fd)
+            self.drop_scratch(path, fd)
 
-    def _new_scratch(self) -> tuple[str, int]:
+    def new_scratch(self) -> tuple[str, int]:
         path = f"{self.scratch}/{self._token}.{self._runtime.process_id()}.{next(self._serial)}"
         try:
             return path, self.files.create(path)
@@ -131,21 +124,25 @@ class Directory:
             self.ensure(self.scratch)
             return path, self.files.create(path)
 
-    def _drop_scratch(self, path: str, fd: int) -> None:
+    def drop_scratch(self, path: str, fd: int) -> None:
         """A leftover is harmless, and must not turn a write that landed into an error."""
-        with suppress(OSError):
+        try:  # noqa: SIM105 - every small write comes here, and suppress() is three calls
             self.files.close(fd)
-        with suppress(OSError):
+        except OSError:
+            pass
+        try:  # noqa: SIM105 - as above
             self.files.unlink(path)
+        except OSError:
+            pass
 
-    def _write(self, fd: int, data: bytes) -> None:
+    def write(self, fd: int, data: bytes) -> None:
         written = self.files.write(fd, data)
         if written < len(data):  # as write(2) may
             rest = memoryview(data).cast("B")[written:]
             while rest:
                 rest = rest[self.files.write(fd, rest) :]
 
-    def _finish(self, fd: int) -> FileStat:
+    def finish(self, fd: int) -> FileStat:
         self.files.set_mtime(fd, self._runtime.wall_ns())
         self.files.sync(fd)
         return self.files.stat_open(fd)
@@ -177,14 +174,14 @@ class Directory:
         if folder not in self._durable:
             self.ensure(folder)
         try:
-            _certain(lambda: call(temporary.path, path))
+            _certain(call, temporary.path, path)
         except FileNotFoundError:
             if self._is_named(temporary, path):
                 return
             # The directory was removed since it was made: once more.
             self._durable.clear()
             self.ensure(folder)
-            _certain(lambda: call(temporary.path, path))
+            _certain(call, temporary.path, path)
 
     def _is_named(self, temporary: Temporary, path: str) -> bool:
         with suppress(OSError):
@@ -249,10 +246,34 @@ class Directory:
             # Above the root the directories are the administrator's, made long ago.
 
 
-def _certain(call: Callable[[], None]) -> None:
+class _Written:
+    """A file in the making. A class and no generator: every small write goes through here."""
+
+    __slots__ = ("_directory", "_fd", "_parts", "_path")
+
+    def __init__(self, directory: Directory, parts: Iterable[bytes]) -> None:
+        self._directory, self._parts = directory, parts
+        self._path, self._fd = "", -1
+
+    def __enter__(self) -> Temporary:
+        directory, parts = self._directory, self._parts
+        self._path, self._fd = directory.new_scratch()
+        try:
+            for part in parts if isinstance(parts, list) else _guarded(parts):
+                directory.write(self._fd, part)
+            return Temporary(self._path, directory.finish(self._fd))
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        self._directory.drop_scratch(self._path, self._fd)
+
+
+def _certain(call: Callable[[str, str], None], source: str, target: str) -> None:
     """Let an error pass only if it proves that nothing happened."""
     try:
-        call()
+        call(source, target)
     except OSError as error:
         if error.errno not in PROOF_OF_NOTHING:
             raise Doubt(error) from error

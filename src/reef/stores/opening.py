@@ -3,18 +3,21 @@
 ./data, /var/data, file:///var/data    a directory
 memory://, memory://name               this process's memory
 s3://bucket/prefix?region=eu-west-1    a bucket; the query holds options too
+az://container/prefix, gs://bucket/…   the same at Azure and Google
+…?cas=sqlite:///reef.db                any of them, written with two-phase compare-and-swap
 """
 
 import os
 from collections.abc import Iterable
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from reef.errors import InvalidInputError, Kind
 from reef.runtime import REAL, Runtime
 from reef.stores.base import Store, check_key
 from reef.stores.local import LocalStore
 from reef.stores.memory import open_memory
+from reef.stores.two_phase import TwoPhase, open_register
 from reef.stores.wrappers import (
     PROFILES,
     DiskCache,
@@ -25,13 +28,16 @@ from reef.stores.wrappers import (
     Retry,
     RetryPolicy,
     Rule,
+    Throttle,
 )
 from reef.stores.wrappers.disk_cache import DISK_CACHE_BYTES
+from reef.stores.wrappers.throttle import WAIT_MAX_S
 from reef.telemetry import Metrics, RequestMeter
 
 __all__ = ["open"]
 
-SCHEMES = ("a directory", "file://", "memory://", "s3://")
+BUCKETS = ("s3", "az", "gs")
+SCHEMES = ("a directory", "file://", "memory://", *(f"{scheme}://" for scheme in BUCKETS))
 
 
 def open(
@@ -41,6 +47,7 @@ def open(
     retry: RetryPolicy | None = None,
     latency: str | None = None,
     faults: Iterable[Rule] | None = None,
+    cas: str | None = None,
     meter: RequestMeter | None = None,
     metrics: Metrics | None = None,
     disk_cache: str | os.PathLike[str] | None = None,
@@ -49,25 +56,43 @@ def open(
 ) -> Store:
     """Open the store at `url`.
 
-    `options` are the backend's own (see `S3Options`); `latency` names a profile that
-    delays every request; `faults` makes them fail by rule; `disk_cache` names a local
-    directory that keeps what was read of segments.
+    `options` are the backend's own (`S3Options`, `AzureOptions`, `GcsOptions`); `latency` names
+    a profile that delays every request; `faults` makes them fail by rule; `disk_cache` names a
+    local directory that keeps what was read of segments; `cas` is the URL of a register, for
+    stores without conditional writes (`reef.stores.two_phase`).
     """
+    url, cas = _without_cas(url, cas)
     store = _backend(url, runtime, options)
     if latency is not None:
         store = Latency(store, _profile(latency))
     if faults is not None:
         store = Faults(store, faults)
-    store = Meter(store, meter, metrics)
-    store = ReadBack(Retry(store, retry), retry)
+    store = Throttle(Meter(store, meter, metrics), wait_max_s=_patience_s(retry))
+    store = Retry(store, retry)
+    if cas is not None:
+        store = TwoPhase(store, open_register(cas, store.url), retry)
+    store = ReadBack(store, retry)
     return _cached(store, disk_cache, disk_cache_bytes, metrics)
+
+
+def _without_cas(url: str, cas: str | None) -> tuple[str, str | None]:
+    """Take the register out of a URL's query; it may stand behind a plain path, too."""
+    base, _, query = url.partition("?") if isinstance(url, str) else ("", "", "")
+    words = parse_qsl(query, keep_blank_values=True)
+    given = [value for name, value in words if name == "cas"]
+    if not given:
+        return url, cas
+    if cas is not None or len(given) > 1:
+        raise InvalidInputError("option 'cas' is given twice", kind=Kind.INVALID_OPTION)
+    rest = urlencode([(name, value) for name, value in words if name != "cas"])
+    return f"{base}?{rest}" if rest else base, given[0]
 
 
 def _backend(url: str, runtime: Runtime, options: dict[str, Any]) -> Store:
     scheme, rest, query = _split(url)
     options = _joined(url, query, options)
-    if scheme == "s3":
-        return _open_s3(url, rest, options, runtime)
+    if scheme in BUCKETS:
+        return _open_bucket(scheme, url, rest, options, runtime)
     if scheme == "memory":
         return open_memory(url, rest, runtime=runtime, page=_page(_only(scheme, options, "page")))
     if scheme == "file":
@@ -185,16 +210,14 @@ def _open_directory(url: str, path: str, runtime: Runtime) -> Store:
         ) from error
 
 
-def _open_s3(url: str, rest: str, options: dict[str, Any], runtime: Runtime) -> Store:
-    # Loaded on demand: a process that uses only directories starts no native threads.
-    from reef.stores.remote import S3Store
-    from reef.stores.s3_options import S3Options
-
+def _open_bucket(
+    scheme: str, url: str, rest: str, options: dict[str, Any], runtime: Runtime
+) -> Store:
     bucket, _, prefix = rest.partition("/")
     prefix = prefix.strip("/")
     if "@" in bucket:
         raise InvalidInputError(
-            f"the bucket of s3://…@{bucket.rsplit('@', 1)[1]} has credentials in front",
+            f"the bucket of {scheme}://…@{bucket.rsplit('@', 1)[1]} has credentials in front",
             kind=Kind.INVALID_URL,
             hint="Give them as options or in the environment",
         )
@@ -202,11 +225,33 @@ def _open_s3(url: str, rest: str, options: dict[str, Any], runtime: Runtime) -> 
         raise InvalidInputError(
             f"{_bare(url)!r} names no bucket",
             kind=Kind.INVALID_URL,
-            hint="Write s3://bucket/prefix",
+            hint=f"Write {scheme}://bucket/prefix",
         )
     if prefix:
         check_key(prefix)
+    return _bucket(scheme, bucket, prefix, options, runtime)
+
+
+def _bucket(
+    scheme: str, bucket: str, prefix: str, options: dict[str, Any], runtime: Runtime
+) -> Store:
+    """Loaded on demand: a process that uses only directories starts no native threads."""
+    if scheme == "az":
+        from reef.stores.azure_store import AzureOptions, AzureStore
+
+        return AzureStore(bucket, prefix, AzureOptions.from_words(options), runtime=runtime)
+    if scheme == "gs":
+        from reef.stores.gcs_store import GcsOptions, GcsStore
+
+        return GcsStore(bucket, prefix, GcsOptions.from_words(options), runtime=runtime)
+    from reef.stores.s3_store import S3Options, S3Store
+
     return S3Store(bucket, prefix, S3Options.from_words(options), runtime=runtime)
+
+
+def _patience_s(retry: RetryPolicy | None) -> float:
+    """Return how long a throttled request may wait for its turn: within the deadline of all."""
+    return min(WAIT_MAX_S, (retry or RetryPolicy()).deadline_s)
 
 
 def _profile(name: str) -> Any:

@@ -5,8 +5,6 @@ write a sign that the ground was moved from under it.
 """
 
 import errno
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from reef.errors import InvalidInputError, Kind, NotFoundError, ReefError, UnavailableError
 
@@ -26,31 +24,41 @@ class Doubt(OSError):
         self.cause = cause
 
 
-@contextmanager
-def read_errors(url: str, key: str) -> Iterator[None]:
+class read_errors:  # noqa: N801 - used like a function; a generator would cost each call more
     """Turn the errors of a read into Reef's own."""
-    try:
-        yield
-    except OSError as error:
+
+    __slots__ = ("_key", "_url")
+
+    def __init__(self, url: str, key: str) -> None:
+        self._url, self._key = url, key
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            raise self._told(error) from error
+
+    def _told(self, error: OSError) -> ReefError:
         if _number(error) in ABSENT:
-            raise NotFoundError(f"no object {key} in {url}", object=key) from error
-        raise _translate(error, url, key) from error
+            return NotFoundError(f"no object {self._key} in {self._url}", object=self._key)
+        return _translate(error, self._url, self._key)
 
 
-@contextmanager
-def write_errors(url: str, key: str) -> Iterator[None]:
+class write_errors(read_errors):  # noqa: N801 - as above
     """Turn the errors of a write into Reef's own."""
-    try:
-        yield
-    except OSError as error:
+
+    __slots__ = ()
+
+    def _told(self, error: OSError) -> ReefError:
         if _number(error) in CLASH:
-            raise InvalidInputError(
-                f"key {key} clashes with another object or directory in {url}",
+            return InvalidInputError(
+                f"key {self._key} clashes with another object or directory in {self._url}",
                 kind=Kind.INVALID_KEY,
                 hint="A directory cannot hold both an object and others below its name",
-                object=key,
-            ) from error
-        raise _translate(error, url, key) from error
+                object=self._key,
+            )
+        return _translate(error, self._url, self._key)
 
 
 def _translate(error: OSError, url: str, key: str) -> ReefError:

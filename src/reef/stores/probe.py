@@ -24,6 +24,7 @@ import msgspec
 
 from reef import paths
 from reef.errors import (
+    UNDECODABLE,
     CorruptionError,
     InvalidInputError,
     Kind,
@@ -36,15 +37,15 @@ from reef.runtime import Runtime
 from reef.stores.base import Outcome, Store, WriteResult
 from reef.stores.wrappers import Wrapper
 
-__all__ = ["Verdict", "agree_on_cas", "as_proved", "probe", "remembered"]
+__all__ = ["Verdict", "agree_on_cas", "as_proved", "check_cas", "probe", "remembered"]
 
 FORMAT = 1
 RACERS = 4
 ROUNDS = 5
 ROUNDS_MAX = 15
 TWO_PHASE_HINT = (
-    "Such a store needs two-phase compare-and-swap, the option cas=<register URL>, "
-    "which comes with a later release; use another store until then"
+    "Such a store needs two-phase compare-and-swap: open it with cas=<register URL>, "
+    "cas=sqlite:///reef.db for one"
 )
 
 
@@ -64,22 +65,35 @@ class _Racer:
     body: bytes
 
 
-def agree_on_cas(store: Store, cas: str = "native") -> Verdict:
+def agree_on_cas(store: Store, cas: str | None = None) -> Verdict:
     """Return the bucket's verdict, proving and remembering it on the first call ever.
 
-    Called on every open for writing: one GET when the bucket knows.
+    Called on every open for writing: one GET when the bucket knows. `cas` is the store's own
+    way, unless told otherwise.
     """
+    cas = store.cas if cas is None else cas
     known = remembered(store)
     if known is None:
         known = _remember(store, probe(store, cas))
+    _check_way(store, known, cas)
+    return known
+
+
+def check_cas(store: Store) -> None:
+    """Raise if the bucket is written in another way; what is not known yet is not proved here."""
+    known = remembered(store)
+    if known is not None:
+        _check_way(store, known, store.cas)
+
+
+def _check_way(store: Store, known: Verdict, cas: str) -> None:
     if known.cas != cas:
         raise InvalidInputError(
             f"{store.url} is written with compare-and-swap by {known.cas!r}, "
             f"this writer came with {cas!r}",
             kind=Kind.OTHER_CAS,
-            hint="All writers of a bucket must use the same way",
+            hint="All writers of a bucket must use the same way, and the same register",
         )
-    return known
 
 
 def as_proved(store: Store, verdict: Verdict) -> Store:
@@ -111,8 +125,9 @@ def remembered(store: Store) -> Verdict | None:
     return _decode(body)
 
 
-def probe(store: Store, cas: str = "native") -> Verdict:
+def probe(store: Store, cas: str | None = None) -> Verdict:
     """Race for exclusion now; leaves no object behind. Raises if create-only does not hold."""
+    cas = store.cas if cas is None else cas
     run = _Probe(store)
     try:
         run.check_create()
@@ -265,7 +280,7 @@ def _decode(body: bytes) -> Verdict:
     key = paths.cas_verdict()
     try:
         verdict = msgspec.json.decode(body, type=Verdict)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise CorruptionError(f"object {key} is not a verdict: {error}", object=key) from error
     if verdict.format > FORMAT:
         raise UnsupportedFormatError(

@@ -1,28 +1,23 @@
-"""Buckets over the network, through obstore; the only module that imports it.
+"""Buckets over the network, through obstore.
+
+`RemoteStore` is what S3, Azure and GCS have in common; each has a module of its own for what
+it does in its own way: how tags are told and sent back, what a listing costs, how objects are
+composed.
 
 The client's own retries are off: a retried conditional write that finds its own object
 would report a loss (H1). Retrying is the business of the wrappers. Only `upload` has a
 client that sends again: it alone cannot be repeated from outside, since its source is
 read once, and what it writes has a name of its own.
 
-obstore runs on a native thread pool that a forked child does not inherit: every call
-there would hang (H51). A child that notices a new process id loads a private copy of the
-native library, which has a pool of its own. See docs/adr/0003.
+A forked child cannot use its parent's clients (H51): they belong to the process and to the copy
+of the native library that they were made with (`remote_native`).
 """
 
-import importlib.machinery
-import importlib.util
-import os
-import shutil
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
-
-import obstore
-import obstore.store
+from typing import Any, ClassVar
 
 from reef import paths
 from reef.errors import InvalidInputError, Kind, NotFoundError, ReefError, UnavailableError
@@ -31,6 +26,7 @@ from reef.stores.base import (
     Capabilities,
     ObjectInfo,
     Outcome,
+    Part,
     Store,
     Tagged,
     WriteResult,
@@ -39,15 +35,15 @@ from reef.stores.base import (
     check_range,
     past_the_end,
 )
+from reef.stores.compose_plan import read_requests
 from reef.stores.listing import Listing, start_of
 from reef.stores.remote_errors import is_conflict, never_sent, translate
-from reef.stores.s3_options import S3Options
-from reef.stores.s3_uploads import Source, abort_stale_uploads
+from reef.stores.remote_native import NATIVE, Native, abandoned
+from reef.stores.remote_options import RemoteOptions
+from reef.stores.s3_uploads import Source
 
-__all__ = ["S3Store"]
+__all__ = ["RemoteStore"]
 
-LIST_PAGE = 1000
-DELETE_PAGE = 1000
 UPLOAD_RETRIES_MAX = 5
 UPLOAD_BACKOFF = {
     "init_backoff": timedelta(milliseconds=50),
@@ -68,32 +64,47 @@ class _Clients:
     process_id: int
 
 
-class S3Store(Store):
-    """A bucket of AWS S3, or of anything that speaks its protocol."""
+class RemoteStore(Store):
+    """A bucket of a service that obstore has a client for."""
+
+    client_class: ClassVar[str]
+    """obstore's name for the client."""
+    skips_in_listings: ClassVar[bool] = True
+    """Whether the service starts a listing where it is told to."""
 
     def __init__(
-        self, bucket: str, prefix: str, options: S3Options, *, runtime: Runtime = REAL
+        self,
+        bucket: str,
+        prefix: str,
+        options: RemoteOptions,
+        capabilities: Capabilities,
+        runtime: Runtime,
     ) -> None:
-        self.bucket, self.prefix, self.options = bucket, prefix, options
-        self.url = f"s3://{bucket}/{prefix}".rstrip("/")
+        self.bucket, self.prefix = bucket, prefix
+        self.url = f"{options.scheme}://{bucket}/{prefix}".rstrip("/")
         self.runtime = runtime
-        self.capabilities = Capabilities(
-            if_match=options.if_match != "none",
-            clock_resolution_s=1.0,
-            list_page=LIST_PAGE,
-            delete_page=DELETE_PAGE if options.bulk_delete else 1,
-            part_bytes=options.part_bytes,
-            abort_stale=importlib.util.find_spec("boto3") is not None,
-            now_requests=("put", "head"),
-            abort_stale_requests=("put", "head", "list"),
-        )
-        self._attributes = {"Storage-Class": options.storage_class} if options.storage_class else {}
+        self.capabilities = capabilities
+        self._remote = options
+        self._attributes: dict[str, str] = {}
         self._clients: _Clients | None = None
         self._setup = leaf_lock()
         self._connect()  # wrong options are told here, not at the first call
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.bucket, self.prefix, self.options, self.runtime)
+        return _reopen, (type(self), self.bucket, self.prefix, self._remote, self.runtime)
+
+    # --- each service's own way ---------------------------------------------------
+    def _tag(self, meta: Any) -> str | None:
+        """Return the tag that `replace` takes, out of what the client tells of an object."""
+        tag: str | None = meta["e_tag"]
+        return tag
+
+    def _condition(self, tag: str) -> Any:
+        """Return the client's word for "only if the object still has this tag"."""
+        return {"e_tag": tag}
+
+    def _deletes_in_bulk(self) -> bool:
+        return self.capabilities.delete_page > 1
 
     # --- read ---------------------------------------------------------------------
     def get_tagged(self, key: str) -> Tagged:
@@ -102,7 +113,7 @@ class S3Store(Store):
             meta, body = result.meta, bytes(result.bytes())
         if len(body) != meta["size"]:
             raise _short(key, len(body), meta["size"])
-        return Tagged(body, _info(meta).tag)
+        return Tagged(body, self._info(meta).tag)
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
         check_range(key, start, end)
@@ -118,13 +129,14 @@ class S3Store(Store):
 
     def head(self, key: str) -> ObjectInfo:
         with self._asking(key) as clients:
-            return _info(clients.native.head(clients.once, check_key(key)))
+            return self._info(clients.native.head(clients.once, check_key(key)))
 
     def list(self, prefix: str = "", start_after: str = "") -> Listing:
         check_prefix(prefix)
         folder = prefix[: prefix.rfind("/") + 1]
-        are_sorted = self.options.sorts_listings
-        offset = start_of(prefix, start_after) if are_sorted else None
+        are_sorted = self._remote.sorts_listings
+        skips = are_sorted and self.skips_in_listings
+        offset = start_of(prefix, start_after) if skips else None
         return Listing(
             lambda: self._list_pages(folder, offset), prefix, start_after, are_sorted=are_sorted
         )
@@ -132,10 +144,23 @@ class S3Store(Store):
     def _list_pages(self, folder: str, offset: str | None) -> Iterator[Sequence[ObjectInfo]]:
         with self._asking(folder) as clients:
             pages = clients.native.list(
-                clients.once, folder.rstrip("/") or None, offset=offset, chunk_size=LIST_PAGE
+                clients.once,
+                folder.rstrip("/") or None,
+                offset=offset,
+                chunk_size=self.capabilities.list_page,
             )
             for page in pages:
-                yield [_info(meta) for meta in page]
+                yield [self._info(meta) for meta in page]
+
+    def _info(self, meta: Any) -> ObjectInfo:
+        """A 204, or a portal's login page, comes without a tag; an object never does."""
+        if meta["e_tag"] is None:
+            raise UnavailableError(
+                f"object {meta['path']}: what answered is no object store, it sent no ETag",
+                object=meta["path"],
+            )
+        written_s = meta["last_modified"].timestamp()
+        return ObjectInfo(meta["path"], meta["size"], self._tag(meta), written_s)
 
     # --- write --------------------------------------------------------------------
     def put(self, key: str, body: bytes) -> str | None:
@@ -152,8 +177,8 @@ class S3Store(Store):
                 kind=Kind.UNSUPPORTED_BY_STORE,
                 object=key,
             )
-        sent = tag.strip('"') if self.options.if_match == "bare" else tag
-        return self._conditional(key, body, {"e_tag": sent}, Outcome.REPLACED, Outcome.CHANGED)
+        condition = self._condition(tag)
+        return self._conditional(key, body, condition, Outcome.REPLACED, Outcome.CHANGED)
 
     def _conditional(
         self, key: str, body: bytes, mode: Any, landed: Outcome, lost: Outcome
@@ -184,12 +209,11 @@ class S3Store(Store):
             mode=mode,
             use_multipart=False,  # a condition is judged at once, and by one request (H3)
         )
-        tag: str | None = result["e_tag"]
-        return tag
+        return self._tag(result)
 
     def upload(self, key: str, parts: Iterable[bytes]) -> int:
         """One PUT if it all fits a part, else a multipart upload of equal parts."""
-        source = Source(parts, self.options.part_bytes, self.runtime)
+        source = Source(parts, self._remote.part_bytes, self.runtime)
         try:
             with self._asking(key) as clients:
                 self._upload(clients, key, source)
@@ -208,9 +232,26 @@ class S3Store(Store):
             source.pieces(),
             attributes=self._attributes,
             use_multipart=True,
-            chunk_size=self.options.part_bytes,
-            max_concurrency=self.options.upload_concurrency,
+            chunk_size=self._remote.part_bytes,
+            max_concurrency=self._remote.upload_concurrency,
         )
+
+    def name_of(self, key: str) -> str:
+        """Return an object's whole name in its bucket."""
+        return f"{self.prefix}/{check_key(key)}" if self.prefix else check_key(key)
+
+    def signed_url(self, method: str, key: str, valid_s: float) -> str:
+        """Return a URL with which anybody may do this one thing for a while."""
+        with self._asking(key) as clients:
+            valid = timedelta(seconds=valid_s)
+            return str(clients.native.sign(clients.once, method, check_key(key), valid))
+
+    def compose_cost(self, parts: Sequence[Part]) -> Mapping[str, tuple[int, int]]:
+        """Of reading everything and uploading it, as a store does that composes nothing."""
+        reads, read_bytes = read_requests(parts)
+        size = read_bytes + sum(len(part) for part in parts if isinstance(part, bytes))
+        count = -(-size // self._remote.part_bytes)
+        return {"get": (reads, read_bytes), "put": (1 if count <= 1 else 2 + count, size)}
 
     def copy(self, source: str, target: str) -> None:
         with self._asking(source) as clients:
@@ -219,7 +260,7 @@ class S3Store(Store):
     def delete_many(self, keys: Sequence[str]) -> None:
         checked = [check_key(key) for key in keys]
         page = self.capabilities.delete_page
-        delete = self._delete_page if self.options.bulk_delete else self._delete_singly
+        delete = self._delete_page if self._deletes_in_bulk() else self._delete_singly
         self.runtime.gather(
             [lambda at=at: delete(checked[at : at + page]) for at in range(0, len(checked), page)]  # type: ignore[misc]
         )
@@ -239,13 +280,9 @@ class S3Store(Store):
 
     # --- housekeeping -------------------------------------------------------------
     def now(self) -> float:
-        """The date of an object written this moment; S3 has no other clock."""
+        """The date of an object written this moment; buckets have no other clock."""
         self.put(paths.clock(), self.runtime.ulid().encode())
         return self.head(paths.clock()).last_modified_s
-
-    def abort_stale(self, older_than_s: float) -> int:
-        before_s = self.now() - older_than_s
-        return abort_stale_uploads(self.url, self.bucket, self.prefix, self.options, before_s)
 
     # --- the client ---------------------------------------------------------------
     @contextmanager
@@ -260,38 +297,38 @@ class S3Store(Store):
             raise translate(error, self.url, key) from error
 
     def _connect(self) -> _Clients:
-        native = _native.for_process(REAL.process_id())
+        native = NATIVE.for_process(REAL.process_id())
         clients = self._clients
         if clients is None or clients.process_id != native.process_id:
             with self._setup:
                 clients = self._clients  # another thread may have been quicker
                 if clients is None or clients.process_id != native.process_id:
                     if clients is not None:
-                        _abandoned.append(clients)
+                        abandoned.append(clients)
                     clients = self._clients = self._new_clients(native)
         return clients
 
-    def _new_clients(self, native: "_Native") -> _Clients:
+    def _new_clients(self, native: Native) -> _Clients:
         again = {
             "max_retries": UPLOAD_RETRIES_MAX,
-            "retry_timeout": timedelta(seconds=self.options.timeout_s),
+            "retry_timeout": timedelta(seconds=self._remote.timeout_s),
             "backoff": UPLOAD_BACKOFF,
         }
         return _Clients(
-            self._new_client(native.store_class, {"max_retries": 0}),
-            self._new_client(native.store_class, again),
+            self._new_client(native.client(self.client_class), {"max_retries": 0}),
+            self._new_client(native.client(self.client_class), again),
             native.module,
             native.process_id,
         )
 
-    def _new_client(self, store_class: Any, retry_config: dict[str, Any]) -> Any:
+    def _new_client(self, client_class: Any, retry_config: dict[str, Any]) -> Any:
         try:
-            return store_class(
+            return client_class(
                 self.bucket,
                 prefix=self.prefix or None,
-                client_options=self.options.client_config(),
+                client_options=self._remote.client_config(),
                 retry_config=retry_config,
-                **self.options.store_config(),
+                **self._remote.store_config(),
             )
         except Exception as error:
             raise InvalidInputError(
@@ -299,61 +336,9 @@ class S3Store(Store):
             ) from error
 
 
-_abandoned: list[Any] = []
-"""Clients from before a fork: never used again, and never freed, since freeing would hang."""
-
-
-class _Native:
-    """The native library, in a copy whose threads belong to this process."""
-
-    def __init__(self) -> None:
-        self._lock = leaf_lock()
-        self.module: Any = obstore
-        self.store_class: Any = obstore.store.S3Store
-        self.process_id = -1
-
-    def for_process(self, process_id: int) -> "_Native":
-        if self.process_id != process_id:
-            with self._lock:
-                if self.process_id not in (-1, process_id):
-                    self.module = _load_private_copy()
-                    self.store_class = self.module._store.S3Store
-                self.process_id = process_id
-        return self
-
-
-def _load_private_copy() -> Any:
-    """The loader knows a library by its file: a copy of the file is another library."""
-    original = obstore._obstore.__file__
-    folder = tempfile.mkdtemp(prefix="reef-obstore-")
-    try:
-        path = shutil.copy(original, os.path.join(folder, os.path.basename(original)))
-        name = "reef_forked._obstore"
-        loader = importlib.machinery.ExtensionFileLoader(name, path)
-        spec = importlib.util.spec_from_file_location(name, path, loader=loader)
-        assert spec is not None
-        module = importlib.util.module_from_spec(spec)
-        loader.exec_module(module)
-        return module
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-_native = _Native()
-
-
-def _reopen(bucket: str, prefix: str, options: S3Options, runtime: Runtime) -> S3Store:
-    return S3Store(bucket, prefix, options, runtime=runtime)
-
-
-def _info(meta: Any) -> ObjectInfo:
-    """A 204, or a portal's login page, comes without a tag; an object never does."""
-    if meta["e_tag"] is None:
-        raise UnavailableError(
-            f"object {meta['path']}: what answered is not an S3 service, it sent no ETag",
-            object=meta["path"],
-        )
-    return ObjectInfo(meta["path"], meta["size"], meta["e_tag"], meta["last_modified"].timestamp())
+def _reopen(kind: Any, bucket: str, prefix: str, options: Any, runtime: Runtime) -> RemoteStore:
+    store: RemoteStore = kind(bucket, prefix, options, runtime=runtime)
+    return store
 
 
 def _short(key: str, found: int, expected: int) -> UnavailableError:

@@ -29,8 +29,14 @@ BARE_REDIRECT = re.compile(r"^\s*inner: BareRedirect,$", re.MULTILINE)
 BODY_CODE = re.compile(r'^\s*(?:body: )?"[^\n]*?<Code>(\w+)</Code>[^\n]*",$', re.MULTILINE)
 DELETE_CODE = re.compile(r'^\s*code: "(\w+)",$', re.MULTILINE)
 NOT_CONNECTED = re.compile(r"^\s*kind: Connect,$", re.MULTILINE)
+STARTS_PAST_THE_END = re.compile(r"^\s*source: StartTooLarge \{$", re.MULTILINE)
 TIMED_OUT = re.compile(r"^\s*kind: Timeout,$", re.MULTILINE)
 
+BUCKET_MISSING_CODES = {"NoSuchBucket", "ContainerNotFound"}
+CREDENTIALS = {
+    "s3://": "access_key_id, secret_access_key, region",
+    "az://": "account_name, account_key",
+}
 CONFLICTS = {"AlreadyExistsError", "PreconditionError", "NotModifiedError"}
 DENIALS = {"PermissionDeniedError", "UnauthenticatedError"}
 DENIED_CODES = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"}
@@ -74,7 +80,7 @@ def translate(error: Exception, url: str, key: str) -> ReefError:
 
 def explain(answer: Answer, url: str, key: str) -> ReefError | None:
     """Return the error for an answer that is final; None if it may go better next time."""
-    if answer.code == "NoSuchBucket":
+    if answer.code in BUCKET_MISSING_CODES:
         return InvalidInputError(
             f"the bucket of {url} does not exist",
             kind=Kind.BUCKET_MISSING,
@@ -118,7 +124,7 @@ def _denied(answer: Answer, url: str, key: str) -> InvalidInputError:
     return InvalidInputError(
         f"{url} refused these credentials for {key or 'a listing'} ({answer.said})",
         kind=Kind.ACCESS_DENIED,
-        hint="Check access_key_id, secret_access_key, region and the bucket's policy",
+        hint=f"Check {CREDENTIALS.get(url[:5], 'the credentials')} and the bucket's policy",
         object=key,
     )
 
@@ -154,12 +160,18 @@ def _answer(error: Exception) -> Answer:
     report = _report(error)
     status = STATUS.search(report)
     code = BODY_CODE.search(report) or DELETE_CODE.search(report)
-    bare = 301 if BARE_REDIRECT.search(report) else None  # the client keeps its number to itself
     return Answer(
-        int(status[1]) if status else bare,
+        int(status[1]) if status else _implied(report),
         code[1] if code else None,
         str(error).split("\n", 1)[0][:300],
     )
+
+
+def _implied(report: str) -> int | None:
+    """Return the status of an answer whose number the client keeps to itself."""
+    if STARTS_PAST_THE_END.search(report):
+        return 416  # said as 206 with nothing in it
+    return 301 if BARE_REDIRECT.search(report) else None
 
 
 def _report(error: Exception) -> str:

@@ -6,14 +6,12 @@ same work without a client, and the operations page shows it.
 """
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from contextvars import copy_context
 from itertools import chain
 from typing import Any
 
-from reef.errors import InvalidInputError, Kind, UnavailableError
 from reef.runtime import Pool, Runtime
-from reef.stores.remote_errors import Answer, explain
+from reef.stores.s3_client import s3_client, translated
 from reef.stores.s3_options import S3Options
 
 __all__ = ["Source", "abort_stale_uploads"]
@@ -79,9 +77,9 @@ def abort_stale_uploads(
     url: str, bucket: str, prefix: str, options: S3Options, before_s: float
 ) -> int:
     """End the uploads below `prefix` that began before a time by the store's clock."""
-    client = _client(options)
+    client = s3_client(options)
     try:
-        with _translated(url):
+        with translated(url):
             return _abort(client, bucket, f"{prefix}/" if prefix else "", before_s)
     finally:
         client.close()
@@ -103,70 +101,3 @@ def _abort_one(client: Any, bucket: str, upload: Any) -> bool:
     except client.exceptions.NoSuchUpload:
         return False  # it ended by itself, or by another's hand
     return True
-
-
-@contextmanager
-def _translated(url: str) -> Iterator[None]:
-    """Turn boto's errors into Reef's own, so that what is passing is tried again."""
-    from botocore.exceptions import (
-        BotoCoreError,
-        ClientError,
-        NoCredentialsError,
-        PartialCredentialsError,
-    )
-
-    try:
-        yield
-    except ClientError as error:
-        answer = _answer(error)
-        known = explain(answer, url, "")
-        kind = Kind.THROTTLED if answer.status in (429, 503) else Kind.UNAVAILABLE
-        raise known or UnavailableError(f"{url}: {answer.words}", kind=kind) from error
-    except (NoCredentialsError, PartialCredentialsError) as error:
-        raise explain(Answer(403, words=str(error)), url, "") or error from error
-    except BotoCoreError as error:  # all of these are about the way there and back
-        raise UnavailableError(
-            f"{url} cannot be reached: {error}",
-            hint="Check the endpoint, the network and the proxy",
-        ) from error
-
-
-def _answer(error: Any) -> Answer:
-    response = error.response
-    return Answer(
-        response.get("ResponseMetadata", {}).get("HTTPStatusCode"),
-        response.get("Error", {}).get("Code"),
-        str(error)[:300],
-    )
-
-
-def _client(options: S3Options) -> Any:
-    try:
-        import boto3
-        from botocore import UNSIGNED
-        from botocore.config import Config
-    except ImportError as error:
-        raise InvalidInputError(
-            "ending stale uploads needs boto3",
-            kind=Kind.UNSUPPORTED_BY_STORE,
-            hint="pip install 'reef[s3]', or give the bucket a lifecycle rule",
-        ) from error
-    style = "virtual" if options.virtual_hosted_style else "path"
-    proxies = {"http": options.proxy_url, "https": options.proxy_url} if options.proxy_url else None
-    return boto3.client(
-        "s3",
-        endpoint_url=options.endpoint,
-        region_name=options.region,
-        aws_access_key_id=options.access_key_id,
-        aws_secret_access_key=options.secret_access_key,
-        aws_session_token=options.session_token,
-        verify=False if options.allow_invalid_certificates else None,
-        config=Config(
-            connect_timeout=options.connect_timeout_s,
-            read_timeout=options.timeout_s,
-            retries={"total_max_attempts": 1},  # the wrapper tries again, and counts
-            signature_version=UNSIGNED if options.skip_signature else None,
-            s3={"addressing_style": style},
-            proxies=proxies,
-        ),
-    )

@@ -59,14 +59,15 @@ class Histogram:
         self.largest = 0.0
 
     def record(self, amount: float) -> None:
-        steps = int(amount / self._unit)
-        bucket = min(steps.bit_length(), BUCKETS - 1)
+        bucket = int(amount / self._unit).bit_length()
+        if bucket >= BUCKETS:
+            bucket = BUCKETS - 1
         with self._lock:
             self._buckets[bucket] += 1
             self.count += 1
             self.total += amount
-            self.smallest = min(self.smallest, amount)
-            self.largest = max(self.largest, amount)
+            self.smallest = amount if amount < self.smallest else self.smallest
+            self.largest = amount if amount > self.largest else self.largest
 
     def quantile(self, share: float) -> float:
         """Return an upper bound of the smallest amounts that make up `share` of all."""
@@ -100,13 +101,19 @@ class Metrics:
         self._lock = leaf_lock()
         self._by_name: dict[str, Counter | Gauge | Histogram] = {}
 
+    # What is there already is found without the lock: most calls are on hot paths.
     def counter(self, name: str) -> Counter:
-        return self._named(name, Counter)
+        found = self._by_name.get(name)
+        return found if type(found) is Counter else self._named(name, Counter, Counter)
 
     def gauge(self, name: str) -> Gauge:
-        return self._named(name, Gauge)
+        found = self._by_name.get(name)
+        return found if type(found) is Gauge else self._named(name, Gauge, Gauge)
 
     def histogram(self, name: str, unit: float = 1e-6) -> Histogram:
+        found = self._by_name.get(name)
+        if type(found) is Histogram:
+            return found
         return self._named(name, lambda: Histogram(unit), Histogram)
 
     def to_dict(self) -> dict[str, dict[str, float]]:
@@ -114,12 +121,11 @@ class Metrics:
             named = sorted(self._by_name.items())
         return {name: metric.to_dict() for name, metric in named}
 
-    def _named(self, name: str, make: Callable[[], M], kind: type[M] | None = None) -> M:
+    def _named(self, name: str, make: Callable[[], M], kind: type[M]) -> M:
         with self._lock:
             metric = self._by_name.get(name)
             if metric is None:
                 metric = self._by_name[name] = make()
-        wanted = kind or make
-        if type(metric) is not wanted:
+        if type(metric) is not kind:
             raise TypeError(f"metric {name} is a {type(metric).__name__}")
         return metric

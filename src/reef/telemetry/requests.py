@@ -67,17 +67,18 @@ class RequestMeter:
 
     def __init__(self) -> None:
         self._lock = leaf_lock()
-        self._tallies = dict.fromkeys(RequestKind, Tally())
+        self._counts = _no_counts()
 
     def count(self, kind: RequestKind, *, requests: int = 1, bytes: int = 0) -> None:
         with self._lock:
-            tally = self._tallies[kind]
-            self._tallies[kind] = Tally(tally.requests + requests, tally.bytes + bytes)
+            counts = self._counts[kind]
+            counts[0] += requests
+            counts[1] += bytes
         count_requests(requests)
 
     def tallies(self) -> dict[RequestKind, Tally]:
         with self._lock:
-            return dict(self._tallies)
+            return {kind: Tally(*counts) for kind, counts in self._counts.items()}
 
     def requests(self) -> dict[str, int]:
         """Return the kinds that were used, with their counts: handy in assertions."""
@@ -90,10 +91,15 @@ class RequestMeter:
 
     def reset(self) -> None:
         with self._lock:
-            self._tallies = dict.fromkeys(RequestKind, Tally())
+            self._counts = _no_counts()
 
     def to_dict(self) -> dict[str, dict[str, int]]:
         return {
             kind.value: {"requests": tally.requests, "bytes": tally.bytes}
             for kind, tally in self.tallies().items()
         }
+
+
+def _no_counts() -> dict[RequestKind, list[int]]:
+    """Return requests and bytes of each kind, to be counted up in place."""
+    return {kind: [0, 0] for kind in RequestKind}

@@ -252,11 +252,15 @@ def simulate(
     *,
     chaos: Chaos = CALM,
     steps_max: int = 1_000_000,
+    world: type[Simulation] = Simulation,
 ) -> int:
-    """Run a scenario once per seed; SimulationFailed at the first that goes wrong."""
+    """Run a scenario once per seed; SimulationFailed at the first that goes wrong.
+
+    `world` is what to simulate it in: a class of yours, where buckets or processes differ.
+    """
     count = 0
     for seed in seeds:
-        sim = Simulation(seed, chaos=chaos, steps_max=steps_max)
+        sim = world(seed, chaos=chaos, steps_max=steps_max)
         try:
             scenario(sim)
         except Exception as error:

@@ -15,6 +15,9 @@ from reef.jobs import fold
 from reef.telemetry import RequestMeter
 
 NAME = "events"
+PUT_CALLS, DIRECTORY_CALLS = 435, 65
+"""Of a put of one row, where the bucket is in memory; and what a directory adds."""
+GROUP_CALLS = 220
 
 
 @contextmanager
@@ -73,6 +76,19 @@ def test_100_000_rows_cost_no_work_per_row(db, meter, how):
         assert meter.requests() == {"put": 1}
         # Some slack for the garbage of others, which may be collected just then.
         assert for_large[0] < for_small[0] + 2000 < 100_000 / 10
+
+
+@pytest.mark.parametrize("where", ["memory", "directory"])
+def test_a_durable_put_has_little_work_of_its_own(where, tmp_path):
+    """Encoded, sent, applied and answered by its own caller, in so many calls."""
+    db = reef.open("memory://" if where == "memory" else str(tmp_path))
+    with db.writer("plain", background=False) as writer:
+        counts = []
+        for number in range(20):
+            with calls() as counted:
+                writer.put(b"k%d" % number, b"v" * 100)
+            counts.append(counted[0])
+    assert min(counts) <= (PUT_CALLS if where == "memory" else PUT_CALLS + DIRECTORY_CALLS)
 
 
 @pytest.mark.parametrize("plain", [True, False], ids=["bytes", "columns"])
@@ -138,6 +154,21 @@ def test_a_scan_has_little_work_per_row(db, meter):
         assert reader.scan_arrow().read_all().num_rows == 20_000
     assert meter.requests() == {}
     assert counted[0] < 20_000 / 4
+
+
+def test_a_cold_scan_has_little_work_per_group(meter):
+    """Read, checked, unpacked and put together: so many calls for each group of 64 KiB."""
+    db = reef.open("memory://", meter=meter)
+    rows = pa.table({"id": [f"k{n:07}" for n in range(40_000)], "value": [b"v" * 100] * 40_000})
+    with db.writer("plain") as writer:
+        writer.upsert(rows.cast(pa.schema([("id", pa.binary()), ("value", pa.binary())])))
+        fold(db, "plain")
+    reader = db.reader("plain", refresh_interval_ms=1e9)
+    groups = len(reader._segments.tail(reader._view().manifest.segments[0]).index)
+    assert groups > 50
+    with calls() as counted:
+        assert reader.scan_arrow().read_all().num_rows == 40_000
+    assert counted[0] < GROUP_CALLS * groups
 
 
 def test_columns_that_are_not_asked_for_are_not_read(db, meter):

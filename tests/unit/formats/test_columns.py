@@ -1,12 +1,13 @@
 """Column sets: every type there and back, and nothing trusted."""
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reef.errors import CorruptionError, InvalidInputError
-from reef.formats.columns import decode_columns, encode_columns
+from reef.formats.columns import ColumnSet, decode_columns, encode_columns
 from reef.formats.schema import arrow_type, type_name
 from tests.strategies import TYPES, arrays, same
 
@@ -82,3 +83,36 @@ def test_mutated_bytes_never_break_the_process(data):
             continue
         for array in columns.values():
             assert array.nbytes <= len(attempt) + 64
+
+
+@given(data=st.data())
+def test_a_slice_is_encoded_as_what_it_shows(data):
+    """Groups are slices of larger arrays: nothing of what lies around them is written."""
+    data_type = data.draw(st.sampled_from(TYPES))
+    array = data.draw(arrays(data_type, data.draw(st.integers(0, 9))))
+    start = data.draw(st.integers(0, len(array)))
+    part = array[start : data.draw(st.integers(start, len(array)))]
+    alone = pa.concat_arrays([part, part[:0]])  # which begins at zero
+    found = encode_columns(len(part), {1: part})
+    assert found == encode_columns(len(part), {1: alone})
+    assert same(decode_columns(found, {1: data_type}, "x")[1][1], part)
+
+
+@pytest.mark.parametrize("dtype", ["<i8", "<u4", "<u1"])
+def test_numbers_of_numpy_are_encoded_like_those_of_arrow(dtype):
+    """Also a slice of them, also none."""
+    numbers = np.arange(9, dtype=dtype)
+    for part in (numbers, numbers[2:5], numbers[:0]):
+        found = encode_columns(len(part), {1: part})
+        assert found == encode_columns(len(part), {1: pa.array(part)})
+        columns = ColumnSet(found, "x")
+        assert columns.numbers(1, np.dtype(dtype), pa.array(part).type).tolist() == part.tolist()
+
+
+def test_numbers_that_may_be_null_or_are_too_few_take_the_careful_way():
+    """What Arrow would say of such a column is said: the short way is for sound ones only."""
+    found = encode_columns(3, {1: pa.array([1, None, 3], pa.int64())})
+    assert np.isnan(ColumnSet(found, "x").numbers(1, np.dtype("<i8"), pa.int64())[1])
+    short = encode_columns(3, {1: np.arange(2, dtype="<i8")})
+    with pytest.raises(CorruptionError, match="16 bytes, 24 are needed"):
+        ColumnSet(short, "x").numbers(1, np.dtype("<i8"), pa.int64())

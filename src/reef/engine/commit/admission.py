@@ -10,10 +10,10 @@ If it waited for room here, nobody might be left to make some. So a write from a
 waits: where there is no room it is refused at once, and may be tried again from elsewhere.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from reef.config import WriterSettings
 from reef.engine.commit.flights import Pending, no_room, replayed_receipt
@@ -26,6 +26,7 @@ from reef.types import Receipt
 
 __all__ = ["Admission"]
 
+T = TypeVar("T")
 LOOK_S = 0.5
 """How often somebody looks whether a fold has made room."""
 
@@ -82,14 +83,13 @@ class Admission:
         """Whether this thread gives answers at this moment, and so runs a callback."""
         return self.runtime.thread_id() in self.answering_threads
 
-    @contextmanager
-    def answering(self) -> Iterator[None]:
-        """While this lasts, this thread runs callbacks: what they write must not wait."""
+    def answering(self, call: Callable[[], T]) -> T:
+        """While `call` lasts, this thread runs callbacks: what they write must not wait."""
         me = self.runtime.thread_id()
         outermost = me not in self.answering_threads
         try:
             self.answering_threads.add(me)
-            yield
+            return call()
         finally:
             if outermost:
                 self.answering_threads.discard(me)
@@ -97,7 +97,7 @@ class Admission:
     def _known(self, pending: Pending) -> "Future[Receipt] | None":
         """Return the answer to a key that is committed or on its way."""
         key, digest = pending.header.key, pending.header.digest
-        if key is None or digest is None:
+        if key is None or digest is None or pending.mark is not None:
             return None
         for other in self.books.unanswered():
             if other.header.key == key:

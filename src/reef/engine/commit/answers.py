@@ -9,7 +9,7 @@ such batches come first. To give them is always allowed, however many callbacks 
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from reef.engine.commit.flights import (
@@ -51,14 +51,16 @@ class Answers:
 
     def __contains__(self, future: "Future[Receipt]") -> bool:
         """Whether this one is decided, and waits to be given."""
-        return future in self._urgent or future in self._ready
+        return future in self._ready or future in self._urgent
 
     def settles(self, future: "Future[Receipt]") -> bool:
         """Whether this one is decided, told or not."""
-        return future.done() or future in self or self.is_claimed(future)
+        return future in self or future.done() or self.is_claimed(future)
 
     def is_claimed(self, future: "Future[Receipt]") -> bool:
         """Whether somebody sets this one at this moment: it can be waited for."""
+        if not self._claimed:
+            return False
         return any(pending.future is future for pending, _ in self._claimed.values())
 
     def not_given(self) -> list[Pending]:
@@ -93,6 +95,8 @@ class Answers:
         return [pending for pending in lost if not self._replays(pending, window, namespace)]
 
     def _replays(self, pending: Pending, window: DedupWindow, namespace: Namespace) -> bool:
+        if pending.mark is not None:
+            return False  # it was acknowledged already, on a local disk
         key, digest = pending.header.key, pending.header.digest
         try:
             known = window.find(key, digest) if key and digest else None
@@ -109,7 +113,8 @@ class Answers:
     ) -> Answer | None:
         """Return the next answer for `giver` to give, or that of one future, if there is one."""
         self.release(giver)
-        for waiting in self._queues(urgent_only=urgent_only and only is None):
+        alone = urgent_only and only is None
+        for waiting in (self._urgent,) if alone else (self._urgent, self._ready):
             future = next(iter(waiting), None) if only is None else only
             if future is not None and future in waiting:
                 self._claimed[giver] = waiting[future]  # first: an interrupt must not lose it
@@ -124,11 +129,6 @@ class Answers:
             self._urgent[pending.future] = claimed
             self._urgent.move_to_end(pending.future, last=False)
         self._claimed.pop(giver, None)
-
-    def _queues(self, *, urgent_only: bool) -> Iterator[Waiting]:
-        yield self._urgent
-        if not urgent_only:
-            yield self._ready
 
 
 def give(answer: Answer) -> None:

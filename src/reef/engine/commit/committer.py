@@ -20,20 +20,19 @@ Either way every waiter gets an answer (H26).
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from reef.config import WriterSettings
 from reef.engine.commit.admission import Admission
 from reef.engine.commit.answers import Answers
 from reef.engine.commit.flights import (
     Flight,
+    FlightMetrics,
     Pending,
     Role,
     State,
     broken,
     left_over,
-    note_in_flight,
-    note_launch,
     stopped,
 )
 from reef.engine.commit.group_queue import GroupQueue
@@ -56,6 +55,7 @@ from reef.types import Receipt
 
 __all__ = ["Committer"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -91,6 +91,7 @@ class Committer:
         )
         parallel, answering = self.settings.max_parallel_writes, self._door.answering_threads
         self._helpers = Helpers(parallel, self.runtime, self._changed, answering, self._next_work)
+        self._noted = FlightMetrics(self.metrics)
         self._telling = Telling(self._answers, self._changed, self._door, self._helpers)
         self._start_after_tail()
 
@@ -118,9 +119,8 @@ class Committer:
         try:
             while not until.done():
                 self._work(me, lambda: self._answers.settles(until))
-                if not is_told:
+                if not is_told or self._telling.tell(until):
                     break
-                self._telling.tell(until)
         except BaseException as error:
             self._hand_over(me, error)
             raise
@@ -215,10 +215,10 @@ class Committer:
         if waiting or self._answers:
             self.drive_in_background()
 
-    def _whole(self, step: Callable[[], T]) -> T:
+    def _whole(self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a step of the books; one that breaks off in the middle ends this writer."""
         try:
-            return step()
+            return step(*args, **kwargs)
         except BaseException as error:
             if not isinstance(error, UnavailableError):  # which changes nothing before it comes
                 self._finish(broken(self.namespace, error))
@@ -236,12 +236,15 @@ class Committer:
                     self._whole(self._run_resync)
                     continue
                 waiting = len(self._queue)
-                flight = self._whole(lambda: left_over(self._flights, me) or self._take(me))
+                flight = self._whole(self._left_over_or_new, me)
                 if flight is not None:
                     return flight
                 if len(self._queue) == waiting:  # otherwise one was refused: on to the next
                     self._changed.wait(self._queue.patience_s(len(self._flights)))
         return None
+
+    def _left_over_or_new(self, me: object) -> Flight | None:
+        return left_over(self._flights, me) or self._take(me)
 
     def _take(self, me: object) -> Flight | None:
         if self._state is not State.OPEN:
@@ -273,8 +276,8 @@ class Committer:
         self._flights.append(flight)
         self._ids_before.append(flight.header.write_id)
         self._next_lsn += 1
-        note_launch(self.metrics, flight)
-        note_in_flight(self.metrics, self._flights)
+        self._noted.note_launch(flight)
+        self._noted.note_in_flight(self._flights)
         return flight
 
     # --- sending ------------------------------------------------------------------
@@ -283,7 +286,7 @@ class Committer:
         with operation(self.metrics, "commit"):
             answer = self._sender.send(flight)
         with self._changed:
-            self._whole(lambda: self._take_answer(flight, answer))
+            self._whole(self._take_answer, flight, answer)
 
     def _take_answer(self, flight: Flight, answer: WriteResult) -> None:
         flight.answer = answer
@@ -319,8 +322,8 @@ class Committer:
             self._apply(flight)
             if self._flights:  # or it was the end
                 self._flights.popleft()
-        note_in_flight(self.metrics, self._flights)
-        self.metrics.gauge("commit.unfolded_bytes").set(self.tail.bytes)
+        self._noted.note_in_flight(self._flights)
+        self._noted.unfolded_bytes.set(self.tail.bytes)
 
     def _settle_independently(self) -> None:
         for flight in self._flights:
@@ -344,7 +347,7 @@ class Committer:
     def _acknowledge(self, flight: Flight) -> None:
         if not flight.acknowledged:
             flight.acknowledged = True
-            self.metrics.histogram("commit.seconds").record(flight.sent.elapsed_s())
+            self._noted.seconds.record(flight.sent.elapsed_s())
             self._answers.add_receipts(self.namespace, flight)
 
     # --- after a lost slot --------------------------------------------------------
@@ -389,7 +392,7 @@ class Committer:
             if not flight.acknowledged:
                 self._answers.add_unknown(self.namespace, flight, error)
         self._flights.clear()
-        note_in_flight(self.metrics, self._flights)
+        self._noted.note_in_flight(self._flights)
         for pending in self._queue.clear():
             self._answers.add(pending, error)
         self._changed.notify_all()

@@ -3,28 +3,28 @@
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from reef.errors import InternalError, OutcomeUnknownError, UnavailableError
-from reef.formats.batch import Ops
+from reef.formats.batch import AnyOps
 from reef.formats.manifest import DedupEntry
 from reef.formats.schema import Schema
 from reef.formats.wal_object import BatchHeader, WalHeader, WalKind, WalObject
 from reef.paths import Namespace
-from reef.runtime import Future, Runtime, Stopwatch
+from reef.runtime import Deadline, Future, Runtime, Stopwatch
 from reef.stores import WriteResult
 from reef.telemetry import Metrics
 from reef.types import Receipt
 
 __all__ = [
     "Flight",
+    "FlightMetrics",
     "Pending",
     "Role",
     "State",
     "broken",
     "left_over",
     "no_room",
-    "note_in_flight",
-    "note_launch",
     "receipt_of",
     "replayed_receipt",
     "stopped",
@@ -48,7 +48,7 @@ class State(StrEnum):
 class Pending:
     """A client's batch that is not answered yet."""
 
-    ops: Ops
+    ops: AnyOps
     record: bytes
     header: BatchHeader
     future: "Future[Receipt]"
@@ -61,6 +61,10 @@ class Pending:
     """Whether nobody waits for it: if it is refused, the next flush tells so."""
     in_callback: bool = False
     """Whether it was written from a callback, which may be waiting for it."""
+    mark: tuple[str, int] | None = None
+    """Its stream and its place there, by which it counts once: its key was looked up before."""
+    deadline: Deadline | None = None
+    """How long it is sent; None: as long as the writer's settings say."""
 
     def __post_init__(self) -> None:
         # What was handed over cannot be cancelled: it may be on its way already (H26).
@@ -71,8 +75,7 @@ class Pending:
         return len(self.record) + HEADER_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Role:
+class Role(NamedTuple):
     """Whose objects these are, and what they expect before them."""
 
     epoch: int
@@ -115,10 +118,11 @@ class Flight:
             created_at_ms=int(runtime.wall_s() * 1000),
             after=role.after,
             schema_id=batches[0].schema_id,
-            batches=tuple(pending.header for pending in batches),
+            batches=tuple([pending.header for pending in batches]),
             schema=role.schema,
+            marks=dict([pending.mark for pending in batches if pending.mark is not None]),
         )
-        body = WalObject.encode(header, tuple(pending.record for pending in batches))
+        body = WalObject.encode(header, tuple([pending.record for pending in batches]))
         return cls(header, body, batches, runtime.stopwatch(), sender)
 
 
@@ -131,18 +135,26 @@ def left_over(flights: Iterable[Flight], taker: object) -> Flight | None:
     return None
 
 
-def note_launch(metrics: Metrics, flight: Flight) -> None:
-    """Count what goes into one object."""
-    rows = sum(len(pending.ops) for pending in flight.batches)
-    metrics.histogram("commit.group_batches", unit=1.0).record(len(flight.batches))
-    metrics.histogram("commit.object_bytes", unit=1.0).record(len(flight.body))
-    metrics.histogram("commit.object_rows", unit=1.0).record(rows)
+class FlightMetrics:
+    """What goes into objects and is on its way. Looked up once: every commit notes all of it."""
 
+    def __init__(self, metrics: Metrics) -> None:
+        self.seconds = metrics.histogram("commit.seconds")
+        self._group_batches = metrics.histogram("commit.group_batches", unit=1.0)
+        self._object_bytes = metrics.histogram("commit.object_bytes", unit=1.0)
+        self._object_rows = metrics.histogram("commit.object_rows", unit=1.0)
+        self._in_flight = metrics.gauge("commit.in_flight")
+        self._in_flight_bytes = metrics.gauge("commit.in_flight_bytes")
+        self.unfolded_bytes = metrics.gauge("commit.unfolded_bytes")
 
-def note_in_flight(metrics: Metrics, flights: Collection[Flight]) -> None:
-    """Show how much is on its way."""
-    metrics.gauge("commit.in_flight").set(len(flights))
-    metrics.gauge("commit.in_flight_bytes").set(sum(len(flight.body) for flight in flights))
+    def note_launch(self, flight: Flight) -> None:
+        self._group_batches.record(len(flight.batches))
+        self._object_bytes.record(len(flight.body))
+        self._object_rows.record(sum([batch.ops for batch in flight.header.batches]))
+
+    def note_in_flight(self, flights: Collection[Flight]) -> None:
+        self._in_flight.set(len(flights))
+        self._in_flight_bytes.set(sum([len(flight.body) for flight in flights]))
 
 
 def receipt_of(namespace: Namespace, header: WalHeader, index: int) -> Receipt:

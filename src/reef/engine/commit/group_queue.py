@@ -59,6 +59,8 @@ class GroupQueue:
         if in_flight and not flushing and not self._is_due():
             return []
         group = [self._pop()]
+        if not self._waiting:
+            return group
         size = group[0].size
         while self._waiting and self._joins(self._waiting[0], group[0], size):
             size += self._waiting[0].size

@@ -34,6 +34,7 @@ from reef.formats.wal_object import WalHeader, WalKind, WalObject
 from reef.manifest.edits import raise_writer_epoch
 from reef.manifest.leases import Lease
 from reef.manifest.publish import Publisher
+from reef.manifest.streams import NO_STREAM, StreamClaim
 from reef.paths import Namespace
 from reef.runtime import Runtime
 from reef.stores import Outcome, Store, WriteResult
@@ -90,6 +91,7 @@ class WriterOpening:
         writer_id: str,
         max_parallel_writes: int,
         lease_ttl_s: float,
+        claim: StreamClaim = NO_STREAM,
     ) -> None:
         self._store = store
         self._namespace = namespace
@@ -100,6 +102,7 @@ class WriterOpening:
         self._writer_id = writer_id
         self._wanted = max_parallel_writes
         self._ttl_s = lease_ttl_s
+        self._claim = claim
         self._epoch = 0
         self._raised = ""
         """The write id of a manifest in which the epoch was ours."""
@@ -114,7 +117,7 @@ class WriterOpening:
     def fence_off(self) -> None:
         """Take the role without reading the log, which may be damaged: what a repair does.
 
-        From then on every slot below the fences is filled for good.
+        From then on every slot below the fences is filled for good, or given up.
         """
         self._passes_damage = True
         with self._leased(self._publisher.heads.find().manifest):
@@ -156,7 +159,7 @@ class WriterOpening:
     def _raise_epoch(self) -> Manifest:
         def edit(head: Manifest) -> Manifest:
             self._epoch = head.writer_epoch + 1
-            return raise_writer_epoch(head, self._wanted)
+            return self._claim.made(raise_writer_epoch(head, self._wanted), before=head)
 
         return self._publisher.publish(edit)
 
@@ -165,7 +168,8 @@ class WriterOpening:
         """Return the LSNs of M fences in a row, all ours."""
         start = max(manifest.wal_floor, manifest.wal_base)
         filled = [slot.lsn for slot in self._log.filled(start)]
-        lsn = start + len(contiguous(filled, start))
+        # A slot that was given up counts for nothing, and so would a fence in it.
+        lsn = start + len(contiguous([*filled, *manifest.skipped_lsns], start))
         run: list[int] = []
         losses = 0
         while len(run) < manifest.max_parallel_writes:

@@ -38,7 +38,7 @@ class Sender:
 
     def _put(self, flight: Flight) -> WriteResult:
         """The same bytes each time. A try that raises has written nothing; others may have."""
-        deadline = self.runtime.deadline(self.deadline_s)
+        deadline = flight.batches[0].deadline or self.runtime.deadline(self.deadline_s)
         while True:
             try:
                 answer = self.log.fill(flight.lsn, flight.body)
@@ -60,6 +60,7 @@ class Sender:
         except ReefError as error:
             return WriteResult(Outcome.UNKNOWN, cause=error)
         counted = {entry.write_id for entry in manifest.dedup}
-        if flight.lsn >= manifest.wal_floor or flight.header.write_id in counted:
+        marked = any(manifest.stream_marks.get(s, 0) >= n for s, n in flight.header.marks.items())
+        if flight.lsn >= manifest.wal_floor or flight.header.write_id in counted or marked:
             return WriteResult(Outcome.CREATED)
         return WriteResult(Outcome.UNKNOWN)

@@ -5,17 +5,19 @@ waits for an answer takes it, and if another has claimed it, waits for that futu
 is set before its callbacks run.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from reef.engine.commit.admission import Admission
-from reef.engine.commit.answers import Answer, Answers, give
+from reef.engine.commit.answers import Answers, give
 from reef.engine.commit.helpers import Helpers
 from reef.runtime import Condition, Future
 from reef.types import Receipt
 
 __all__ = ["Telling"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -31,47 +33,49 @@ class Telling:
         """How many answers this thread may give at this moment; under the lock."""
         return self.answers.count(urgent_only=self.helpers.leaves_callbacks_alone())
 
-    def tell(self, future: "Future[Receipt]") -> None:
-        """Return when one that is decided is set, by this thread or by another."""
+    def tell(self, future: "Future[Receipt]") -> bool:
+        """Return when one that is decided is set; whether it was this thread that did so."""
         me = object()
-        with self._giving(me):
-            answer = self._claim(me, future)
-            if answer is not None:
-                give(answer)
-        if answer is None:
+        is_mine = self._giving(me, lambda: self._give(me, future))
+        if not is_mine:
             self._await_giver(future)
+        return is_mine
 
     def tell_all(self) -> None:
         """Set all that are decided by now."""
         me = object()
         with self.changed:
             count = self.count()
-        with self._giving(me):
+
+        def give_all() -> None:
             for _ in range(count):  # not for as long as others come in
-                answer = self._claim(me)
-                if answer is None:
+                if not self._give(me):
                     break
-                give(answer)
+
+        self._giving(me, give_all)
 
     def leave_none(self) -> None:
         """Let somebody give what is decided; where a callback is running, its caller will."""
         if self.answers and not self.door.is_answering:
             self.helpers.ensure()
 
-    @contextmanager
-    def _giving(self, me: object) -> Iterator[None]:
+    def _giving(self, me: object, call: Callable[[], T]) -> T:
+        """Run what gives answers; if it is interrupted, what it has claimed is free again."""
         try:
-            with self.door.answering():
-                yield
+            return self.door.answering(call)
         finally:
             with self.changed:
                 self.answers.release(me)
                 self.changed.notify_all()
 
-    def _claim(self, me: object, only: "Future[Receipt] | None" = None) -> Answer | None:
+    def _give(self, me: object, only: "Future[Receipt] | None" = None) -> bool:
+        """Set one that is decided; False if there is none, or not this one."""
         with self.changed:
             urgent_only = self.helpers.leaves_callbacks_alone()
-            return self.answers.claim(me, only, urgent_only=urgent_only)
+            answer = self.answers.claim(me, only, urgent_only=urgent_only)
+        if answer is not None:
+            give(answer)
+        return answer is not None
 
     def _await_giver(self, future: "Future[Receipt]") -> None:
         """Wait if another thread is just setting this one."""

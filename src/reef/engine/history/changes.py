@@ -8,6 +8,7 @@ An object that is not there is either still to come or was collected. The floor 
 it every slot was filled once. What was collected is an error, never a gap in the stream.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -31,8 +32,9 @@ from reef.formats.manifest import Manifest
 from reef.formats.schema import Schema
 from reef.formats.wal_object import WalObject
 from reef.paths import Namespace
-from reef.runtime import Deadline, Runtime
+from reef.runtime import Runtime
 from reef.stores import Store
+from reef.stores.notify.base import Bell, pause
 
 __all__ = ["Changes", "LogFollower", "changes_arrow", "check_lsn", "check_reached"]
 
@@ -192,6 +194,8 @@ class Changes:
         follow: bool = False,
         timeout_s: float | None = None,
         check: Callable[[], None] = lambda: None,
+        bell: Bell | None = None,
+        calm_s: float = POLL_S,
     ) -> None:
         self.position = after_lsn
         """The last LSN of which everything was handed out: where to go on from."""
@@ -199,6 +203,8 @@ class Changes:
         self._runtime = runtime
         self.follow(follow, timeout_s)
         self._check = check
+        self._bell = bell
+        self._calm_s = calm_s
         self._steps: deque[Step] = deque()
         self._rows: Iterator[Change] = iter(())
         self._reading: int = after_lsn
@@ -264,16 +270,18 @@ class Changes:
         deadline = None
         if self._timeout_s is not None:
             deadline = self._runtime.deadline(self._timeout_s)
-        while not self._follower.probe():
+        while not self._probe():
             if deadline is not None and deadline.passed():
                 return []
-            self._runtime.sleep(POLL_S if deadline is None else _rest_s(deadline))
+            left_s = math.inf if deadline is None else deadline.remaining_s()
+            pause(self._runtime, self._bell, min(POLL_S, left_s), min(self._calm_s, left_s))
             self._check()
         return self._follower.more()
 
-
-def _rest_s(deadline: Deadline) -> float:
-    return min(POLL_S, deadline.remaining_s())
+    def _probe(self) -> bool:
+        if self._bell is not None:
+            self._bell.clear()  # what rings from here on is for the next look
+        return self._follower.probe()
 
 
 def changes_arrow(follower: LogFollower, upto_lsn: int) -> pa.RecordBatchReader:

@@ -14,6 +14,7 @@ from reef.errors import NotFoundError
 from reef.paths import Namespace
 from reef.runtime import Runtime
 from reef.stores import Store
+from reef.stores.notify.base import Bell, Notifier
 from reef.telemetry import Metrics
 
 __all__ = ["LooksBack"]
@@ -29,6 +30,7 @@ class LooksBack(ABC):
     _segments: SegmentStore
     _metrics: Metrics
     _runtime: Runtime
+    _notify: Notifier | None = None
 
     @property
     @abstractmethod
@@ -85,6 +87,8 @@ class LooksBack(ABC):
             follow=follow,
             timeout_s=timeout_s,
             check=self._check,
+            bell=self._new_bell() if follow else None,
+            calm_s=self._settings.refresh_interval_ms / 1000,
         )
 
     def changes_arrow(
@@ -104,6 +108,12 @@ class LooksBack(ABC):
                 lsn=upto_lsn,
             )
         return changes_arrow(self._follower(after_lsn), upto_lsn)
+
+    def _new_bell(self) -> Bell | None:
+        """Return a bell for this namespace's commits, where there is someone to ring it."""
+        if self._notify is None:
+            return None
+        return self._notify.bell(self._names.wal, self._names.manifests)
 
     def _follower(self, after_lsn: int) -> LogFollower:
         check_lsn(after_lsn, "after_lsn")

@@ -175,8 +175,7 @@ class History:
         )
         if found is None:
             raise NotFoundError(
-                f"{self._namespace.name} is not kept as far back as "
-                f"{datetime.fromtimestamp(until_ms / 1000).astimezone().isoformat()}",
+                f"{self._namespace.name} is not kept as far back as {_moment(until_ms)}",
                 kind=Kind.COLLECTED,
                 hint="Name a later time; a snapshot keeps one for longer",
             )
@@ -319,3 +318,11 @@ def _check_time(time: object) -> None:
             kind=Kind.INVALID_OPTION,
             hint="Say which it is, for instance datetime.now(UTC)",
         )
+
+
+def _moment(until_ms: int) -> str:
+    """Return a time as people write it, even one that no calendar of ours has."""
+    try:
+        return datetime.fromtimestamp(until_ms / 1000).astimezone().isoformat()
+    except (ValueError, OverflowError, OSError):
+        return f"{until_ms} ms after 1970"

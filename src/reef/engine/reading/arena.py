@@ -2,14 +2,17 @@
 
 Every batch is appended as one chunk, as it was decoded: no row is touched one by one. Many
 small chunks are joined now and then, each row at most a few times in its life, so that
-gathering rows from all over stays a few vector operations.
+gathering rows from all over stays a few vector operations. Rows that come one by one become a
+chunk only when somebody reads, or when there are many of them.
 """
 
 from bisect import bisect_right
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
+from reef.formats.batch import OneOp, OpKind
 from reef.formats.schema import Schema
 from reef.formats.versions import Versions, concat_versions
 
@@ -20,35 +23,44 @@ Numbers = npt.NDArray[np.int64]
 
 FAN = 32
 """This many neighbouring chunks of one size class become one."""
+FRESH_MAX = 256
+"""So many rows that came one by one become a chunk, read or not."""
+ONE_ROW_BYTES = 29
+"""What a row takes beside its key and its value."""
 
 
 class Arena:
-    """Appended to by one thread at a time, read by any number.
-
-    Chunks and their first row numbers are one pair, replaced as a whole when chunks are joined
-    and only ever longer otherwise, so that a reader needs no lock.
-    """
+    """Used by one thread at a time: it is for the memtable, which has a lock."""
 
     def __init__(self, schema: Schema, first_row: int = 0) -> None:
         self._schema = schema
         self._pair: tuple[list[Versions], list[int]] = ([], [])
+        self._fresh: list[tuple[OneOp, int, int]] = []
+        """Rows that came one by one, each with its LSN and sequence: the last ones of all."""
         self.next_row = first_row
         self.bytes = 0
 
     def append(self, rows: Versions) -> int:
         """Keep rows; return the number of the first one."""
-        first = self.next_row
-        chunks, starts = self._pair
-        chunks.append(rows)
-        starts.append(first)  # last: whoever sees the number finds the chunk
+        first = self._whole().next_row
         self.next_row += len(rows)
         self.bytes += rows_bytes(rows)
-        self._join_small_ones()
+        self._add_chunk(rows, first)
         return first
+
+    def append_one(self, op: OneOp, lsn: int, seq: int) -> int:
+        """Keep a single row; return its number."""
+        if len(self._fresh) >= FRESH_MAX:
+            self._whole()
+        self._fresh.append((op, lsn, seq))
+        self.bytes += ONE_ROW_BYTES + len(op.key) + len(op.value or b"")
+        row = self.next_row
+        self.next_row = row + 1
+        return row
 
     def locate(self, row: int) -> tuple[Versions, int]:
         """Return the chunk that has a row, and the row's place in it."""
-        chunks, starts = self._pair
+        chunks, starts = self._whole()._pair
         number = bisect_right(starts, row) - 1
         return chunks[number], row - starts[number]
 
@@ -78,7 +90,7 @@ class Arena:
         """Return an arena without the leading rows that lie below `floor`; numbers stay."""
         kept = Arena(schema, self.next_row)
         chunks, starts = kept._pair
-        for chunk, start in zip(*self._pair, strict=True):
+        for chunk, start in zip(*self._whole()._pair, strict=True):
             above = np.flatnonzero(chunk.lsns >= floor)
             if chunks or len(above):
                 first = 0 if chunks else int(above[0])
@@ -90,7 +102,7 @@ class Arena:
     def below_lsn(self, floor: int) -> set[int]:
         """Return the rows that lie below an LSN, though they stand behind others that do not."""
         found: set[int] = set()
-        for chunk, start in zip(*self._pair, strict=True):
+        for chunk, start in zip(*self._whole()._pair, strict=True):
             below = np.flatnonzero(chunk.lsns < floor)
             if len(below):
                 found.update((below + start).tolist())
@@ -98,14 +110,14 @@ class Arena:
 
     @property
     def first_row(self) -> int:
-        starts = self._pair[1]
+        starts = self._whole()._pair[1]
         return starts[0] if starts else self.next_row
 
     def _by_chunk(
         self, rows: Numbers
     ) -> tuple[npt.NDArray[np.intp], list[tuple[Versions, Numbers]]]:
         """Return an order of rows by chunk, and in that order each chunk's places."""
-        chunks, starts = self._pair[0], np.array(self._pair[1], np.int64)
+        chunks, starts = self._whole()._pair[0], np.array(self._pair[1], np.int64)
         numbers = np.searchsorted(starts, rows, side="right") - 1
         order = np.argsort(numbers, kind="stable")
         used, firsts = np.unique(numbers[order], return_index=True)
@@ -114,6 +126,19 @@ class Arena:
             (chunks[number], rows[order[bounds[i] : bounds[i + 1]]] - starts[number])
             for i, number in enumerate(used.tolist())
         ]
+
+    def _whole(self) -> "Arena":
+        """Make a chunk of the rows that came one by one, and return this arena."""
+        fresh, self._fresh = self._fresh, []
+        if fresh:
+            self._add_chunk(_chunk_of(fresh).under(self._schema), self.next_row - len(fresh))
+        return self
+
+    def _add_chunk(self, rows: Versions, first: int) -> None:
+        chunks, starts = self._pair
+        chunks.append(rows)
+        starts.append(first)
+        self._join_small_ones()
 
     def _join_small_ones(self) -> None:
         size = 1
@@ -124,6 +149,22 @@ class Arena:
             joined = concat_versions(chunks[-FAN:], self._schema)
             self._pair = ([*chunks[:-FAN], joined], starts[: -FAN + 1])
             size *= FAN
+
+
+def _chunk_of(fresh: list[tuple[OneOp, int, int]]) -> Versions:
+    ops, lsns, seqs = zip(*fresh, strict=True)
+    fields = {
+        number: pa.array([op.value if op.field == number else None for op in ops], pa.binary())
+        for number in {op.field for op in ops if op.value is not None}
+    }
+    kinds = [OpKind.DELETE if op.value is None else OpKind.PUT for op in ops]
+    return Versions(
+        pa.array([op.key for op in ops], pa.binary()),
+        np.array(lsns, np.int64),
+        np.array(seqs, np.uint32),
+        np.array(kinds, np.uint8),
+        fields,
+    )
 
 
 def rows_bytes(rows: Versions) -> int:

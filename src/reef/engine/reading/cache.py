@@ -5,7 +5,7 @@ kept (H9).
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from reef.runtime import leaf_lock
@@ -65,13 +65,16 @@ class ByteCache:
         return value
 
     def put(self, key: Hashable, value: object, size: int) -> None:
-        if size > self._bytes_max:
-            return
+        self.put_many([(key, value, size)])
+
+    def put_many(self, entries: Iterable[tuple[Hashable, object, int]]) -> None:
+        """Keep several values, each with its size, one after the other."""
         with self._lock:
-            if key in self._values:
-                return
-            self._values[key] = (value, size)
-            self.bytes += size
-            while self.bytes > self._bytes_max:
-                self.bytes -= self._values.popitem(last=False)[1][1]
+            for key, value, size in entries:
+                if size > self._bytes_max or key in self._values:
+                    continue
+                self._values[key] = (value, size)
+                self.bytes += size
+                while self.bytes > self._bytes_max:
+                    self.bytes -= self._values.popitem(last=False)[1][1]
         self._size.set(self.bytes)

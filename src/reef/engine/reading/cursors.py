@@ -6,7 +6,9 @@ add anything more. Cut every source there, and what was cut off can be merged an
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from reef.engine.reading.segments import SegmentStore
 from reef.formats.manifest import SegmentEntry
@@ -17,8 +19,10 @@ from reef.types import KeyRange
 __all__ = ["Cursor", "RowsCursor", "SegmentCursor", "merged"]
 
 
-AHEAD_MAX = 32
+GROUPS_AT_ONCE_MAX = 32
 """Groups that are read at once: about two megabytes."""
+EXPECTED_MAX = 4
+"""Reads that are told of before they are due, to whoever can use the time."""
 
 
 class Cursor(ABC):
@@ -91,26 +95,31 @@ class SegmentCursor(Cursor):
         index = tail.index
         first = bisect_left(index.last_keys, wanted.start)
         last = len(index) if wanted.end is None else bisect_left(index.first_keys, wanted.end)
-        self._left = [number for number in range(first, last) if number not in needless]
-        self._reverse = reverse
-        self._ahead = 1
+        left = [number for number in range(first, last) if number not in needless]
+        self._reads = deque(_reads(left, reverse))
+        self._expect()
 
     def _next(self) -> Versions | None:
-        numbers = self._take_numbers()
-        if not numbers:
+        if not self._reads:
             return None
+        numbers = self._reads.popleft()
+        self._expect()
         rows = self._segments.rows(self._entry, numbers, self._columns)
         rows = rows.under(self._schema).within(self._wanted)
         return rows.with_lsn(self._entry.visible_lsn) if self._entry.visible_lsn else rows
 
-    def _take_numbers(self) -> list[int]:
-        """Take the next groups: more and more at once, since whoever goes on reading will."""
-        count = min(self._ahead, len(self._left))
-        self._ahead = min(2 * self._ahead, AHEAD_MAX)
-        split = len(self._left) - count if self._reverse else count
-        first, last = self._left[:split], self._left[split:]
-        taken, self._left = (last, first) if self._reverse else (first, last)
-        return taken
+    def _expect(self) -> None:
+        for numbers in islice(self._reads, EXPECTED_MAX):
+            self._segments.expect(self._entry, numbers, self._columns)
+
+
+def _reads(numbers: list[int], reverse: bool) -> Iterator[list[int]]:
+    """Yield the groups of each read: more and more at once, since whoever goes on reading will."""
+    count, done = 1, 0
+    while done < len(numbers):
+        end = min(done + count, len(numbers))
+        yield numbers[len(numbers) - end : len(numbers) - done] if reverse else numbers[done:end]
+        count, done = min(2 * count, GROUPS_AT_ONCE_MAX), end
 
 
 def merged(cursors: list[Cursor], reverse: bool) -> Iterator[list[Versions]]:

@@ -5,7 +5,7 @@ fetched side by side, with one request for each segment. So a thousand cold keys
 round trips, not for a thousand.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -81,19 +81,34 @@ def _in_segment(
     within = keys[bisect_left(keys, entry.min_key) :]
     may = segments.tail(entry).filter.may_have_many(hash_keys(within))
     wanted = [within[place] for place in np.flatnonzero(may).tolist()]
-    groups = _groups_with(segments, entry, wanted)
+    spans = _groups_with(segments, entry, wanted)
     sought = pa.array(wanted, pa.binary())
     parts = [Versions.empty(schema)]
-    for group in segments.groups(entry, groups, columns):
-        mask = pc.is_in(group.rows.keys, value_set=sought)
+    groups = segments.groups(entry, list(spans), columns)
+    for group, span in zip(groups, spans.values(), strict=True):
+        # Only the keys of this group: Arrow makes a hash table of them each time.
+        mask = pc.is_in(group.rows.keys, value_set=sought[span])
         places = np.flatnonzero(mask.to_numpy(zero_copy_only=False)).astype(np.int64)
         parts.append(group.rows.take(places).under(schema))
     found = concat_versions(parts, schema)
     return found.with_lsn(entry.visible_lsn) if entry.visible_lsn else found
 
 
-def _groups_with(segments: SegmentStore, entry: SegmentEntry, keys: list[bytes]) -> list[int]:
-    """Return the groups whose bounds have room for one of the keys."""
+def _groups_with(
+    segments: SegmentStore, entry: SegmentEntry, keys: list[bytes]
+) -> dict[int, slice]:
+    """Return the groups whose bounds have room for some of the sorted keys, and for which."""
     index = segments.tail(entry).index
-    numbers = ((bisect_left(index.last_keys, key), key) for key in keys)
-    return sorted({n for n, key in numbers if n < len(index) and index.first_keys[n] <= key})
+    first_keys, last_keys, count = index.first_keys, index.last_keys, len(index)
+    found: dict[int, slice] = {}
+    place = 0
+    while place < len(keys):
+        number = bisect_left(last_keys, keys[place])
+        if number == count:
+            break
+        end = bisect_right(keys, last_keys[number], place)
+        start = bisect_left(keys, first_keys[number], place, end)
+        if start < end:
+            found[number] = slice(start, end)
+        place = end
+    return found

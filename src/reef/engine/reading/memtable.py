@@ -28,7 +28,7 @@ from reef.engine.reading.chains import NONE, Chains, Floors, go_down
 from reef.engine.reading.merge import newest_versions, sorted_places
 from reef.engine.reading.tombstones import RangeTombstones
 from reef.engine.rows.out import to_python
-from reef.formats.batch import OpKind, Ops
+from reef.formats.batch import AnyOps, OneOp, OpKind
 from reef.formats.manifest import SegmentEntry
 from reef.formats.schema import Schema
 from reef.formats.versions import RangeTombstone, Versions, split_ops
@@ -108,12 +108,16 @@ class Memtable:
         """About how many bytes it takes."""
         return self._arena.bytes + KEY_BYTES * len(self._index)
 
-    def apply(self, lsn: int, batches: Sequence[Ops]) -> None:
+    def apply(self, lsn: int, batches: Sequence[AnyOps]) -> None:
         """Take in one WAL object whole; sequences count over all its batches."""
         seq = 0
         with self._lock:
             for ops in batches:
-                rows, tombstones = split_ops(ops, lsn, seq)
+                if isinstance(ops, OneOp) and lsn >= self._newest_lsn:
+                    self._add_one(ops, lsn, seq)
+                    seq += 1
+                    continue
+                rows, tombstones = split_ops(ops.columns(), lsn, seq)
                 for tombstone in tombstones:
                     self.range_tombstones = self.range_tombstones.with_(tombstone)
                 if len(rows):
@@ -206,6 +210,12 @@ class Memtable:
             kept.last_lsn = max(self.last_lsn, floor - 1)
             kept._newest_lsn = self._newest_lsn
         return kept
+
+    def _add_one(self, op: OneOp, lsn: int, seq: int) -> None:
+        """Take in a whole row of one key, the newest there is: a look into a dict and no Arrow."""
+        if self._unindexed:
+            self._ready_index()
+        self._index[op.key] = self._arena.append_one(op, lsn, seq)
 
     def _add(self, rows: Versions, lsn: int) -> None:
         rows = rows.under(self.schema)

@@ -1,21 +1,17 @@
 """What a scan is asked for: which columns, and which rows.
 
-Knows which columns must be read, and which groups of a segment need not be, because no row in
-them can match.
+Knows which columns must be read; which groups need not be is for `skipping` to say.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from reef.engine.rows.out import arrow_schema, check_columns, known_columns, to_record_batch
 from reef.engine.where import Where, parse
 from reef.formats.schema import Schema
-from reef.formats.segment_index import SegmentIndex
 from reef.formats.versions import Versions
 
 __all__ = ["EVERYTHING", "Projection"]
@@ -54,10 +50,6 @@ class Projection:
 
     def arrow_schema(self, schema: Schema) -> pa.Schema:
         return arrow_schema(schema, self.columns)
-
-    def may_match(self, index: SegmentIndex, schema: Schema) -> npt.NDArray[np.bool_] | None:
-        """Return for each group of a segment whether a row in it can match; None: any can."""
-        return None if self.where is None else self.where.groups(index, schema)
 
 
 EVERYTHING = Projection()

@@ -10,6 +10,7 @@ compaction changes no row. Otherwise the rest of that moment is gone.
 
 from collections.abc import Callable, Iterator
 
+from reef.engine.reading.memtable import Moment
 from reef.engine.reading.view import Scan, View
 from reef.errors import Kind, NotFoundError
 from reef.formats.versions import Versions
@@ -23,7 +24,7 @@ Replan = Callable[[int, NotFoundError], View]
 
 def go_on_after_sweeps(scan: Scan, replan: Replan) -> Iterator[Versions]:
     """Yield what a scan yields; where an object was swept, the same rows from elsewhere."""
-    lsn = scan.moments[0].last_lsn
+    lsn, *staged = (moment.last_lsn for moment in scan.moments)
     while True:
         left = scan.wanted
         try:
@@ -34,7 +35,8 @@ def go_on_after_sweeps(scan: Scan, replan: Replan) -> Iterator[Versions]:
         except NotFoundError as error:
             view = replan(scan.manifest.generation, error)
             scan = view.scan(left, scan.now_ms, reverse=scan.reverse, projection=scan.projection)
-            if view.last_lsn < lsn or _is_newer(scan, lsn):
+            grew = any(map(_is_above, scan.moments[1:], staged))
+            if view.last_lsn < lsn or grew or _is_newer(scan, lsn):
                 raise _collected(lsn, error) from error
 
 
@@ -43,6 +45,11 @@ def _rest(wanted: KeyRange, last_key: bytes, reverse: bool) -> KeyRange:
     if reverse:
         return KeyRange(wanted.start, last_key)
     return KeyRange(last_key + b"\0", wanted.end)
+
+
+def _is_above(moment: Moment, lsn: int) -> bool:
+    """Whether what lies over a namespace has grown within a range."""
+    return bool((moment.rows.lsns > lsn).any()) or any(t.lsn > lsn for t in moment.range_tombstones)
 
 
 def _is_newer(scan: Scan, lsn: int) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from reef.formats.batch import Ops
+from reef.formats.batch import AnyOps
 from reef.formats.manifest import SegmentEntry
 from reef.runtime import leaf_lock
 
@@ -53,7 +53,9 @@ class RowCache:
             if self._bytes > self._bytes_max:
                 self._drop(list(islice(self.rows, len(self.rows) // 8 + 1)))
 
-    def applying(self, batches: Sequence[Ops] = (), segments: Sequence[SegmentEntry] = ()) -> None:
+    def applying(
+        self, batches: Sequence[AnyOps] = (), segments: Sequence[SegmentEntry] = ()
+    ) -> None:
         """Forget what is about to be written; of an ingest the keys are not known."""
         with self._lock:
             self.writes += 1
@@ -63,7 +65,7 @@ class RowCache:
                 if ops.end_keys is not None or len(ops) > WRITES_LOOKED_AT:
                     self._clear()
                 elif self.rows:
-                    self._drop(ops.keys.to_pylist())
+                    self._drop(ops.key_list())
 
     def applied(self) -> None:
         with self._lock:

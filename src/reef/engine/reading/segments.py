@@ -105,6 +105,11 @@ class SegmentStore:
         ]
         return keys.with_fields(concat_numbered(columns_of, types))
 
+    def expect(
+        self, entry: SegmentEntry, numbers: Sequence[int], columns: Iterable[int] | None = None
+    ) -> None:
+        """Be told that `rows` will be asked for soon, with these very arguments."""
+
     def _blocks(
         self,
         entry: SegmentEntry,
@@ -118,11 +123,13 @@ class SegmentStore:
         blocks += [(g, n) for n in columns for g in numbers if of_group(g, n) is not None]
         known = self._cache.peek_many([(entry.id, *block) for block in blocks])
         found = dict(zip(blocks, known, strict=True))
-        missing = sorted(block for block, value in found.items() if value is None)
+        missing = sorted([block for block, value in found.items() if value is None])
         if missing:
-            for block, value in zip(missing, self._fetch(entry, tail, missing), strict=True):
-                found[block] = value
-                self._cache.put((entry.id, *block), value, _bytes_of(value))
+            fetched = dict(zip(missing, self._fetch(entry, tail, missing), strict=True))
+            found |= fetched
+            self._cache.put_many(
+                [((entry.id, *block), value, _bytes_of(value)) for block, value in fetched.items()]
+            )
         return found
 
     def _fetch(

@@ -6,7 +6,6 @@ sees that moment to its end. Point reads go from the newest source to the oldest
 soon as nothing older can matter. Scans merge all sources group by group, in bounded memory.
 """
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +16,7 @@ from reef.engine.reading.memtable import Entry, Memtable, Moment, entry_at
 from reef.engine.reading.merge import drop_deleted, newest_versions
 from reef.engine.reading.projection import EVERYTHING, Projection
 from reef.engine.reading.segments import SegmentStore
+from reef.engine.reading.skipping import Skipping
 from reef.formats.batch import OpKind
 from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.versions import RangeTombstone, Versions
@@ -138,14 +138,15 @@ class Scan:
         for entry in overlapping:
             tombstones += range_tombstones_of(self.segments, entry)
         cursors: list[Cursor] = [RowsCursor(moment.rows) for moment in self.moments]
-        cursors += [self._cursor(entry, overlapping) for entry in overlapping]
+        skipping = self.skipping(overlapping)
+        cursors += [self._cursor(entry, skipping) for entry in overlapping]
         for piece in merged(cursors, self.reverse):
             rows = newest_versions(piece, self.manifest.schema, tombstones)
             rows = drop_deleted(rows, self.now_ms)
             if len(rows):
                 yield rows.take(np.arange(len(rows) - 1, -1, -1)) if self.reverse else rows
 
-    def _cursor(self, entry: SegmentEntry, overlapping: list[SegmentEntry]) -> SegmentCursor:
+    def _cursor(self, entry: SegmentEntry, skipping: Skipping) -> SegmentCursor:
         return SegmentCursor(
             self.segments,
             entry,
@@ -153,31 +154,16 @@ class Scan:
             reverse=self.reverse,
             schema=self.manifest.schema,
             columns=self.projection.numbers,
-            needless=self.needless(entry, overlapping),
+            needless=skipping.needless(entry),
         )
 
     def needless(self, entry: SegmentEntry, overlapping: list[SegmentEntry]) -> frozenset[int]:
-        """Return the groups in which no row can match, and which hide nothing either.
+        """Return the groups of a segment that may be left out."""
+        return self.skipping(overlapping).needless(entry)
 
-        A row that does not match may stand in front of an older one that would: such a group
-        is passed by only where no other source has keys between its first and its last.
-        """
-        tail = self.segments.tail(entry)
-        matching = self.projection.may_match(tail.index, tail.footer.schema)
-        if matching is None:
-            return frozenset()
-        # A segment without rows has range tombstones only, and nothing that could be hidden.
-        having = [e for e in overlapping if e is not entry and e.rows]
-        others = [KeyRange(e.min_key, e.max_key + b"\0") for e in having]
-        in_memory = sorted(key for m in self.moments for key in m.rows.keys.to_pylist())
-        bounds = zip(tail.index.first_keys, tail.index.last_keys, strict=True)
-        return frozenset(
-            number
-            for number, (low, high) in enumerate(bounds)
-            if not matching[number]
-            and not any(other.touches(low, high) for other in others)
-            and bisect_left(in_memory, low) == bisect_right(in_memory, high)
-        )
+    def skipping(self, overlapping: list[SegmentEntry]) -> Skipping:
+        """Return what may be left out of each segment."""
+        return Skipping(self.projection.where, self.segments, overlapping, self.moments)
 
     def overlapping(self) -> list[SegmentEntry]:
         """Return the segments that may have a part in it."""

@@ -1,6 +1,7 @@
 """Stores around stores: each adds one thing and passes the rest on.
 
-From the bucket outwards: latency, faults, recorder, meter, retry, read-back, disk cache. The
+From the bucket outwards: latency, faults, recorder, meter, throttle, retry, read-back, disk
+cache. The
 meter sits inside the retries, so that it counts what really goes over the wire; what the
 cache has on disk does not.
 """
@@ -14,6 +15,7 @@ from reef.stores.wrappers.pacing import Pace, Paced, PaceEnded
 from reef.stores.wrappers.readback import ReadBack
 from reef.stores.wrappers.recorder import Call, Recorder
 from reef.stores.wrappers.retry import Retry, RetryPolicy
+from reef.stores.wrappers.throttle import Throttle
 
 __all__ = [
     "PROFILES",
@@ -32,5 +34,6 @@ __all__ = [
     "Retry",
     "RetryPolicy",
     "Rule",
+    "Throttle",
     "Wrapper",
 ]

@@ -1,6 +1,6 @@
 """A store that passes every call on to the one inside it."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from reef.stores.base import (
     COALESCE_GAP_BYTES,
@@ -27,6 +27,10 @@ class Wrapper(Store):
         self.url = inner.url
         self.capabilities = inner.capabilities
         self.runtime = inner.runtime
+
+    @property
+    def cas(self) -> str:
+        return self.inner.cas
 
     def get_tagged(self, key: str) -> Tagged:
         return self.inner.get_tagged(key)
@@ -64,6 +68,9 @@ class Wrapper(Store):
     def _compose(self, key: str, parts: Sequence[Part]) -> int:
         """Override this one: the store inside can compose by itself."""
         return self.inner.compose(key, parts)
+
+    def compose_cost(self, parts: Sequence[Part]) -> Mapping[str, tuple[int, int]]:
+        return self.inner.compose_cost(parts)
 
     def forget(self, key: str, ranges: Iterable[tuple[int, int]]) -> None:
         """Neighbours too as one: that is how a wrapper asks for them."""

@@ -53,12 +53,29 @@ class Rule:
     skip: int = 0
     """How many matching calls go unharmed first."""
     chance: float = 1.0
+    above_per_s: float | None = None
+    """Strikes only what comes faster than this: a limit, as services put on a prefix."""
     stall_s: float = 1.0
     struck: int = field(default=0, init=False)
+    _tokens: float = field(default=0.0, init=False, repr=False)
+    _filled_s: float | None = field(default=None, init=False, repr=False)
 
     def matches(self, method: str, keys: Sequence[str]) -> bool:
         """Whether it is for this call; one of its keys is enough."""
         return fnmatchcase(method, self.method) and any(fnmatchcase(k, self.key) for k in keys)
+
+    def lets_through(self, now_s: float) -> bool:
+        """Whether a limit has room for one more; a second's worth is saved up."""
+        if self.above_per_s is None:
+            return False
+        full = max(1.0, self.above_per_s)
+        since_s = full if self._filled_s is None else now_s - self._filled_s
+        self._tokens = min(full, self._tokens + since_s * self.above_per_s)
+        self._filled_s = now_s
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True
 
 
 class Faults(Wrapper):
@@ -167,6 +184,8 @@ class Faults(Wrapper):
                     continue
                 if rule.skip > 0:
                     rule.skip -= 1
+                elif rule.lets_through(self.runtime.monotonic_s()):
+                    continue
                 elif rule.chance >= 1.0 or self.runtime.uniform(0.0, 1.0) < rule.chance:
                     rule.struck += 1
                     return rule

@@ -10,7 +10,6 @@ here.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 from reef.errors import UnavailableError
@@ -107,11 +106,9 @@ class Meter(Wrapper):
             self.inner.copy(source, target)
 
     def _compose(self, key: str, parts: Sequence[Part]) -> int:
-        """One request for each range, and one for what is new."""
-        copies = sum(not isinstance(part, bytes) for part in parts)
-        new_bytes = sum(len(part) for part in parts if isinstance(part, bytes))
-        self.meter.count(RequestKind.COPY, requests=copies)
-        self.meter.count(RequestKind.PUT, bytes=new_bytes)
+        """Only the store inside knows what it copies and what it reads and sends."""
+        for kind, (requests, size) in self.inner.compose_cost(parts).items():
+            self.meter.count(RequestKind(kind), requests=requests, bytes=size)
         with self._timed("compose"):
             return self.inner.compose(key, parts)
 
@@ -136,19 +133,29 @@ class Meter(Wrapper):
         for kind in kinds:
             self.meter.count(RequestKind(kind))
 
-    @contextmanager
-    def _request(self, kind: RequestKind, sent_bytes: int = 0) -> Iterator[None]:
+    def _request(self, kind: RequestKind, sent_bytes: int = 0) -> "_Timed":
         self.meter.count(kind, bytes=sent_bytes)
-        with self._timed(kind):
-            yield
+        return _Timed(self, kind)
 
-    @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        start_s = self.runtime.monotonic_s()
-        try:
-            yield
-        finally:
-            self.metrics.histogram(f"requests.{name}").record(self.runtime.monotonic_s() - start_s)
+    def _timed(self, name: str) -> "_Timed":
+        return _Timed(self, name)
+
+
+class _Timed:
+    """Records how long what runs inside took. A class and no generator: all requests pass here."""
+
+    __slots__ = ("_meter", "_name", "_start_s")
+
+    def __init__(self, meter: Meter, name: str) -> None:
+        self._meter, self._name = meter, name
+        self._start_s = meter.runtime.monotonic_s()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        took_s = self._meter.runtime.monotonic_s() - self._start_s
+        self._meter.metrics.histogram(f"requests.{self._name}").record(took_s)
 
 
 def _upload_requests(read: CountedParts, part_bytes: int | None) -> int:

@@ -8,23 +8,23 @@ may run more than once, after the loss of an executor or by speculation: it writ
 names each time, and only the results of the attempt that Spark counts come back (H39). What
 the others wrote is named by nobody, and swept.
 
-An error of Reef's comes back as itself. What another attempt may mend (a store that cannot be
-reached, or an error that is not Reef's) is left to Spark for as long as it tries again.
+A long log is folded with Spark's shuffle (`shuffle`), which brings the rows of a range of keys
+into one task, sorted.
 """
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.cloudpickle import dumps
 
-from reef.errors import InternalError, InvalidInputError, Kind, ReefError, UnavailableError
-from reef.spark.counts import Counts, counts_of
-from reef.spark.session import attempts_max, is_remote
-from reef.stores import Store
+from reef.errors import InvalidInputError, Kind
+from reef.jobs.fold_shuffle import Shuffle
+from reef.spark.counts import Counts
+from reef.spark.outcomes import Outcome, counted, guarded, stores_of
+from reef.spark.session import attempts_max, is_remote, larger_batches, parallelism
+from reef.spark.shuffle import NO_RANGE, run_shuffle
 from reef.telemetry import RequestKind, RequestMeter
 
 __all__ = ["SparkExecutor", "executor"]
@@ -37,15 +37,6 @@ SCHEMA = "place long, outcome binary"
 def executor(spark: Any) -> "SparkExecutor":
     """Return an executor for the jobs of `reef.jobs`, on the machines of a session."""
     return SparkExecutor(spark)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of a task: its result or its error, and what it asked of the bucket."""
-
-    result: Any = None
-    error: BaseException | None = None
-    counts: Counts | None = None
 
 
 class SparkExecutor:
@@ -65,6 +56,26 @@ class SparkExecutor:
         packed = [dumps((run, task)) for task in tasks]  # type: ignore[no-untyped-call]
         on_spark = _by_arrow if is_remote(self._spark) else _by_rdd
         outcomes = [pickle.loads(found) for found in on_spark(self._spark, packed, attempts)]
+        return self._results(outcomes)
+
+    def parallelism(self) -> int:
+        """Return how many tasks run at once."""
+        return parallelism(self._spark)
+
+    def shuffle(self, job: Shuffle) -> dict[int, Any]:
+        """Read rows, let Spark bring and sort them by ranges of keys, write each range."""
+        for task in job.tasks:
+            _check_shared(task)
+        if not job.tasks:
+            return {}
+        with larger_batches(self._spark):
+            found = run_shuffle(self._spark, job, attempts_max(self._spark))
+        found.sort(key=lambda outcome: outcome[0])
+        results = self._results([outcome for _, outcome in found])
+        places = [place for place, _ in found]
+        return {n: out for n, out in zip(places, results, strict=True) if n != NO_RANGE}
+
+    def _results(self, outcomes: Sequence[Outcome]) -> list[Any]:
         for outcome in outcomes:
             self._count(outcome.counts or {})
         for outcome in outcomes:
@@ -112,48 +123,14 @@ def _by_arrow(spark: Any, packed: list[bytes], attempts: int) -> list[bytes]:
 def _run(packed: bytes, attempts: int) -> bytes:
     """Run one task; in a Python process of some executor."""
     run, task = pickle.loads(packed)
-    try:
+    outcome = Outcome()
+    with guarded(attempts) as failed:
         outcome = Outcome(run(task))
-    except Exception as error:
-        if not _is_final(error) and _attempt() + 1 < attempts:
-            raise
-        outcome = Outcome(error=_sendable(error))
-    counts: Counts = {}
-    for store in _stores_of(task):
-        counts |= counts_of(store)
-    return pickle.dumps(Outcome(outcome.result, outcome.error, counts))
-
-
-def _is_final(error: Exception) -> bool:
-    """Whether another attempt would meet the same."""
-    return isinstance(error, ReefError) and not isinstance(error, UnavailableError)
-
-
-def _attempt() -> int:
-    context = TaskContext.get()
-    return 0 if context is None else context.attemptNumber()
-
-
-def _sendable(error: Exception) -> Exception:
-    """Return the error itself, or what is left of one that does not pickle."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return InternalError(f"{type(error).__name__} in a task: {error}")
-    return error
-
-
-def _stores_of(task: Any) -> list[Store]:
-    if isinstance(task, Store):
-        return [task]
-    if is_dataclass(task):
-        held = (getattr(task, field.name) for field in fields(task))
-        return [value for value in held if isinstance(value, Store)]
-    return []
+    return pickle.dumps(counted(Outcome(outcome.result, failed.error), task))
 
 
 def _check_shared(task: Any) -> None:
-    for store in _stores_of(task):
+    for store in stores_of(task):
         if not store.capabilities.shared:
             raise InvalidInputError(
                 f"{store.url} lives in the memory of one process, and Spark has many",

@@ -27,11 +27,12 @@ from reef.errors import InternalError
 from reef.jobs.ingest import BulkJob
 from reef.paths import Namespace
 from reef.runtime import Runtime
+from reef.spark.checks import Preflight, check_load, raise_if_bad
 from reef.spark.load_progress import LoadProgress, StagedSoFar, watch
 from reef.spark.options import Place
 from reef.spark.parts import PartPlan, StagedPart, first_error, stage_part
-from reef.spark.preflight import Preflight, check_load, raise_if_bad
 from reef.spark.ranges import by_ranges
+from reef.spark.session import larger_batches
 from reef.spark.sorting import SORT_BYTES
 from reef.spark.write_options import check_duplicates
 from reef.stores import Store
@@ -39,9 +40,6 @@ from reef.types import KeyRange, Receipt
 
 __all__ = ["BulkLoadReport", "bulk_load", "preflight"]
 
-BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
-BATCH_ROWS_WANTED = 65_536
-"""Spark's own 10,000 cost half of the speed on the way into Python."""
 Progress = Callable[[LoadProgress], object]
 
 
@@ -194,7 +192,7 @@ class _Load:
 
         watching = self._progress is not _nothing
         with (
-            _larger_batches(self._df.sparkSession),
+            larger_batches(self._df.sparkSession),
             watch(self._store, self._names, job.id, so_far if watching else None),
         ):
             looked_at = checks.rows is not None
@@ -266,17 +264,3 @@ def _to_message(part: StagedPart) -> pa.RecordBatch:
 def _from_message(message: bytes) -> StagedPart:
     part: StagedPart = pickle.loads(message)
     return part
-
-
-@contextmanager
-def _larger_batches(spark: Any) -> Iterator[None]:
-    """Let Spark hand over more rows at once, for as long as this takes."""
-    before = spark.conf.get(BATCH_ROWS, None)
-    spark.conf.set(BATCH_ROWS, str(BATCH_ROWS_WANTED))
-    try:
-        yield
-    finally:
-        if before is None:
-            spark.conf.unset(BATCH_ROWS)
-        else:
-            spark.conf.set(BATCH_ROWS, before)

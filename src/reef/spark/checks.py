@@ -17,7 +17,7 @@ from reef.engine.database import Database
 from reef.errors import InvalidInputError, Kind
 from reef.formats.batch import KEY_BYTES_MAX
 from reef.spark.options import Place
-from reef.spark.session import is_remote
+from reef.spark.session import parallelism
 from reef.spark.target import Target, find_target
 
 __all__ = ["Preflight", "check_load", "count_partitions", "raise_if_bad"]
@@ -76,7 +76,7 @@ def check_load(
         size = counted.rows * sample.nbytes // max(1, sample.num_rows)
     if partitions is None:
         wanted = segment_bytes or IngestSettings().segment_bytes
-        partitions = count_partitions(size, wanted, _parallelism(df.sparkSession))
+        partitions = count_partitions(size, wanted, parallelism(df.sparkSession))
     return target, Preflight(
         place.namespace.name,
         not target.exists,
@@ -164,17 +164,3 @@ def _try(target: Target, sample: pa.Table) -> list[str]:
     except InvalidInputError as error:
         return [] if error.kind is Kind.INVALID_KEY else [error.message]
     return []
-
-
-def _parallelism(spark: Any) -> int:
-    """Return how many tasks run at once; what a remote session cannot tell, a small job shows."""
-    if not is_remote(spark):
-        return max(1, int(spark.sparkContext.defaultParallelism))
-    return max(1, _range_partitions(spark))
-
-
-def _range_partitions(spark: Any) -> int:
-    from pyspark.sql import functions as fn
-
-    ranges = spark.range(PARTITIONS_MAX).select(fn.spark_partition_id().alias("id")).distinct()
-    return int(ranges.count())

@@ -1,0 +1,385 @@
+"""The front: batches become durable on the local disk, and the books of those are kept.
+
+    put       look up the key, wait for room, queue
+    sync      one thread takes all that is queued: one write, one sync; then the rows are shown
+              and the receipts given
+    upload    in the background (`uploader`); what is in the bucket leaves the books here
+
+Whoever waits for a batch also syncs; a helper does it for those who do not wait. If the disk
+fails, nobody knows what it has: the front ends, and every waiter is told (H26).
+
+Conditions and transactions go to the bucket. Meanwhile no batch is let in here, and before that
+all that was is uploaded: so what they see is all there is, and what comes later is later for
+everyone. Batches that had to wait for that come before the next one.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from reef.config import WriterSettings
+from reef.engine.commit.committer import Committer
+from reef.engine.commit.flights import replayed_receipt
+from reef.engine.local import words
+from reef.engine.local.backlog import Backlog, Item, Left
+from reef.engine.local.entries import LocalBatch, encode_entry
+from reef.engine.local.identity import LogIdentity
+from reef.engine.local.overlay import Overlay
+from reef.engine.local.receipts import LocalReceipt
+from reef.engine.reading.memtable import Memtable
+from reef.engine.tail import Watcher
+from reef.errors import InternalError, ReefError
+from reef.formats.batch import AnyOps
+from reef.locallog import LocalLog
+from reef.runtime import Condition, Deadline, Future, Runtime
+from reef.types import Receipt
+
+__all__ = ["LocalFront"]
+
+LINGER_S = 1.0
+"""How long a helper that has nothing to sync waits for more."""
+
+
+class LocalFront:
+    """What one writer has on its local disk, and not yet in the bucket."""
+
+    def __init__(
+        self,
+        log: LocalLog,
+        identity: LogIdentity,
+        committer: Committer,
+        settings: WriterSettings,
+        runtime: Runtime,
+        *,
+        uploaded: int,
+    ) -> None:
+        self.log = log
+        self.identity = identity
+        self.committer = committer
+        self.settings = settings
+        self.runtime = runtime
+        self.changed: Condition = runtime.condition()
+        self.backlog = Backlog(settings.local_backlog_bytes_max)
+        self.uploaded = uploaded
+        """Up to which index all is in the bucket."""
+        self.last_index = max(log.last_index, uploaded)
+        """The last one that is on the disk."""
+        self.end_error: ReefError | None = None
+        self.hurry = 0
+        """How many wait for the bucket: nothing is gathered meanwhile."""
+        self._overlay = Overlay(self._schema(), uploaded + 1)
+        self.poke: Callable[[], None] = lambda: None
+        """Wakes the uploader. It may be called under the lock."""
+        self._watcher: Watcher | None = None
+        self._syncing = False
+        self._has_helper = False
+        self._barriers = 0
+        self._held_back = 0
+        """Batches that wait for a barrier to go."""
+
+    # --- reading ------------------------------------------------------------------
+    def overlay(self) -> Memtable:
+        """Return what lies over the bucket. Take it before what it lies over."""
+        table = self._overlay.table
+        if table.schema.id != self._schema().id:
+            with self.changed:
+                self._overlay.follow(self._schema())
+                table = self._overlay.table
+        return table
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tell it of every batch that is shown from now on."""
+        self._watcher = watcher
+
+    def left(self) -> Left:
+        with self.changed:
+            return self.backlog.left()
+
+    # --- putting ------------------------------------------------------------------
+    def put(self, batch: LocalBatch, ops: AnyOps, *, wait: bool) -> Any:
+        """Return a receipt when a batch is on the disk, or a future of one."""
+        future: Future[Receipt] | None = None
+        if not wait:
+            future = self.runtime.future()
+            future.set_running_or_notify_cancel()  # it cannot be taken back (H26)
+        item = Item(batch, ops, self.runtime.stopwatch(), future)
+        known = self._admit(item)
+        if known is None and future is not None:
+            self._ensure_helper()
+            return future
+        receipt = self._drive(item) if known is None else self._repeated(known)
+        if future is None:
+            return receipt
+        future.set_result(receipt)
+        return future
+
+    def restore(self, item: Item) -> None:
+        """Take in a batch that is on the disk since an earlier life, and show it."""
+        with self.changed:
+            self._overlay.apply(item.index, item.ops, self._schema())
+            item.answer = self._receipt(item)
+            self.backlog.restore(item)
+
+    def _admit(self, item: Item) -> "Item | Receipt | None":
+        """Queue a batch; or return the one with the same key, or how that was committed."""
+        deadline = self.runtime.deadline(self.settings.write_deadline_s)
+        with self.changed:
+            while True:
+                self.check_open()
+                known = self.backlog.find(item) or self._committed(item)
+                if known is not None:
+                    return known
+                if not self._barriers and self.backlog.has_room(item.batch.size):
+                    self.backlog.add(item)
+                    return None
+                if deadline.passed():
+                    raise words.no_room(self.identity.namespace, self._why_not())
+                self._wait_at_the_door(deadline)
+
+    def _why_not(self) -> str:
+        if self._barriers:
+            return "conditions or transactions wait for the bucket"
+        return f"{self.backlog.bytes} bytes in {self.log.path} wait for the bucket"
+
+    def _wait_at_the_door(self, deadline: Deadline) -> None:
+        held_back = self._barriers > 0
+        self._held_back += held_back
+        try:
+            self.changed.wait(max(0.001, deadline.remaining_s()))
+        finally:
+            self._held_back -= held_back
+
+    def _committed(self, item: Item) -> Receipt | None:
+        header = item.batch.header
+        if header.key is None or header.digest is None:
+            return None
+        entry = self.committer.tail.dedup.find(header.key, header.digest)
+        return None if entry is None else replayed_receipt(self.identity.namespace, entry)
+
+    def _repeated(self, known: "Item | Receipt") -> Receipt:
+        """Answer a repeated key; a batch that is not on the disk yet is waited for."""
+        if isinstance(known, Receipt):
+            return known
+        first = self._drive(known)
+        with self.changed:
+            again = self._receipt(known, replayed=True)
+            if first.lsn is not None:
+                again.fill(first)
+        return again
+
+    # --- syncing ------------------------------------------------------------------
+    def _drive(self, item: Item) -> LocalReceipt:
+        """Sync until a batch is answered; raise if it was refused."""
+        try:
+            while (group := self._next_group(lambda: item.answer is not None)) is not None:
+                self._sync(group)
+        except BaseException:
+            self._ensure_helper()  # an interrupt gives up waiting, not the batch
+            raise
+        if isinstance(item.answer, LocalReceipt):
+            return item.answer
+        raise item.answer or InternalError("a batch without an answer")
+
+    def _next_group(self, is_enough: Callable[[], bool]) -> list[Item] | None:
+        with self.changed:
+            while not is_enough():
+                if self.backlog.arriving and not self._syncing:
+                    self._syncing = True
+                    return self.backlog.next_sync(self.settings.group_bytes_max)
+                self.changed.wait(None)
+        return None
+
+    def _sync(self, group: list[Item]) -> None:
+        """Write a group, show it, answer it. Only one thread does this at a time."""
+        watch = self.runtime.stopwatch()
+        rest: list[Item] = []
+        try:
+            self._write(group)
+            self.runtime.reach("local synced")
+            with self.changed:
+                self._show(group)
+                rest = self._free_disk()
+        except BaseException as error:
+            rest = self._break_off(group, error)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            for item in [*group, *rest]:
+                _tell(item)
+        self.committer.metrics.histogram("local.sync_seconds").record(watch.elapsed_s())
+
+    def _write(self, group: list[Item]) -> None:
+        epoch, now_ns = self.committer.opened.epoch, self.runtime.wall_ns()
+        entries = []
+        for place, item in enumerate(group, self.last_index + 1):
+            item.index = place
+            entries.append(encode_entry(place, epoch, item.batch, now_ns))
+        self.log.store_logs(entries)
+
+    def _show(self, group: list[Item]) -> None:
+        if self._watcher is not None:
+            self._watcher.applying([item.ops for item in group])
+        try:
+            for item in group:
+                self._overlay.apply(item.index, item.ops, self._schema())
+                item.answer = self._receipt(item)
+        finally:
+            if self._watcher is not None:
+                self._watcher.applied()
+        self.last_index = group[-1].index
+        was_empty = not self.backlog.waiting
+        self.backlog.synced(group)
+        if was_empty or self.backlog.bytes >= self.settings.upload_bytes:
+            self.poke()
+        self.committer.metrics.gauge("local.backlog_bytes").set(self.backlog.bytes)
+
+    def _break_off(self, group: list[Item], error: BaseException) -> list[Item]:
+        """The disk failed, or we were interrupted over it: it may have the group, or not."""
+        with self.changed:
+            for item in group:
+                item.answer = words.unknown(item.index, self.log.path, error, self._blank(item))
+            is_told = isinstance(error, ReefError)
+            broken = words.broken(self.identity.namespace, error)
+            self.end_error = self.end_error or (error if is_told else broken)  # type: ignore[assignment]
+            return self._free_disk()
+
+    def _free_disk(self) -> list[Item]:
+        """Let the next one sync; if this was the end, return whom to tell."""
+        self._syncing = False
+        self.changed.notify_all()
+        if self.end_error is None:
+            return []
+        rest = self.backlog.refuse_arriving()
+        for item in rest:
+            item.answer = item.answer or self.end_error
+        return rest
+
+    def _ensure_helper(self) -> None:
+        """Make sure that somebody syncs although nobody waits."""
+        with self.changed:
+            if self._has_helper or not self.backlog.arriving:
+                self.changed.notify_all()
+                return
+            self._has_helper = True
+        self.runtime.spawn(self._help, name="local-sync")
+
+    def _help(self) -> None:
+        while True:
+            with self.changed:
+                while not self.backlog.arriving or self._syncing:
+                    if not self.changed.wait(LINGER_S) and not self.backlog.arriving:
+                        self._has_helper = False
+                        return
+                self._syncing = True
+                group = self.backlog.next_sync(self.settings.group_bytes_max)
+            self._sync(group)
+
+    # --- waiting for the bucket ---------------------------------------------------
+    def drain(self, timeout_s: float | None = None) -> None:
+        """Return when everything that was handed over before is in the bucket."""
+        with self.changed:
+            last = self.backlog.arriving[-1] if self.backlog.arriving else None
+        if last is not None:
+            self._drive(last)
+        with self.changed:
+            index = self.last_index if last is None else last.index
+        self.await_upload(index, timeout_s)
+
+    def await_upload(self, index: int, timeout_s: float | None = None) -> None:
+        """Return when everything up to an index is in the bucket."""
+        seconds = self.settings.commit_deadline_s if timeout_s is None else timeout_s
+        deadline = self.runtime.deadline(seconds)
+        with self.changed:
+            self.hurry += 1
+            self.poke()
+            try:
+                while self.uploaded < index:
+                    self.check_open()
+                    if deadline.passed():
+                        left = self.backlog.left()
+                        raise words.late(self.identity.namespace, left, self.log.path, seconds)
+                    self.changed.wait(max(0.001, deadline.remaining_s()))
+            finally:
+                self.hurry -= 1
+
+    def hold_back(self) -> None:
+        """Let nothing in until `let_in`; return when all that was let in is in the bucket."""
+        deadline = self.runtime.deadline(self.settings.write_deadline_s)
+        with self.changed:
+            while self._held_back and not deadline.passed():
+                self.changed.wait(max(0.001, deadline.remaining_s()))
+            self._barriers += 1
+        try:
+            self.drain()
+        except BaseException:
+            self.let_in()
+            raise
+
+    def let_in(self) -> None:
+        """End a `hold_back`."""
+        with self.changed:
+            self._barriers -= 1
+            self.changed.notify_all()
+
+    @contextmanager
+    def held_back(self) -> Iterator[None]:
+        """Let nothing in while this lasts; when it begins, everything is in the bucket."""
+        self.hold_back()
+        try:
+            yield
+        finally:
+            self.let_in()
+
+    def note_uploaded(self, item: Item, receipt: Receipt) -> None:
+        """Note that the first of those that wait is in the bucket, and applied there."""
+        for given in item.receipts:
+            given.fill(receipt)
+        self.backlog.uploaded(item)
+        self.uploaded = item.index
+
+    def note_progress(self) -> None:
+        """Let go of what was uploaded, and wake those who wait for it; under the lock."""
+        self._overlay.drop_to(self.uploaded, is_last=not self.backlog.waiting)
+        self.committer.metrics.gauge("local.backlog_bytes").set(self.backlog.bytes)
+        self.changed.notify_all()
+
+    # --- the end ------------------------------------------------------------------
+    def check_open(self) -> None:
+        """Raise what ended this front, if something did."""
+        if self.end_error is not None:
+            raise self.end_error.with_traceback(None)
+
+    def end(self, error: ReefError) -> None:
+        """Take nothing more; what is not on the disk is refused."""
+        with self.changed:
+            self.end_error = self.end_error or error
+            self.changed.notify_all()
+            rest = [] if self._syncing else self._free_disk()  # or whoever syncs tells the rest
+        for item in rest:
+            _tell(item)
+        self.poke()
+
+    # --- inside -------------------------------------------------------------------
+    def _schema(self) -> Any:
+        return self.committer.tail.manifest.schema
+
+    def _blank(self, item: Item, *, replayed: bool = False) -> Receipt:
+        header, epoch = item.batch.header, self.committer.opened.epoch
+        name = self.identity.namespace
+        return Receipt(name, None, 0, epoch, "", header.ops, replayed, header.key)
+
+    def _receipt(self, item: Item, *, replayed: bool = False) -> LocalReceipt:
+        blank = self._blank(item, replayed=replayed)
+        receipt = LocalReceipt(blank, self.identity.stream, item.index, self.await_upload)
+        item.receipts.append(receipt)
+        return receipt
+
+
+def _tell(item: Item) -> None:
+    """Set the future of a batch for which nobody waits."""
+    if item.future is None or item.future.done() or item.answer is None:
+        return
+    if isinstance(item.answer, ReefError):
+        item.future.set_exception(item.answer)
+    else:
+        item.future.set_result(item.answer)

@@ -1,0 +1,280 @@
+"""A register in a DynamoDB table, through boto3.
+
+The table's partition key is the scope and its sort key the destination, so that a bucket's records
+are read in order, by consistent queries. It is made, billed by request, if it is not there. An
+insert is a put with the condition that there is no such item; the client's own retries may make
+that fail on our own item, which reading it shows.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    NoCredentialsError,
+    NoRegionError,
+    PartialCredentialsError,
+)
+
+from reef.errors import InvalidInputError, Kind, ReefError, UnavailableError
+from reef.runtime import REAL, leaf_lock
+from reef.stores.two_phase.record import Record
+from reef.stores.two_phase.register import PAGE, Register
+
+__all__ = ["DynamoOptions", "DynamoRegister"]
+
+IDENTITY = {"scope": {"S": "reef-register"}, "destination": {"S": "id"}}
+GETS_AT_ONCE = 100
+TIMEOUT_S = 30
+TAKEN = "ConditionalCheckFailedException"
+REFUSALS = (
+    "AccessDeniedException",
+    "UnrecognizedClientException",
+    "InvalidSignatureException",
+    "ValidationException",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DynamoOptions:
+    """Where the table is; whatever is not given comes from the usual `AWS_…` variables."""
+
+    region: str | None = None
+    endpoint: str | None = None
+    access_key_id: str | None = None
+    secret_access_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
+
+    def client(self) -> Any:
+        config = Config(
+            connect_timeout=TIMEOUT_S,
+            read_timeout=TIMEOUT_S,
+            retries={"mode": "standard", "total_max_attempts": 3},
+        )
+        return boto3.Session().client(
+            "dynamodb",
+            region_name=self.region,
+            endpoint_url=self.endpoint,
+            aws_access_key_id=self.access_key_id,
+            aws_secret_access_key=self.secret_access_key,
+            aws_session_token=self.session_token,
+            config=config,
+        )
+
+
+class DynamoRegister(Register):
+    """Records of one bucket in a table."""
+
+    def __init__(self, table: str, options: DynamoOptions, scope: str) -> None:
+        self.table, self.options, self.scope = table, options, scope
+        self._lock = leaf_lock()
+        self._client: Any = None
+        self._process_id = -1
+        self._name: str | None = None
+        self._made = False
+
+    @classmethod
+    def of(cls, table: str, words: dict[str, str], scope: str) -> "DynamoRegister":
+        """Return the register of a URL's parts."""
+        known = [one.name for one in fields(DynamoOptions)]
+        for name in words:
+            if name not in known:
+                raise InvalidInputError(
+                    f"a register of dynamodb:// has no option {name!r}",
+                    kind=Kind.INVALID_OPTION,
+                    hint=f"It takes: {', '.join([*known, 'scope'])}",
+                )
+        if not table or "/" in table or "@" in table:
+            raise InvalidInputError(
+                "option 'cas' names no table",
+                kind=Kind.INVALID_OPTION,
+                hint="Write dynamodb://table?region=eu-west-1",
+            )
+        return cls(table, DynamoOptions(**words), scope)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DynamoRegister, (self.table, self.options, self.scope)
+
+    @property
+    def name(self) -> str:
+        if self._name is None:
+            self._name = f"dynamodb-{self._identity()} for {self.scope}"
+        return self._name
+
+    def _identity(self) -> str:
+        with self._asking() as client:
+            found = client.get_item(TableName=self.table, Key=IDENTITY, ConsistentRead=True)
+        return str(found["Item"]["id"]["S"])
+
+    def _make(self, client: Any) -> None:
+        """Make the table and draw the id, if nobody has; several may do so at once."""
+        try:
+            client.describe_table(TableName=self.table)
+        except client.exceptions.ResourceNotFoundException:
+            keys = (("scope", "HASH"), ("destination", "RANGE"))
+            # Another process may make it at the same time.
+            with suppress(client.exceptions.ResourceInUseException):
+                client.create_table(
+                    TableName=self.table,
+                    KeySchema=[{"AttributeName": name, "KeyType": kind} for name, kind in keys],
+                    AttributeDefinitions=[
+                        {"AttributeName": name, "AttributeType": "S"} for name, _ in keys
+                    ],
+                    BillingMode="PAY_PER_REQUEST",
+                )
+        client.get_waiter("table_exists").wait(
+            TableName=self.table, WaiterConfig={"Delay": 1, "MaxAttempts": 60}
+        )
+        self._made = True
+        self._put({**IDENTITY, "id": {"S": REAL.ulid()}})
+
+    def insert(self, record: Record) -> bool:
+        item = {
+            **self._key(record.destination),
+            "source": {"S": record.source},
+            "checksum": {"S": record.checksum},
+            "committed": {"BOOL": False},
+        }
+        return self._put(item)
+
+    def _put(self, item: dict[str, Any]) -> bool:
+        with self._asking() as client:
+            return _holds(
+                lambda: client.put_item(
+                    TableName=self.table,
+                    Item=item,
+                    ConditionExpression="attribute_not_exists(destination)",
+                )
+            )
+
+    def read(self, destinations: Sequence[str]) -> list[Record]:
+        found: list[Record] = []
+        for at in range(0, len(destinations), GETS_AT_ONCE):
+            keys = [self._key(name) for name in dict.fromkeys(destinations[at : at + GETS_AT_ONCE])]
+            asked = {self.table: {"Keys": keys, "ConsistentRead": True}}
+            while asked:
+                with self._asking() as client:
+                    answer = client.batch_get_item(RequestItems=asked)
+                found += map(_record, answer["Responses"].get(self.table, []))
+                asked = answer.get("UnprocessedKeys") or {}
+        return found
+
+    def commit(self, record: Record) -> None:
+        with self._asking() as client:
+            _holds(
+                lambda: client.update_item(
+                    TableName=self.table,
+                    Key=self._key(record.destination),
+                    UpdateExpression="SET committed = :yes",
+                    **_if_source(record, {":yes": {"BOOL": True}}),
+                )
+            )
+
+    def delete(self, records: Sequence[Record]) -> None:
+        for record in records:
+            with self._asking() as client:
+                _holds(
+                    lambda record=record: client.delete_item(
+                        TableName=self.table,
+                        Key=self._key(record.destination),
+                        **_if_source(record, {}),
+                    )
+                )
+
+    def page(self, prefix: str, start_after: str, *, unfinished: bool) -> list[Record]:
+        """A page of the table may have none that is asked for: go on until there is one."""
+        start = self._key(max(start_after, prefix)) if start_after else None
+        found: list[Record] = []
+        while True:
+            with self._asking() as client:
+                answer = client.query(**self._query(prefix, start, unfinished=unfinished))
+            found += map(_record, answer["Items"])
+            start = answer.get("LastEvaluatedKey")
+            if found or start is None:
+                return found
+
+    def _query(
+        self, prefix: str, start: dict[str, Any] | None, *, unfinished: bool
+    ) -> dict[str, Any]:
+        values: dict[str, Any] = {":scope": {"S": self.scope}}
+        condition = "#scope = :scope"
+        if prefix:
+            values[":prefix"] = {"S": prefix}
+            condition += " AND begins_with(destination, :prefix)"
+        query: dict[str, Any] = {
+            "TableName": self.table,
+            "ConsistentRead": True,
+            "Limit": PAGE,
+            "KeyConditionExpression": condition,
+            "ExpressionAttributeNames": {"#scope": "scope"},
+            "ExpressionAttributeValues": values,
+        }
+        if unfinished:
+            values[":no"] = {"BOOL": False}
+            query["FilterExpression"] = "committed = :no"
+        return query | ({"ExclusiveStartKey": start} if start else {})
+
+    def _key(self, destination: str) -> dict[str, Any]:
+        return {"scope": {"S": self.scope}, "destination": {"S": destination}}
+
+    # --- the client ---------------------------------------------------------------
+    @contextmanager
+    def _asking(self) -> Iterator[Any]:
+        try:
+            client = self._connect()
+            if not self._made:
+                self._make(client)
+            yield client
+        except (BotoCoreError, ClientError) as error:
+            raise self._translated(error) from error
+
+    def _translated(self, error: Exception) -> ReefError:
+        code = getattr(error, "response", {}).get("Error", {}).get("Code", "")
+        missing = (NoCredentialsError, NoRegionError, PartialCredentialsError)
+        if code in REFUSALS or isinstance(error, missing):
+            return InvalidInputError(f"{self!r} refuses: {error}", kind=Kind.REFUSED_BY_STORE)
+        return UnavailableError(f"{self!r} cannot be used: {error}")
+
+    def _connect(self) -> Any:
+        process_id = REAL.process_id()
+        with self._lock:
+            if self._client is None or self._process_id != process_id:
+                self._client, self._process_id = self.options.client(), process_id
+            return self._client
+
+    def __repr__(self) -> str:
+        return f"<DynamoRegister {self.table}>"
+
+
+def _holds(call: Any) -> bool:
+    """Send a conditional request; False if the condition did not hold."""
+    try:
+        call()
+    except ClientError as error:
+        if error.response["Error"]["Code"] != TAKEN:
+            raise
+        return False
+    return True
+
+
+def _if_source(record: Record, values: dict[str, Any]) -> dict[str, Any]:
+    """The condition that the item is still this record."""
+    return {
+        "ConditionExpression": "#source = :source",
+        "ExpressionAttributeNames": {"#source": "source"},
+        "ExpressionAttributeValues": {":source": {"S": record.source}, **values},
+    }
+
+
+def _record(item: dict[str, Any]) -> Record:
+    return Record(
+        item["destination"]["S"],
+        item["source"]["S"],
+        item["checksum"]["S"],
+        committed=item["committed"]["BOOL"],
+    )

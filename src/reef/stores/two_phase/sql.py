@@ -1,0 +1,269 @@
+"""A register in PostgreSQL, MySQL or MariaDB, through SQLAlchemy.
+
+One table for all buckets, and one with the register's id. Every statement is its own transaction
+(autocommit), and is sent to the primary: a replica that lags would forget who won. Names compare
+by their bytes: in MySQL they are binary columns, since its usual collations take `A` for `a`.
+
+A pool of connections belongs to the process that opened it; a forked child has its own.
+"""
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+from sqlalchemy.dialects import mysql
+from sqlalchemy.engine import Connection, Dialect, Engine, make_url
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+from reef.errors import InvalidInputError, Kind, ReefError, UnavailableError
+from reef.runtime import REAL, leaf_lock
+from reef.stores.two_phase.record import Record
+from reef.stores.two_phase.register import PAGE, Register, end_of
+
+__all__ = ["SqlRegister"]
+
+NAME_BYTES_MAX = 1024
+SOURCE_BYTES_MAX = 1200
+CHECKSUM_CHARS = 32
+NAMES_AT_ONCE = 500
+POOL_SIZE = 8
+"""Connections of a process, each held for one statement; who finds none waits for one."""
+TIMEOUT_S = 30
+MAKES_MAX = 3
+DRIVERS = {
+    "postgresql": "postgresql+psycopg",
+    "postgres": "postgresql+psycopg",
+    "mysql": "mysql+pymysql",
+    "mariadb": "mariadb+pymysql",
+}
+REFUSALS = (
+    "authentication failed",
+    "no password supplied",
+    "does not exist",
+    "Unknown database",
+    "Access denied",
+    "permission denied",
+)
+"""Words of a server that will say the same tomorrow: a refused connection comes without a code."""
+CONNECT_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "psycopg": {
+        "connect_timeout": TIMEOUT_S,
+        "options": f"-c statement_timeout={TIMEOUT_S * 1000}",
+        "tcp_user_timeout": TIMEOUT_S * 1000,
+    },
+    "pymysql": {
+        "connect_timeout": TIMEOUT_S,
+        "read_timeout": TIMEOUT_S,
+        "write_timeout": TIMEOUT_S,
+    },
+}
+"""Nobody waits for ever for a register that went away."""
+
+
+class _Name(TypeDecorator[str]):
+    """Text that is equal only to itself, and sorts by its bytes."""
+
+    impl = sa.String
+    cache_ok = True
+
+    def __init__(self, bytes_max: int) -> None:
+        super().__init__(bytes_max)
+        self.bytes_max = bytes_max
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name in ("mysql", "mariadb"):
+            return dialect.type_descriptor(mysql.VARBINARY(self.bytes_max))
+        return dialect.type_descriptor(sa.Text(collation="C"))
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> Any:
+        binary = value is not None and dialect.name in ("mysql", "mariadb")
+        return value.encode() if binary and value is not None else value
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> str | None:
+        return value.decode() if isinstance(value, bytes) else value
+
+
+METADATA = sa.MetaData()
+RECORDS = sa.Table(
+    "reef_records",
+    METADATA,
+    sa.Column("scope", _Name(NAME_BYTES_MAX), primary_key=True),
+    sa.Column("destination", _Name(NAME_BYTES_MAX), primary_key=True),
+    sa.Column("source", _Name(SOURCE_BYTES_MAX), nullable=False),
+    sa.Column("checksum", sa.String(CHECKSUM_CHARS), nullable=False),
+    sa.Column("committed", sa.SmallInteger, nullable=False, index=True),
+)
+IDENTITY = sa.Table(
+    "reef_register",
+    METADATA,
+    sa.Column("one", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("id", sa.String(26), nullable=False),
+)
+_abandoned: list[Any] = []
+"""Pools from before a fork: their connections belong to the parent."""
+
+
+class SqlRegister(Register):
+    """Records of one bucket in a table."""
+
+    def __init__(self, url: str, scope: str) -> None:
+        self.scope = scope
+        self._url = url
+        self._lock = leaf_lock()
+        self._engine: Engine | None = None
+        self._process_id = -1
+        self._name: str | None = None
+        self._made = False
+        self._kind = self._connect().dialect.name  # a missing driver is told here
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SqlRegister, (self._url, self.scope)
+
+    @property
+    def name(self) -> str:
+        if self._name is None:
+            self._name = f"{self._kind}-{self._identity()} for {self.scope}"
+        return self._name
+
+    def _identity(self) -> str:
+        with self._asking() as connection:
+            return str(connection.execute(sa.select(IDENTITY.c.id)).scalar_one())
+
+    def _make(self, engine: Engine) -> None:
+        """Make the tables and draw the id, if nobody has; several may do so at once."""
+        for attempt in range(MAKES_MAX):
+            try:
+                METADATA.create_all(engine)
+                break
+            except (exc.IntegrityError, exc.ProgrammingError, exc.OperationalError):
+                if attempt + 1 == MAKES_MAX:
+                    raise
+        with suppress(exc.IntegrityError), engine.connect() as connection:
+            connection.execute(sa.insert(IDENTITY).values(one=1, id=REAL.ulid()))
+        self._made = True
+
+    def insert(self, record: Record) -> bool:
+        row = {
+            "scope": self.scope,
+            "destination": record.destination,
+            "source": record.source,
+            "checksum": record.checksum,
+            "committed": 0,
+        }
+        with self._asking() as connection:
+            try:
+                connection.execute(sa.insert(RECORDS).values(row))
+            except exc.IntegrityError:  # the primary key is taken
+                return False
+        return True
+
+    def read(self, destinations: Sequence[str]) -> list[Record]:
+        found: list[Record] = []
+        for at in range(0, len(destinations), NAMES_AT_ONCE):
+            some = list(destinations[at : at + NAMES_AT_ONCE])
+            found += self._select(self._mine().where(RECORDS.c.destination.in_(some)))
+        return found
+
+    def commit(self, record: Record) -> None:
+        update = sa.update(RECORDS).where(*self._is(record)).values(committed=1)
+        with self._asking() as connection:
+            connection.execute(update)
+
+    def delete(self, records: Sequence[Record]) -> None:
+        for record in records:
+            with self._asking() as connection:
+                connection.execute(sa.delete(RECORDS).where(*self._is(record)))
+
+    def page(self, prefix: str, start_after: str, *, unfinished: bool) -> list[Record]:
+        name = RECORDS.c.destination
+        asked = self._mine().where(name > start_after, name >= prefix, name < end_of(prefix))
+        if unfinished:
+            asked = asked.where(RECORDS.c.committed == 0)
+        return self._select(asked.order_by(name).limit(PAGE))
+
+    def _mine(self) -> sa.Select[Any]:
+        columns = RECORDS.c
+        asked = sa.select(columns.destination, columns.source, columns.checksum, columns.committed)
+        return asked.where(columns.scope == self.scope)
+
+    def _is(self, record: Record) -> tuple[sa.ColumnElement[bool], ...]:
+        return (
+            RECORDS.c.scope == self.scope,
+            RECORDS.c.destination == record.destination,
+            RECORDS.c.source == record.source,
+        )
+
+    def _select(self, asked: sa.Select[Any]) -> list[Record]:
+        with self._asking() as connection:
+            rows = connection.execute(asked).all()
+        return [Record(row[0], row[1], row[2], committed=bool(row[3])) for row in rows]
+
+    # --- the connections ----------------------------------------------------------
+    @contextmanager
+    def _asking(self) -> Iterator[Connection]:
+        """Yield a connection; turn the driver's errors into Reef's own, without any secret."""
+        try:
+            engine = self._connect()
+            if not self._made:
+                self._make(engine)
+            with engine.connect() as connection:
+                yield connection
+        except exc.SQLAlchemyError as error:
+            raise self._translated(error) from None
+
+    def _translated(self, error: exc.SQLAlchemyError) -> ReefError:
+        """What the database refuses for good is told apart from what may pass."""
+        original = getattr(error, "orig", None) or error
+        told = self._without_secrets(f"{type(original).__name__}: {original}".strip())
+        wrong = isinstance(error, exc.ProgrammingError | exc.DataError | exc.ArgumentError)
+        if wrong or any(words in told for words in REFUSALS):
+            return InvalidInputError(f"{self!r} refuses: {told}", kind=Kind.REFUSED_BY_STORE)
+        return UnavailableError(f"{self!r} cannot be used: {told}")
+
+    def _without_secrets(self, text: str) -> str:
+        password = make_url(self._url).password
+        return text.replace(str(password), "***") if password else text
+
+    def _connect(self) -> Engine:
+        process_id = REAL.process_id()
+        with self._lock:
+            if self._engine is None or self._process_id != process_id:
+                if self._engine is not None:
+                    _abandoned.append(self._engine)
+                self._engine, self._process_id = self._new_engine(), process_id
+                weakref.finalize(self, _close, self._engine, process_id)
+            return self._engine
+
+    def _new_engine(self) -> Engine:
+        try:
+            url = make_url(self._url)
+            driver = DRIVERS.get(url.drivername, url.drivername)
+            url = url.set(drivername=driver)
+            arguments = CONNECT_ARGUMENTS.get(driver.partition("+")[2], {})
+            given = {k: v for k, v in arguments.items() if k not in url.query}
+            return sa.create_engine(
+                url,
+                isolation_level="AUTOCOMMIT",
+                pool_size=POOL_SIZE,
+                max_overflow=0,
+                pool_pre_ping=True,
+                hide_parameters=True,
+                connect_args=given,
+            )
+        except (exc.SQLAlchemyError, ValueError, TypeError):
+            raise InvalidInputError(
+                "option 'cas' is not a URL that SQLAlchemy understands", kind=Kind.INVALID_OPTION
+            ) from None
+
+    def __repr__(self) -> str:
+        url = make_url(self._url)
+        return f"<SqlRegister {url.get_backend_name()} at {url.host}/{url.database}>"
+
+
+def _close(engine: Engine, process_id: int) -> None:
+    """Hang up, when nobody has the register any more; a forked child leaves that to its parent."""
+    if REAL.process_id() == process_id:
+        engine.dispose()

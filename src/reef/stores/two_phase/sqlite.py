@@ -1,0 +1,153 @@
+"""A register in a SQLite file: nothing to run, for processes that share a disk.
+
+Every statement is its own transaction, in the write-ahead mode with full syncs: what was answered
+survives a power failure. The file may be opened by any number of processes of one machine; a
+network file system is not good enough for SQLite's locks. A connection is used by one thread at a
+time, and never by a forked child: that one opens its own.
+"""
+
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from reef.errors import InvalidInputError, Kind, UnavailableError
+from reef.runtime import REAL, leaf_lock
+from reef.stores.two_phase.record import Record
+from reef.stores.two_phase.register import PAGE, Register, end_of
+
+__all__ = ["SqliteRegister"]
+
+BUSY_S = 30.0
+NAMES_AT_ONCE = 500
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS reef_records (
+    scope TEXT NOT NULL,
+    destination TEXT NOT NULL,
+    source TEXT NOT NULL,
+    committed INTEGER NOT NULL,
+    checksum TEXT NOT NULL,
+    PRIMARY KEY (scope, destination)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS reef_records_open ON reef_records (scope, destination)
+    WHERE committed = 0;
+CREATE TABLE IF NOT EXISTS reef_register (one INTEGER PRIMARY KEY CHECK (one = 1), id TEXT NOT NULL)
+"""
+COLUMNS = "destination, source, checksum, committed"
+_abandoned: list[Any] = []
+"""Connections from before a fork. Closing one would drop the locks of whoever has the file open."""
+
+
+class SqliteRegister(Register):
+    """Records of one bucket in a file."""
+
+    def __init__(self, path: str, scope: str) -> None:
+        self.path = os.path.abspath(path)
+        self.scope = scope
+        self._lock = leaf_lock()
+        self._connection: sqlite3.Connection | None = None
+        self._process_id = -1
+        self._name: str | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SqliteRegister, (self.path, self.scope)
+
+    @property
+    def name(self) -> str:
+        if self._name is None:
+            with self._connected() as connection:
+                ((number,),) = connection.execute("SELECT id FROM reef_register")
+            self._name = f"sqlite-{number} for {self.scope}"
+        return self._name
+
+    def insert(self, record: Record) -> bool:
+        row = (self.scope, record.destination, record.source, record.checksum)
+        words = f"INSERT OR IGNORE INTO reef_records (scope, {COLUMNS}) VALUES (?, ?, ?, ?, 0)"
+        with self._connected() as connection:
+            return connection.execute(words, row).rowcount == 1
+
+    def read(self, destinations: Sequence[str]) -> list[Record]:
+        found: list[Record] = []
+        for at in range(0, len(destinations), NAMES_AT_ONCE):
+            some = destinations[at : at + NAMES_AT_ONCE]
+            marks = ", ".join("?" * len(some))
+            found += self._select(f"destination IN ({marks})", some)
+        return found
+
+    def commit(self, record: Record) -> None:
+        words = (
+            "UPDATE reef_records SET committed = 1 "
+            "WHERE scope = ? AND destination = ? AND source = ? AND committed = 0"
+        )
+        with self._connected() as connection:
+            connection.execute(words, (self.scope, record.destination, record.source))
+
+    def delete(self, records: Sequence[Record]) -> None:
+        words = "DELETE FROM reef_records WHERE scope = ? AND destination = ? AND source = ?"
+        rows = [(self.scope, record.destination, record.source) for record in records]
+        with self._connected() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                connection.executemany(words, rows)
+                connection.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+                raise
+
+    def page(self, prefix: str, start_after: str, *, unfinished: bool) -> list[Record]:
+        which = "AND committed = 0 " if unfinished else ""
+        return self._select(
+            f"destination > ? AND destination >= ? AND destination < ? {which}"
+            f"ORDER BY destination LIMIT {PAGE}",
+            (start_after, prefix, end_of(prefix)),
+        )
+
+    def _select(self, where: str, values: Sequence[str]) -> list[Record]:
+        words = f"SELECT {COLUMNS} FROM reef_records WHERE scope = ? AND {where}"
+        with self._connected() as connection:
+            rows = connection.execute(words, (self.scope, *values)).fetchall()
+        return [Record(row[0], row[1], row[2], committed=bool(row[3])) for row in rows]
+
+    # --- the connection -----------------------------------------------------------
+    @contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            try:
+                yield self._open()
+            except sqlite3.Error as error:
+                raise UnavailableError(
+                    f"the register {self.path} cannot be used: {error}", register=self.path
+                ) from error
+
+    def _open(self) -> sqlite3.Connection:
+        process_id = REAL.process_id()
+        if self._connection is None or self._process_id != process_id:
+            if self._connection is not None:
+                _abandoned.append(self._connection)
+            self._connection, self._process_id = self._connect(), process_id
+        return self._connection
+
+    def _connect(self) -> sqlite3.Connection:
+        folder = os.path.dirname(self.path)
+        if not os.path.isdir(folder):
+            raise InvalidInputError(
+                f"the register {self.path} cannot be made: there is no directory {folder}",
+                kind=Kind.INVALID_OPTION,
+            )
+        connection = sqlite3.connect(
+            self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+        )
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            for words in SCHEMA.split(";\n"):
+                connection.execute(words)
+            connection.execute(
+                "INSERT OR IGNORE INTO reef_register (one, id) VALUES (1, ?)", (REAL.ulid(),)
+            )
+        except BaseException:
+            connection.close()
+            raise
+        return connection

@@ -1,0 +1,229 @@
+"""`TwoPhase`: a store that creates by a register, and does everything else by itself.
+
+`create` goes through five steps (protocol section 9, H23):
+
+    0  look at the destination: what is there exists, whether the register knows it or not
+    1  PUT the bytes at a source of their own
+    2  INSERT the record: this decides, and from here on the object is durable
+    3  COPY the source to the destination: from here on everybody sees it
+    4  set the record to committed
+    5  delete the source
+
+CREATED is answered only after step 3, so that whoever reads the bucket without the register sees
+everything that was acknowledged. Who loses the insert finishes the winner's record and answers
+EXISTS only then, for the same reason. An insert without an answer is settled by reading the
+record: its source tells whose it is. A death anywhere leaves either a source that nothing names,
+or a record that the next writer, helper or recovery finishes.
+
+A name is freed in an order that leaves no way back: the record is set to committed, then the
+source goes, then the object, then the record. Once the source is gone no copy of it can land, so
+that a helper that stood still cannot bring back what was deleted, or write over what came after.
+A committed record whose object is gone is what a death leaves there: the next `create` of the
+name takes it away.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from reef.errors import InvalidInputError, Kind, NotFoundError, ReefError, UnavailableError
+from reef.stores.base import ObjectInfo, Outcome, Part, Store, WriteResult, check_key
+from reef.stores.two_phase.finishing import Finish, Finisher, stuck_error
+from reef.stores.two_phase.record import Record, is_temporary, new_record
+from reef.stores.two_phase.register import Patient, Register
+from reef.stores.wrappers.base import Wrapper
+from reef.stores.wrappers.retry import Backoff, RetryPolicy
+
+__all__ = ["TwoPhase", "find_two_phase"]
+
+COPIES_MAX = 5
+"""How often a winner puts its source again, should somebody have removed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """What became of an insert."""
+
+    holder: Record | None
+    """Whose the destination is; None where nobody can say."""
+    doubt: Exception | None = None
+    """An insert of ours had no answer, and may land yet."""
+
+
+class TwoPhase(Wrapper):
+    """Stands on the retrying store, and below the read-back: unknown outcomes are sent again."""
+
+    def __init__(self, inner: Store, register: Register, policy: RetryPolicy | None = None) -> None:
+        super().__init__(inner)
+        self.policy = policy or RetryPolicy()
+        # If-Match would need a register of versions; the engine does without (ADR of leases).
+        self.capabilities = replace(inner.capabilities, create_only=True, if_match=False)
+        self.register = Patient(register, self.runtime, self.policy)
+        self.finisher = Finisher(inner, self.register)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TwoPhase, (self.inner, self.register.inner, self.policy)
+
+    @property
+    def cas(self) -> str:
+        return self.register.name
+
+    # --- create -------------------------------------------------------------------
+    def create(self, key: str, body: bytes) -> WriteResult:
+        self._check_name(key)
+        if self._is_there(key):
+            return WriteResult(Outcome.EXISTS)
+        record = new_record(self.runtime, key, body)
+        self.inner.put(record.source, body)
+        claim = self._claim(record)
+        if claim.holder is None:
+            return WriteResult(Outcome.UNKNOWN, cause=claim.doubt)
+        if claim.holder.source == record.source:
+            return self._complete(record, body)
+        return self._help(record, claim.holder, claim.doubt)
+
+    def _claim(self, record: Record) -> _Claim:
+        """Insert until it is clear whose the destination is.
+
+        The source stays where it is while there is doubt: an insert that lands late names it.
+        """
+        backoff = Backoff(self.runtime, self.policy)
+        doubt: Exception | None = None
+        while True:
+            try:
+                if self.register.insert(record):
+                    return _Claim(record)
+                holder = self.register.read_one(record.destination)
+                if holder is not None:
+                    if not self._freed(holder):
+                        return _Claim(holder, doubt)
+                    continue
+            except UnavailableError as error:
+                doubt = error
+            except ReefError:
+                if doubt is None:
+                    self._drop(record.source)
+                    raise
+                return _Claim(None, doubt)
+            if not backoff.wait():
+                return _Claim(None, doubt)
+
+    def _freed(self, holder: Record) -> bool:
+        """Whether the holder's object was deleted; takes its record away, if so."""
+        if not holder.committed or self._is_there(holder.destination):
+            return False
+        self.inner.delete(holder.source)
+        if self._is_there(holder.destination):  # a copy that was under way came first
+            return False
+        self.register.delete([holder])
+        return True
+
+    def _complete(self, record: Record, body: bytes) -> WriteResult:
+        """Steps 3 to 5, of the winner."""
+        try:
+            self._copy(record, body)
+        except ReefError as error:  # the record stands: whoever comes next copies
+            return WriteResult(Outcome.UNKNOWN, cause=error)
+        with suppress(ReefError):  # readable is enough; the rest is left to recovery
+            self.finisher.seal(record)
+        return WriteResult(Outcome.CREATED)
+
+    def _copy(self, record: Record, body: bytes) -> None:
+        for _ in range(COPIES_MAX):
+            try:
+                self.inner.copy(record.source, record.destination)
+            except NotFoundError:
+                if self.finisher.is_done(record) or self.finisher.is_right(record):
+                    return
+                self.inner.put(record.source, body)  # the bytes are still here
+            else:
+                return
+        raise UnavailableError(
+            f"the source {record.source} vanishes before it can be copied",
+            object=record.destination,
+        )
+
+    def _help(self, record: Record, holder: Record, doubt: Exception | None) -> WriteResult:
+        """Finish the winner's record: EXISTS is the answer when readers can see it."""
+        if doubt is None:
+            self._drop(record.source)
+        if not holder.committed:
+            try:
+                finish = self.finisher.finish(holder)
+            except UnavailableError as error:
+                if doubt is None:
+                    raise
+                return WriteResult(Outcome.UNKNOWN, cause=error)
+            if finish is Finish.STUCK:
+                raise stuck_error(holder)
+        return WriteResult(Outcome.EXISTS)
+
+    def _drop(self, source: str) -> None:
+        with suppress(UnavailableError):  # collected later
+            self.inner.delete(source)
+
+    def _is_there(self, key: str) -> bool:
+        try:
+            self.inner.head(key)
+        except NotFoundError:
+            return False
+        return True
+
+    def replace(self, key: str, body: bytes, tag: str) -> WriteResult:
+        raise InvalidInputError(
+            f"{self.url} with a register has create-only writes, and no If-Match",
+            kind=Kind.UNSUPPORTED_BY_STORE,
+            object=check_key(key),
+        )
+
+    # --- delete -------------------------------------------------------------------
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """Object first, record last; in between the name is taken, and empty."""
+        records = self.register.read([check_key(key) for key in keys]) if keys else []
+        for record in records:
+            if not record.committed:
+                self.register.commit(record)  # by decree: who is at it finds it done
+        if records:
+            self.inner.delete_many([record.source for record in records])
+        self.inner.delete_many(keys)
+        if records:
+            self.register.delete(records)
+
+    # --- names --------------------------------------------------------------------
+    def list(self, prefix: str = "", start_after: str = "") -> Iterator[ObjectInfo]:
+        return _without_temporary(self.inner.list(prefix, start_after))
+
+    def put(self, key: str, body: bytes) -> str | None:
+        return self.inner.put(self._check_name(key), body)
+
+    def upload(self, key: str, parts: Iterable[bytes]) -> int:
+        return self.inner.upload(self._check_name(key), parts)
+
+    def copy(self, source: str, target: str) -> None:
+        self.inner.copy(source, self._check_name(target))
+
+    def _compose(self, key: str, parts: Sequence[Part]) -> int:
+        return self.inner.compose(self._check_name(key), parts)
+
+    def _check_name(self, key: str) -> str:
+        if is_temporary(check_key(key)):
+            raise InvalidInputError(
+                f"key {key!r} is named like a temporary object of a two-phase write",
+                kind=Kind.INVALID_KEY,
+                object=key,
+            )
+        return key
+
+
+def _without_temporary(infos: Iterable[ObjectInfo]) -> Iterator[ObjectInfo]:
+    return (info for info in infos if not is_temporary(info.key))
+
+
+def find_two_phase(store: Store) -> TwoPhase | None:
+    """Return the two-phase store among the wrappers of a store, if there is one."""
+    while isinstance(store, Wrapper):
+        if isinstance(store, TwoPhase):
+            return store
+        store = store.inner
+    return None

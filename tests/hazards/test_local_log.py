@@ -1,0 +1,284 @@
+"""Hazards of the local log: disks that fail or forget, and damage that looks like a crash."""
+
+import errno
+import os
+import threading
+
+import pytest
+
+from reef.errors import ClosedError, CorruptionError, InvalidInputError, Kind, OutcomeUnknownError
+from reef.locallog import LocalLog, LogEntry
+from reef.locallog.vfs import OS_FILES
+from reef.testing.log_disk import LogDisk, crashes
+from tests.locallog.faulty import FaultyFiles, failing
+from tests.locallog.histories import append, judge, play
+
+TAIL = ".wal"
+META = "wal-meta.db.tmp"  # as it was named when it was created
+
+
+@pytest.fixture
+def files():
+    """Return a file system that fails when it is told to."""
+    return FaultyFiles()
+
+
+@pytest.fixture
+def log(tmp_path, files):
+    """Return a log of three entries, in segments of 4 KiB."""
+    with LocalLog(tmp_path, 4096, files=files) as log:
+        log.store_logs([LogEntry(n, data=b"kept") for n in (1, 2, 3)])
+        yield log
+
+
+# --- H7 -----------------------------------------------------------------------------
+
+
+def test_H7_order_of_system_calls(tmp_path, files):
+    """H7: whole file, sync, rename, directory; pages before metas; bytes before answers; names
+    before the first answer; a meta commit before files are made or deleted."""
+    with LocalLog(tmp_path, 4096, files=files) as log:
+        made = list(files.calls)
+        files.calls.clear()
+        log.store_log(LogEntry(1))
+        first = list(files.calls)
+        files.calls.clear()
+        log.store_log(LogEntry(2))
+        second = list(files.calls)
+        log.store_logs([LogEntry(n, data=bytes(50)) for n in range(3, 80)])
+        log.set(b"wait", b"for the rotation")
+        files.calls.clear()
+        log.delete_range(1, 79)
+        removed = list(files.calls)
+    renamed = made.index("rename wal-meta.db")
+    assert made[renamed - 1] == f"sync {META}"
+    assert made[renamed + 1] == "sync directory"
+    assert not any(call.startswith("create 0") for call in made[:renamed])
+    commit = [f"write {META}", f"sync {META}", f"write {META}", f"sync {META}"]
+    made_tail = made.index("create 00000000000000000001-0000000000000000.wal")
+    assert made[made_tail - 4 : made_tail] == commit
+    name = "00000000000000000001-0000000000000000.wal"
+    assert first == [f"write {name}", f"sync {name}", "sync directory"]
+    assert second == [f"write {name}", f"sync {name}"]
+    new = "00000000000000000080-0000000000000002.wal"
+    files_after = [call for call in removed if META not in call]
+    assert removed[-len(files_after) :] == files_after
+    assert files_after[:2] == [f"create {new}", f"preallocate {new}"]
+    assert files_after[-1] == "sync directory"
+    assert {call.split()[0] for call in files_after[2:-1]} == {"unlink"}
+
+
+class SyncedDirectories(type(OS_FILES)):
+    """Writes down which directories were synced."""
+
+    def __init__(self):
+        self.synced = []
+
+    def sync_directory(self, path):
+        self.synced.append(path)
+        super().sync_directory(path)
+
+
+def test_H7_new_directories_are_durable(tmp_path):
+    """H7: each directory that is made has its name synced; also if its maker died before."""
+    files = SyncedDirectories()
+    LocalLog(tmp_path / "a" / "b", files=files).close()
+    made = (tmp_path, tmp_path / "a", tmp_path / "a/b")
+    places = [files.synced.index(str(path)) for path in made]
+    assert places == sorted(places)
+    (tmp_path / "c").mkdir()
+    files.synced.clear()
+    LocalLog(tmp_path / "c", files=files).close()
+    assert files.synced[0] == str(tmp_path)
+    files.synced.clear()
+    LocalLog(tmp_path / "c", files=files).close()
+    assert files.synced == []
+
+
+def test_H7_a_reopened_tail_gets_its_name_synced(tmp_path, files):
+    """H7: the Go library forgets it for a tail that was made, not written, and reopened."""
+    LocalLog(tmp_path).close()
+    with LocalLog(tmp_path, files=files) as log:
+        files.calls.clear()
+        log.store_log(LogEntry(1))
+        assert files.calls[-1] == "sync directory"
+
+
+def test_H7_readers_never_see_short_bytes(tmp_path):
+    """H7: a reader beside the appender gets whole entries or none."""
+    wrong, done = [], threading.Event()
+    with LocalLog(tmp_path, 1 << 16) as log:
+        log.store_log(LogEntry(1, data=b"1" * 3000))
+
+        def read():
+            while not done.is_set():
+                last = log.last_index
+                if log.get_log(last).data != b"%d" % (last % 10) * 3000:
+                    wrong.append(last)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        for index in range(2, 400):
+            log.store_log(LogEntry(index, data=b"%d" % (index % 10) * 3000))
+        done.set()
+        reader.join()
+    assert wrong == []
+
+
+# --- H26 ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["write", "sync"])
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+def test_H26_a_failed_append_poisons_the_handle(log, files, tmp_path, call, error):
+    """H26: what was not acknowledged is never shown, nothing more is accepted, reads go on;
+    opening again finds out, and the log goes on."""
+    files.before = failing(call, TAIL, error)
+    with pytest.raises(OutcomeUnknownError, match="the disk failed") as caught:
+        log.store_log(LogEntry(4, data=b"lost or not"))
+    assert caught.value.kind == (Kind.DISK_FULL if error == errno.ENOSPC else Kind.NOT_DURABLE)
+    files.before = None
+    assert log.last_index == 3
+    assert [entry.data for entry in log.entries()] == [b"kept"] * 3
+    for change in (
+        lambda: log.store_log(LogEntry(4)),
+        lambda: log.delete_range(1, 1),
+        lambda: log.set(b"k", b"v"),
+    ):
+        with pytest.raises(ClosedError, match="failed before"):
+            change()
+    log.close()
+    with LocalLog(tmp_path) as again:
+        assert again.last_index == (3 if call == "write" else 4)
+        again.store_log(LogEntry(again.last_index + 1))
+
+
+@pytest.mark.parametrize("call", ["write", "sync"])
+@pytest.mark.parametrize("after", [0, 1])
+def test_H26_a_failed_meta_commit_poisons_the_handle(log, files, tmp_path, call, after):
+    """H26: the same for values and truncations, at every step of the commit."""
+    files.before = failing(call, META, after=after)
+    with pytest.raises(OutcomeUnknownError):
+        log.delete_range(1, 1)
+    files.before = None
+    with pytest.raises(ClosedError):
+        log.set(b"k", b"v")
+    log.close()
+    with LocalLog(tmp_path) as again:
+        assert again.first_index in (1, 2)
+        assert again.last_index == 3
+
+
+def test_H26_a_failed_rotation_is_told_to_the_next_append(log, files, tmp_path):
+    """H26: the append that filled the segment is durable, and stays acknowledged."""
+    files.before = failing("create", TAIL, errno.ENOSPC)
+    log.store_logs([LogEntry(n, data=bytes(100)) for n in range(4, 50)])
+    assert log.last_index == 49
+    with pytest.raises(ClosedError, match="No space left"):
+        log.store_log(LogEntry(50))
+    assert log.get_log(49).index == 49
+    log.close()
+    with LocalLog(tmp_path) as again:
+        again.store_log(LogEntry(50))
+
+
+def test_H26_an_interrupt_in_the_middle(log, files, tmp_path):
+    """H26: a Ctrl-C between write and sync leaves a handle that refuses, not one that lies."""
+
+    def interrupt(call, name):
+        if call == "sync":
+            raise KeyboardInterrupt
+
+    files.before = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        log.store_log(LogEntry(4))
+    files.before = None
+    assert log.last_index == 3
+    with pytest.raises(ClosedError):
+        log.store_log(LogEntry(4))
+
+
+def test_H26_a_refused_append_does_not_poison(log):
+    """H26: what never reached the disk leaves the handle as it was."""
+    with pytest.raises(InvalidInputError):
+        log.store_log(LogEntry(9))
+    with pytest.raises(InvalidInputError):
+        log.store_logs([LogEntry(4), LogEntry(5, term=-1)])
+    with pytest.raises(InvalidInputError):
+        log.set(b"", b"v")
+    log.store_log(LogEntry(4))
+
+
+def test_H26_waiters_wake(log, files):
+    """H26: an append that waits for another one's failure is told, and does not hang."""
+    entered, gate = threading.Event(), threading.Event()
+
+    def fail(call, name):
+        if call == "sync":
+            entered.set()
+            gate.wait(60)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    files.before = fail
+    told = []
+
+    def append_one(index):
+        try:
+            log.store_log(LogEntry(index))
+        except (OutcomeUnknownError, ClosedError) as error:
+            told.append(type(error).__name__)
+
+    first = threading.Thread(target=append_one, args=(4,))
+    first.start()
+    assert entered.wait(60)
+    second = threading.Thread(target=append_one, args=(4,))
+    second.start()
+    gate.set()
+    first.join(60)
+    second.join(60)
+    assert sorted(told) == ["ClosedError", "OutcomeUnknownError"]
+
+
+# --- H27 ----------------------------------------------------------------------------
+
+
+def test_H27_a_corrupt_length_in_a_sealed_segment_is_fatal(tmp_path):
+    """H27: neither skipped over nor cut short: the read fails, and names entry and segment."""
+    with LocalLog(tmp_path, 4096) as log:
+        log.store_logs([LogEntry(n, data=bytes(100)) for n in range(1, 60)])
+        log.store_log(LogEntry(60))
+    file = min(tmp_path.glob("*.wal"))
+    data = bytearray(file.read_bytes())
+    data[36:40] = (1 << 30).to_bytes(4, "little")
+    file.write_bytes(data)
+    with LocalLog(tmp_path) as log:
+        with pytest.raises(CorruptionError, match=rf"{file.name}, entry 1"):
+            list(log.entries())
+        assert log.last_index == 60
+
+
+def test_H27_damage_in_the_middle_of_the_tail_is_told(tmp_path):
+    """H27: batches behind a damaged one are not dropped, and the report names the damage."""
+    with LocalLog(tmp_path, 4096) as log:
+        for index in range(1, 6):
+            log.store_log(LogEntry(index, data=b"x" * 50))
+    (file,) = tmp_path.glob("*.wal")
+    data = bytearray(file.read_bytes())
+    data[data.index(b"x" * 50, 200)] ^= 1
+    file.write_bytes(data)
+    with LocalLog(tmp_path) as log:
+        assert log.last_index == 5
+        assert len(log.recovery.damaged) == 1
+        assert log.recovery.dropped_bytes == 0
+
+
+def test_H27_what_recovery_drops_is_told():
+    """H27: a torn batch is dropped, and the report says so in entries and bytes."""
+    run = play([append(20), append(30, 30)])
+    dropped = 0
+    for done, content in crashes(run.disk):
+        judge(run, done, content)
+        log = LocalLog("/log", 400, files=LogDisk(content))
+        dropped += log.recovery.dropped_entries > 0 and log.recovery.dropped_bytes > 0
+        log.close()
+    assert dropped > 20

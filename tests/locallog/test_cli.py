@@ -1,0 +1,196 @@
+"""`reef log inspect`, `verify` and `dump`: whole logs, torn ones, and damaged ones."""
+
+import json
+
+import pytest
+
+from reef.cli.main import run
+from reef.locallog import LocalLog, LogEntry
+from reef.locallog.frames import crc32c, frames
+from tests.locallog.test_log import Reversed
+
+
+@pytest.fixture
+def cli(capsys):
+    """Return a function that runs a command; it gives the exit code, stdout and stderr."""
+
+    def call(*words):
+        capsys.readouterr()
+        code = run([str(word) for word in words])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Return a log with sealed segments and a tail, which somebody has open."""
+    with LocalLog(tmp_path / "log", 4096) as log:
+        for first in range(1, 101, 5):
+            log.store_logs(
+                [LogEntry(n, 3, data=b"data %d " % n * 10) for n in range(first, first + 5)]
+            )
+        log.delete_range(1, 7)
+        log.set(b"term", b"3")
+        yield tmp_path / "log"
+
+
+def flip(file, offset):
+    """Damage one byte."""
+    data = bytearray(file.read_bytes())
+    data[offset] ^= 0x40
+    file.write_bytes(data)
+
+
+def verified(cli, path, word="verify"):
+    """Return the exit code and what programs are told."""
+    code, out, _ = cli("log", word, path, "--output", "json")
+    return code, json.loads(out)
+
+
+def test_a_whole_log(cli, path):
+    """All segments with their entries; nothing is wrong."""
+    for word in ("inspect", "verify"):
+        code, told = verified(cli, path, word)
+        assert (code, told["problems"]) == (0, [])
+        assert (told["first_index"], told["last_index"], told["stable_keys"]) == (8, 100, 1)
+        assert len(told["segments"]) >= 3
+        assert [s["sealed"] for s in told["segments"]][-1] is False
+        for one, two in zip(told["segments"], told["segments"][1:], strict=False):
+            assert two["first_index"] == one["last_index"] + 1
+    assert "last index" in cli("log", "inspect", path)[1]
+
+
+def test_every_golden_log_is_sound(cli, cases):
+    """But for the two that are damaged; what a crash has torn is no damage."""
+    codes = {}
+    for name, case in cases.items():
+        if name != "raw_segment":
+            codes[name], told = verified(cli, case.path / "wal")
+            assert told["last_index"] == case.expected["last_index"] or codes[name], name
+    damaged = {"crash_bad_mid_unchecked", "crash_header_garbled_many"}
+    assert {name for name, code in codes.items() if code == 2} == damaged
+    assert set(codes.values()) == {0, 2}
+
+
+def test_every_byte_of_a_sealed_segment_counts(cli, path):
+    """Whichever byte is damaged, verify tells, and names the segment and an offset."""
+    file = sorted(path.glob("*.wal"))[1]
+    whole = file.read_bytes()
+    end = len(whole.rstrip(b"\0"))
+    for offset in range(0, end, 97):
+        flip(file, offset)
+        code, told = verified(cli, path)
+        assert code == 2, offset
+        assert {problem["object"] for problem in told["problems"]} == {file.name}
+        file.write_bytes(whole)
+    assert verified(cli, path)[0] == 0
+
+
+def test_an_index_that_points_elsewhere(cli, path):
+    """Also if its checksum is right: a writer's bug would look like this."""
+    file = min(path.glob("*.wal"))
+    data = bytearray(file.read_bytes())
+    found = list(frames(lambda length, offset: bytes(data[offset : offset + length]), len(data)))
+    *_, before, _ = [frame for frame in found if frame.type == 3]
+    index, commit = found[-2:]
+    data[index.offset + 12] += 8
+    data[commit.offset + 4 : commit.offset + 8] = crc32c(
+        bytes(data[before.end : commit.offset])
+    ).to_bytes(4, "little")
+    file.write_bytes(data)
+    code, told = verified(cli, path, "inspect")
+    assert code == 2
+    assert "the index is not where the entries are" in told["problems"][0]["message"]
+
+
+def test_a_damaged_batch_of_the_tail(cli, path):
+    """In the middle it is damage, with its place; at the end it is a torn batch."""
+    file = sorted(path.glob("*.wal"))[-1]
+    whole = file.read_bytes()
+    flip(file, 60)
+    code, told = verified(cli, path, "inspect")
+    assert code == 2
+    assert "the checksum of bytes 0 to" in told["problems"][0]["message"]
+    file.write_bytes(whole)
+    flip(file, len(whole.rstrip(b"\0")) - 30)
+    code, told = verified(cli, path)
+    assert code == 0
+    assert told["segments"][-1]["torn_bytes"] > 0
+    assert told["last_index"] == 95
+
+
+def test_a_log_of_another_codec(cli, tmp_path):
+    """Checksums do not need it; entries are left alone; a dump says that it cannot."""
+    path = tmp_path / "other"
+    with LocalLog(path, 4096, codec=Reversed()) as log:
+        for first in range(1, 91, 3):
+            log.store_logs([LogEntry(n, data=bytes(50)) for n in range(first, first + 3)])
+    assert verified(cli, path)[0] == 0
+    code, _, err = cli("log", "dump", path)
+    assert code == 1
+    assert "written with codec 1048576" in err
+    flip(sorted(path.glob("*.wal"))[-1], 60)
+    code, told = verified(cli, path)
+    assert code == 2
+    assert "checksum" in told["problems"][0]["message"]
+
+
+def test_a_damaged_meta_store(cli, path):
+    """Neither meta valid; a missing segment; pages both used and free."""
+    meta = path / "wal-meta.db"
+    whole = meta.read_bytes()
+    flip(meta, 20)
+    flip(meta, 4096 + 20)
+    code, told = verified(cli, path)
+    assert code == 2
+    assert told["problems"][0]["object"] == "wal-meta.db"
+    meta.write_bytes(whole)
+    newest = max((0, 4096), key=lambda page: whole[page + 64 : page + 72][::-1])
+    freelist = int.from_bytes(whole[newest + 48 : newest + 56], "little") * 4096
+    root = whole[newest + 32 : newest + 40]
+    meta.write_bytes(whole[: freelist + 16] + root + whole[freelist + 24 :])
+    code, told = verified(cli, path)
+    assert code == 2
+    assert "on the freelist" in told["problems"][0]["message"]
+    meta.write_bytes(whole)
+    min(path.glob("*.wal")).unlink()
+    code, told = verified(cli, path)
+    assert code == 2
+    assert told["problems"][0]["message"] == "is missing"
+
+
+def test_dumps(cli, path):
+    """Entries of a range, and all frames."""
+    code, out, _ = cli("log", "dump", path, "--first", 9, "--last", 11, "--output", "json")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert (code, [row["index"] for row in rows]) == (0, [9, 10, 11])
+    assert rows[0]["data"].startswith("data 9 ")
+    assert (rows[0]["type"], rows[0]["appended_at"]) == ("command", "0001-01-01T00:00:00Z")
+    code, out, _ = cli("log", "dump", path, "--frames", "--output", "json")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert {row["frame"] for row in rows} == {"entry", "index", "commit"}
+    assert all(row["valid"] for row in rows if row["frame"] == "commit")
+    assert cli("log", "dump", path, "--frames", "--first", 3)[0] == 1
+
+
+def test_dumps_of_damaged_logs(cli, path):
+    """Exit code 2, after what could be read."""
+    file = min(path.glob("*.wal"))
+    flip(file, len(file.read_bytes().rstrip(b"\0")) - 100)
+    code, _, err = cli("log", "dump", path)
+    assert code == 2
+    assert file.name in err
+    assert cli("log", "dump", path, "--frames")[0] == 2
+    file.unlink()
+    assert cli("log", "dump", path)[0] == 2
+
+
+def test_what_is_not_a_log(cli, tmp_path):
+    """An error, and nothing is made."""
+    for word in ("inspect", "verify", "dump"):
+        code, _, err = cli("log", word, tmp_path)
+        assert code == 1
+        assert "is not a log" in err
+    assert list(tmp_path.iterdir()) == []

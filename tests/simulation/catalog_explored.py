@@ -1,0 +1,263 @@
+"""Rebase and collection of the catalog, explored: the real code, all orders, within bounds.
+
+`Committing`: sessions that increment a counter, or put a key of their own and so can rebase, with
+a compaction and a recoverer beside them; deaths and late requests anywhere. Whatever happens: who
+was told "committed" is in the state, who was told "conflict" is not, nobody is in it twice.
+
+`Collecting`: sessions on the newest state and on old snapshots, begun, read and committed at any
+moment, with compactions and collections between every two of their steps. No time passes, so that
+all leases live: nobody may ever find something gone, and what is read is right.
+"""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+
+from reef.catalog import Catalog, Retention
+from reef.errors import (
+    ConflictError,
+    CorruptionError,
+    NotFoundError,
+    OutcomeUnknownError,
+    ReefError,
+    UnavailableError,
+)
+from reef.stores import ReadBack, agree_on_cas
+from reef.stores.memory import MemoryStore
+from reef.testing import Chaos, Footprint
+
+AT_ONCE = Retention(checkpoints_last=1, checkpoints_min_age_s=0.0, grace_s=0.0)
+MISHAPS = Chaos(crash=1, crashes_max=1, late=1, faults_max=1, latency_s=(0.0, 0.0))
+CALM = Chaos(latency_s=(0.0, 0.0))
+
+
+def _is_lease(key):
+    return key.startswith("leases/")
+
+
+NOBODY_DELETES = Footprint(
+    private=lambda key: key.startswith(("leases/", "checkpoints/")),
+    ignored=_is_lease,
+    immutable=lambda key, _: not _is_lease(key) and key != "HEAD.json",
+)
+
+
+class Told:
+    """What each process was told, and what it read."""
+
+    def __init__(self):
+        self.answers = {}
+
+    def state(self):
+        """Return all of it, for the exploration."""
+        return tuple(sorted(self.answers.items()))
+
+    def recall(self, states):
+        """Remember what was told of several processes."""
+        for answers in states:
+            self.answers.update(answers)
+
+
+@lru_cache
+def prepared(commits, compacted):
+    """Return the objects of a catalog, and the snapshots after each of its transactions."""
+    bucket = MemoryStore()
+    agree_on_cas(bucket)
+    catalog = Catalog(bucket, cache=None, retention=AT_ONCE)
+    snapshots = []
+    for number in range(1, commits + 1):
+        with catalog.session_write() as session:
+            session.put("n", b"%d" % number)
+            session.commit()
+        if number in compacted:
+            catalog.compactor().compact_once()
+        snapshots.append(catalog.snapshot())
+    return {info.key: bucket.get(info.key) for info in bucket.list()}, snapshots
+
+
+def load(sim, commits, compacted):
+    """Put a prepared catalog into the bucket of a run."""
+    objects, snapshots = prepared(commits, compacted)
+    for key, body in objects.items():
+        sim.bucket.put(key, body)
+    return snapshots
+
+
+def catalog_of(node, **settings):
+    """Return a catalog that has proved its bucket already: fewer steps to explore."""
+    catalog = Catalog(ReadBack(node.raw_store()), cache=None, retention=AT_ONCE, **settings)
+    catalog._writable()
+    catalog._recovered = True
+    return catalog
+
+
+def start(sim, name, work):
+    """Start a process with a catalog of its own."""
+    node = sim.process(name)
+
+    def prepare():
+        catalog = catalog_of(node)
+        node.spawn(lambda: work(catalog))
+
+    sim.prepare(node, prepare)
+
+
+@dataclass(frozen=True)
+class Committing:
+    """Who takes part in a race for the head."""
+
+    counters: str = "ab"
+    own_keys: str = "x"
+    compacts: bool = False
+    recovers: bool = False
+    commits: int = 1
+    footprint = NOBODY_DELETES
+
+    def __call__(self, sim):
+        """Run it; AssertionError if something does not hold."""
+        load(sim, self.commits, frozenset())
+        told = Told()
+        sim.witness, sim.recall = told.state, told.recall
+        for name in self.counters:
+            start(sim, name, lambda catalog, name=name: self.increment(catalog, told, name))
+        for name in self.own_keys:
+            start(sim, name, lambda catalog, name=name: self.put(catalog, told, name))
+        if self.compacts:
+            start(sim, "compactor", lambda catalog: self.quietly(catalog.compactor().compact_once))
+        if self.recovers:
+            start(sim, "recoverer", self.recover)
+        sim.run()
+        self.check(told, {k.decode(): v for k, v in Catalog(sim.bucket).scan_latest()})
+
+    def increment(self, catalog, told, name):
+        """Read the counter, raise it, and leave a mark of one's own."""
+        with suppress(ReefError), catalog.session_write() as session:
+            session.put("n", b"%d" % (int(session.get("n")) + 1))
+            session.put(f"did/{name}", b"")
+            self.commit(session, told, name)
+
+    def put(self, catalog, told, name):
+        """Touch nothing that others touch: this never conflicts."""
+        with suppress(ReefError), catalog.session_write() as session:
+            session.put(f"did/{name}", b"")
+            self.commit(session, told, name)
+
+    def commit(self, session, told, name):
+        """Commit, and note the answer; none is noted where there was none."""
+        try:
+            session.commit()
+            told.answers[name] = "committed"
+        except ConflictError:
+            told.answers[name] = "conflict"
+        except OutcomeUnknownError:
+            told.answers[name] = "unknown"
+
+    def recover(self, catalog):
+        """Adopt whatever stands on the head, as if all leases had lapsed."""
+        catalog._writable().leases.find = lambda now_s: []
+        self.quietly(catalog.recover_orphans)
+
+    def quietly(self, call):
+        with suppress(ReefError):
+            call()
+
+    def check(self, told, state):
+        """Compare what was told with what there is."""
+        did = {key.removeprefix("did/") for key in state if key.startswith("did/")}
+        counted = len(did & set(self.counters))
+        assert int(state["n"]) == self.commits + counted, f"{state}: applied twice, or lost"
+        for name, answer in told.answers.items():
+            assert answer != "committed" or name in did, f"{name} was acknowledged and is lost"
+            assert answer != "conflict" or name not in did, f"{name} was told conflict, is there"
+            assert answer != "conflict" or name in self.counters, f"{name} conflicts with nobody"
+
+
+@dataclass(frozen=True)
+class Collecting:
+    """Who reads, who writes, and who tidies up."""
+
+    readers: str = ""
+    travellers: str = ""
+    writers: str = ""
+    commits: int = 3
+    compacted: frozenset = frozenset({1, 2})
+    at: int = 1
+    """After which transaction the travellers' snapshot was taken."""
+    collectors: str = "c"
+    compacts: bool = True
+    """Whether collectors compact first."""
+    rounds: int = 1
+    footprint = Footprint(private=lambda key: False)
+
+    def __call__(self, sim):
+        """Run it; AssertionError if something does not hold."""
+        snapshots = load(sim, self.commits, self.compacted)
+        told = Told()
+        sim.witness, sim.recall = told.state, told.recall
+        for name in self.readers:
+            start(sim, name, lambda catalog, name=name: self.read(catalog, told, name))
+        for name in self.travellers:
+            wanted = snapshots[self.at - 1]
+            start(sim, name, lambda catalog, n=name, w=wanted: self.travel(catalog, told, n, w))
+        for name in self.writers:
+            start(sim, name, lambda catalog, name=name: self.write(catalog, told, name))
+        for name in self.collectors:
+            start(sim, name, self.collect)
+        sim.run()
+        for name, answer in told.answers.items():
+            assert answer != "gone", f"{name}: something is gone under a living lease"
+            assert answer in ("refused", "committed", self.expected(name)), f"{name}: {answer}"
+        report = Catalog(sim.bucket).verify()
+        assert not report.problems, report.problems
+        committed = sum(name in told.answers for name in self.writers)
+        assert 1 + committed <= report.keys <= 1 + len(self.writers)
+
+    def expected(self, name):
+        return b"%d" % (self.at if name in self.travellers else self.commits)
+
+    def read(self, catalog, told, name):
+        """Begin at the newest state, and read."""
+        with suppress(UnavailableError), catalog.session_read() as session:
+            self.look(session, told, name)
+
+    def travel(self, catalog, told, name, wanted):
+        """Go back to an old snapshot; to be refused is fine, to be disappointed later is not."""
+        try:
+            session = catalog.session_at(wanted)
+        except NotFoundError:
+            told.answers[name] = "refused"
+            return
+        except UnavailableError:
+            return
+        with session:
+            self.look(session, told, name)
+
+    def look(self, session, told, name):
+        """Read, and note what came of it."""
+        try:
+            told.answers[name] = session.get("n")
+        except (ConflictError, CorruptionError):
+            told.answers[name] = "gone"
+
+    def write(self, catalog, told, name):
+        """Commit a key of one's own: over whatever was compacted and collected meanwhile."""
+        with suppress(UnavailableError), catalog.session_write() as session:
+            session.put(name, b"")
+            try:
+                session.commit()
+                told.answers[name] = "committed"
+            except ConflictError:
+                told.answers[name] = "gone"
+            except OutcomeUnknownError:
+                pass
+
+    def collect(self, catalog):
+        """Compact, and go through all phases."""
+        compactor = catalog.compactor()
+        for _ in range(self.rounds):
+            with suppress(ReefError):
+                if self.compacts:
+                    compactor.compact_once()
+                compactor.gc_compute()
+                compactor.gc_apply()
+                compactor.gc_delete_and_reset()

@@ -1,0 +1,241 @@
+"""A machine whose writer has a local log, under the simulator.
+
+The machine dies anywhere, with its power or without, and comes back to what its disk has kept.
+Answers get lost, a rival takes over, folds and sweeps go on while it is down. What must hold:
+
+- every write that was acknowledged on the local disk is in the bucket's log exactly once after the
+  machine has come back, or, if a rival took over, is listed as pending and not in the bucket;
+- whoever re-applies it then has it there once, however often that is repeated;
+- no write is there twice, acknowledged or not, and those that are stand in the order of the puts;
+- a read on the machine sees its own last write at once.
+"""
+
+from contextlib import suppress
+
+import reef
+from reef.engine.database import Database
+from reef.engine.local.entries import decode_entry
+from reef.engine.local.pending import pending_entries
+from reef.errors import (
+    ConditionFailedError,
+    FencedError,
+    InvalidInputError,
+    NotFoundError,
+    ReefError,
+)
+from reef.formats.batch import decode_ops
+from reef.formats.schema import DEFAULT_SCHEMA
+from reef.testing import Chaos
+from reef.testing.log_disk import LogDisk, random_crash
+from tests.simulation.actors import GRACE_S, KEYS, NAME, Calm, World, keep_house, load_some, write
+
+PATH = "/local-log"
+SETTINGS = {
+    "durability": "local",
+    "local_log": PATH,
+    "lease_ttl_s": GRACE_S,
+    "background": False,
+    "local_segment_bytes": 2048,
+    "upload_interval_ms": 50.0,
+    "commit_deadline_s": 5.0,
+    "write_deadline_s": 5.0,
+}
+
+
+class Disk(LogDisk):
+    """A disk at which its machine may die before and after every write and sync."""
+
+    def __init__(self, content, runtime):
+        super().__init__(content)
+        self.runtime = runtime
+
+    def create(self, path):
+        return Seams(super().create(path), self.runtime)
+
+    def open(self, path, *, writable):
+        return Seams(super().open(path, writable=writable), self.runtime)
+
+
+class Seams:
+    """A file whose writes and syncs are seams."""
+
+    def __init__(self, file, runtime):
+        self._file, self._runtime = file, runtime
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+    def write(self, data, offset):
+        self._runtime.reach("disk write")
+        self._file.write(data, offset)
+
+    def sync(self):
+        self._runtime.reach("disk sync")
+        self._file.sync()
+
+    sync_data = sync
+
+
+class Machine:
+    """What outlives the machine's processes: its disk, and what its clients were told."""
+
+    def __init__(self, world):
+        self.world = world
+        self.disk = None
+        self.content = {}
+        self.acknowledged = []
+        self.done = False
+        self.number = 0
+        self.epoch = 0
+        """Of the last life that has opened its writer."""
+        self.refused = ""
+        """What the machine was told when it came back after a rival."""
+
+    def live(self, node, count):
+        """Open, write, close: until something goes wrong or the process dies."""
+        self.disk = Disk(self.content, node.runtime)
+        try:
+            self._write(node, count)
+        except (ReefError, ConditionFailedError):
+            node.runtime.sleep(node.runtime.uniform(0.0, 1.0))
+        self.done = True
+
+    def _write(self, node, count):
+        db = Database(node.store())
+        db.log_files = self.disk
+        writer = db.writer(NAME, **SETTINGS)
+        self.epoch = writer._committer.opened.epoch
+        for _ in range(count):
+            key, value = self._next()
+            writer.put(key, value)
+            self.acknowledged.append(value)
+            assert writer.get(key) == value, "a write is not seen where it was made"
+            self._something_else(node, writer)
+        with suppress(FencedError):
+            writer.close()
+
+    def _next(self):
+        self.number += 1
+        return KEYS[self.number % len(KEYS)], f"local-{self.number}".encode()
+
+    def _something_else(self, node, writer):
+        match int(node.runtime.uniform(0, 8)):
+            case 0:
+                writer.flush()
+            case 1:
+                key, value = self._next()
+                with suppress(ConditionFailedError):
+                    self.world.told.put(writer, key, value, when=[reef.present(key)])
+            case 2:
+                key, value = self._next()
+                writer.put(key, value, wait=False).result()
+                self.acknowledged.append(value)
+            case 3:
+                node.runtime.sleep(node.runtime.uniform(0.0, 20.0))
+            case _:
+                node.runtime.sleep(node.runtime.uniform(0.0, 0.1))
+
+    def lose_power(self, choices):
+        """Keep what was written, or of what was not synced only some."""
+        if self.disk is None:
+            return
+        if choices.pick(2):
+            self.content = self.disk.content()
+        else:
+            steps = iter([len(self.disk.trace)])
+            self.content = random_crash(self.disk, lambda n: next(steps, None) or choices.pick(n))[
+                1
+            ]
+        self.disk = None
+
+
+def run_lives(world, machine, hand, lives, count):
+    """Start the machine again whenever it has died; it stays down for a while."""
+    for _ in range(lives):
+        node = world.sim.process("machine", skew_s=world.sim.choices.uniform(-600.0, 600.0))
+        machine.done = False
+        node.spawn(lambda node=node: machine.live(node, count))
+        while not (node.dead or machine.done):
+            hand.runtime.sleep(0.5)
+        if machine.done:
+            node.crash()  # what is left of its threads goes with it
+        machine.lose_power(world.sim.choices)
+        hand.runtime.sleep(world.sim.choices.uniform(0.0, 3 * GRACE_S))
+
+
+def a_machine_comes_back(sim, lives=3, count=4, rival=True):
+    """Some lives of a machine, beside a rival, a bulk job, folds and sweeps."""
+    world = World(sim, grace_s=GRACE_S)
+    machine = Machine(world)
+    hand = sim.process("hand")
+    hand.spawn(lambda: run_lives(world, machine, hand, lives, count))
+    if rival and sim.choices.pick(2):
+        world.start("rival", write, 2, after_s=40.0)
+    world.start("job", load_some, 1, after_s=20.0)
+    world.start("house", keep_house, 6)
+    sim.run()
+    for process in sim.processes:
+        if not process.dead and process.name == "machine":
+            process.crash()
+    machine.lose_power(sim.choices)
+    check(world, machine)
+
+
+def a_lone_machine_comes_back(sim):
+    """The same without a rival: nothing is ever left behind."""
+    a_machine_comes_back(sim, rival=False)
+
+
+def check(world, machine):
+    """The machine comes back for good, in calm weather."""
+    world.sim.chaos = Chaos()
+    node = world.sim.process("calm")
+    node.spawn(lambda: come_back(world, machine, node))
+    world.sim.run()
+    world.check()
+    judged = world.truth.judge()
+    for value in machine.acknowledged:
+        assert len(judged.applied.get(value, [])) == 1, (
+            f"{value} was acknowledged and counts at {judged.applied.get(value)}"
+        )
+    if machine.refused:
+        assert f"reef log pending {PATH}" in machine.refused
+        assert f"reef log reapply {PATH}" in machine.refused
+    places = []
+    for number in range(1, machine.number + 1):
+        lsns = judged.applied.get(f"local-{number}".encode(), [])
+        assert len(lsns) <= 1, f"write {number} counts at {lsns}"
+        places += lsns
+    assert places == sorted(places), "writes of one machine have changed places"
+
+
+def come_back(world, machine, node):
+    """Open the log that is left. If a rival was first, look what is pending, and apply it."""
+    calm = Database(Calm(world, node))
+    calm.log_files = LogDisk(machine.content)
+    pending = _pending(calm, machine) if machine.content else set()
+    rivals = [opened.epoch for opened in world.told.opens]
+    try:
+        calm.writer(NAME, **SETTINGS).close()
+        assert not pending or max(rivals, default=0) < machine.epoch, "applied over a rival's rows"
+    except FencedError as error:
+        machine.refused = error.hint
+        applied = world.truth.judge().applied
+        for value in machine.acknowledged:
+            assert (value in pending) != (value in applied), f"{value}: pending and in the bucket"
+        for _ in range(2):
+            calm.writer(NAME, reapply=True, **SETTINGS).close()
+
+
+def _pending(calm, machine):
+    """Return the values that are in the local log, and above what the bucket has of it."""
+    values = set()
+    try:
+        _, entries = pending_entries(PATH, files=LogDisk(machine.content), store=calm.store)
+    except (NotFoundError, InvalidInputError):  # it died before there was any log
+        return values
+    for entry in entries:
+        batch = decode_entry(entry, PATH)
+        ops = decode_ops(batch.record, DEFAULT_SCHEMA, PATH)
+        values.update(((ops.fields or {})[1]).to_pylist())
+    return values

@@ -1,0 +1,57 @@
+"""The scenario of the local log is worth its time: each of these bugs is found by it."""
+
+import pytest
+
+from reef.engine.local import uploader, writer
+from reef.engine.local.identity import UPLOADED
+from reef.engine.local.opening import LocalOpening
+from reef.manifest import edits
+from reef.testing import SimulationFailed, simulate
+from tests.simulation.local_log_scenarios import a_machine_comes_back
+from tests.simulation.scenarios import POWER_CUTS
+
+
+def fold_forgets_marks(patch):
+    """H63: a fold leaves out how far a local log was uploaded."""
+    patch.setattr(edits, "moved_on", lambda marks, found: dict(marks))
+
+
+def uploads_without_marks(patch):
+    """An upload does not say what of the local log is in it."""
+    pending = uploader.Pending
+
+    def without(*parts, mark, **words):
+        return pending(*parts, **words)
+
+    patch.setattr(uploader, "Pending", without)
+
+
+def no_look_after_a_takeover(patch):
+    """An opening applies what is left, whoever had the role meanwhile."""
+    patch.setattr(LocalOpening, "_check_nothing_left", lambda self, log, identity, mark: None)
+
+
+def notes_more_than_was_uploaded(patch):
+    """The local log believes that all in it is in the bucket."""
+
+    def truncate(front):
+        front.log.set_uint64(UPLOADED, front.last_index)
+
+    patch.setattr(uploader, "truncate", truncate)
+    patch.setattr(writer, "truncate", truncate)
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        fold_forgets_marks,
+        uploads_without_marks,
+        no_look_after_a_takeover,
+        notes_more_than_was_uploaded,
+    ],
+)
+def test_H63_a_missing_protection_is_found(monkeypatch, bug):
+    """H63: some history within a hundred seeds loses a write, or has it twice, or over a rival."""
+    bug(monkeypatch)
+    with pytest.raises(SimulationFailed):
+        simulate(a_machine_comes_back, range(2, 100), chaos=POWER_CUTS)

@@ -1,0 +1,161 @@
+"""Two-phase creation, explored: a death at each step, recoverers, a rival, and collection (H23).
+
+A first writer creates a name. A rival creates it too, recoverers finish what they find, and a
+collector deletes the name, after which a successor may create it again. Whatever happens:
+
+- at most one is told "created", and whoever is told so, or "exists", finds it there;
+- the bytes at the name never change while it is there, and none are there after a deletion but
+  the successor's;
+- a calm recovery at the end finishes everything: no record is stuck, and what was acknowledged
+  is there.
+
+Every process looks for itself, right after it was answered: what it is told is all it knows.
+"""
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+from reef.errors import NotFoundError, UnavailableError
+from reef.stores import Outcome, ReadBack, RetryPolicy
+from reef.stores.two_phase import collect, recover
+from reef.stores.two_phase.record import is_temporary
+from tests.simulation.two_phase_register import calm_two_phase, simulated_two_phase
+
+KEY = "wal/7"
+COLLECTED = "collected"
+TWICE = RetryPolicy(attempts_max=2, deadline_s=60.0, first_delay_s=0.01)
+
+
+def found(store):
+    """Return what is at the name."""
+    try:
+        return store.get(KEY)
+    except NotFoundError:
+        return None
+
+
+@dataclass(frozen=True)
+class Case:
+    """Who takes part. Without collection a name, once there, stays as it is."""
+
+    rival: bool = False
+    recoverers: int = 0
+    observer: bool = False
+    collects: bool = False
+    """Deletes the name, once it is there."""
+    successor: bool = False
+    """Creates the name after it was collected."""
+    sweeps: bool = False
+    """Removes sources, however young, that are of no use."""
+    resends: bool = False
+    """An insert that was sent twice may land once more after the name was collected: its record is
+    stuck, and goes as all do below the boundary."""
+    bare: bool = False
+    """Without the read-back, which makes up for some mistakes."""
+
+    def __call__(self, sim):
+        """Run it; AssertionError if something does not hold."""
+        play = Play(self)
+        sim.witness = lambda: tuple(sorted(play.told.items()))
+        sim.recall = lambda states: [play.told.update(state) for state in states]
+        for name, act, *args in play.roles():
+            play.start(sim, name, act, *args)
+        sim.run()
+        play.check(sim.bucket)
+
+
+class Play:
+    """One performance of a case, and what was told in it."""
+
+    def __init__(self, case):
+        self.case = case
+        self.told = {}
+
+    def roles(self):
+        """Yield who takes part: a name, what it does, and with what."""
+        yield "first", self.create, b"first"
+        if self.case.rival:
+            yield "rival", self.create, b"rival"
+        for number in range(self.case.recoverers):
+            yield f"recoverer-{number}", lambda store, _: recover(store)
+        others = {
+            "observer": (self.case.observer, self.observe),
+            "collector": (self.case.collects, self.collect),
+            "successor": (self.case.successor, self.succeed),
+            "sweeper": (self.case.sweeps, self.sweep),
+        }
+        yield from ((name, act) for name, (is_there, act) in others.items() if is_there)
+
+    def start(self, sim, name, act, *args):
+        node = sim.process(name)
+        store = simulated_two_phase(sim, node.raw_store(), TWICE)
+        store = store.inner if self.case.bare else store
+
+        def run():
+            with suppress(UnavailableError):  # it gave up, and nothing was written
+                act(store, name, *args)
+
+        node.spawn(run)
+
+    # --- what they do -------------------------------------------------------------
+    def create(self, store, name, body):
+        outcome = store.create(KEY, body).outcome
+        self.told[name] = str(outcome)
+        if outcome is Outcome.UNKNOWN or self.case.collects:
+            return
+        there = found(store)
+        assert there is not None, f"{name} was told {outcome}, and nothing is there"
+        assert (there == body) == (outcome is Outcome.CREATED), f"{name}: {outcome}, {there}"
+
+    def observe(self, store, _):
+        """What was there once is there, and the same."""
+        before, after = found(store), found(store)
+        assert before is None or before == after, f"{before} became {after}"
+
+    def collect(self, store, _):
+        if [info.key for info in store.list("wal/")] != [KEY]:
+            return
+        store.delete(KEY)
+        store.put(COLLECTED, b"")
+        self.told["collector"] = "deleted"
+
+    def succeed(self, store, name):
+        """What was deleted does not come back; what comes after stays."""
+        try:
+            store.head(COLLECTED)
+        except NotFoundError:
+            return
+        self.create(store, name, b"successor")
+        if self.told[name] != Outcome.UNKNOWN:
+            there = found(store)
+            assert there in (b"successor", b"rival", b"first"), there
+
+    def sweep(self, store, _):
+        collect(store, "wal/", is_below=lambda _: False, older_than_s=-1.0, apply=True)
+
+    # --- the end ------------------------------------------------------------------
+    def check(self, bucket):
+        store = calm_two_phase(bucket)
+        stuck = recover(store).stuck
+        assert not stuck or self.case.resends, stuck
+        winners = [name for name, outcome in self.told.items() if outcome == Outcome.CREATED]
+        there = found(store)
+        if self.case.collects:
+            # In the order of their creation: only the last one can be there.
+            winners = [name for name in winners if name == "successor"]
+        assert len(winners) <= 1, f"{winners} were all told that they won"
+        if winners:
+            assert there == winners[0].encode(), f"{winners[0]} won, {there} is there"
+        elif not self.case.collects and Outcome.EXISTS in self.told.values():
+            assert there is not None
+        self.check_leftovers(store)
+
+    def check_leftovers(self, store):
+        """A name that is empty can be used, and all that deaths left goes when it is old."""
+        if found(store) is None and not recover(store).stuck:
+            assert ReadBack(store, TWICE).create(KEY, b"next").landed, "the name is blocked"
+        collect(store, "wal/", is_below=lambda _: True, older_than_s=-1.0, apply=True)
+        left = [info.key for info in store.inner.list("wal/") if is_temporary(info.key)]
+        assert not left, left
+        records = list(store.register.all("wal/", unfinished=True))
+        assert not records, f"nobody will ever finish {records}"

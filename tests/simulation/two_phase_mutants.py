@@ -1,0 +1,91 @@
+"""Bugs in two-phase creation to find: each takes one protection away, as a change might."""
+
+from dataclasses import replace
+
+from reef.errors import UnavailableError
+from reef.stores import Outcome, WriteResult
+from reef.stores.two_phase import collecting
+from reef.stores.two_phase.finishing import Finish, Finisher
+from reef.stores.two_phase.store import TwoPhase, _Claim
+
+
+def recovery_deletes_what_has_no_object(patch):
+    """The seed's rule: a record whose destination is missing goes."""
+
+    def finish(self, record):
+        if self.is_right(record):
+            self.seal(record)
+        else:
+            self._register.delete([record])
+        return Finish.FINISHED
+
+    patch.setattr(Finisher, "finish", finish)
+
+
+def the_loser_does_not_help(patch):
+    """ "Exists" is answered as soon as there is a record."""
+
+    def help_nobody(self, record, holder, doubt):
+        return WriteResult(Outcome.EXISTS)
+
+    patch.setattr(TwoPhase, "_help", help_nobody)
+
+
+def acknowledged_at_the_insert(patch):
+    """The seed's durable point is taken for the moment to answer; the copy is left to recovery."""
+    patch.setattr(TwoPhase, "_complete", lambda *_: WriteResult(Outcome.CREATED))
+
+
+def sources_go_by_age_alone(patch):
+    """An old source that no record names is taken for garbage, though its insert may come."""
+    original = collecting._is_useless
+
+    def is_useless(source, record, *, below):
+        return record is None or original(source, record, below=below)
+
+    patch.setattr(collecting, "_is_useless", is_useless)
+
+
+def sources_survive_their_names(patch):
+    """A name is freed while a helper can still copy to it."""
+
+    def delete_many(self, keys):
+        records = self.register.read(keys)
+        self.inner.delete_many(keys)
+        self.register.delete(records)
+
+    patch.setattr(TwoPhase, "delete_many", delete_many)
+
+
+def names_are_never_freed(patch):
+    """A committed record means that there is an object."""
+    patch.setattr(TwoPhase, "_freed", lambda self, holder: False)
+
+
+def silence_means_lost(patch):
+    """An insert without an answer is taken for a refusal."""
+    original = TwoPhase._claim
+
+    def claim(self, record):
+        try:
+            self.register.insert(record)
+        except UnavailableError:
+            self.inner.delete(record.source)
+            return _Claim(replace(record, source="another's", committed=True))
+        return original(self, record)
+
+    patch.setattr(TwoPhase, "_claim", claim)
+
+
+def silence_means_won(patch):
+    """An insert without an answer is taken for a success."""
+    original = TwoPhase._claim
+
+    def claim(self, record):
+        try:
+            self.register.insert(record)
+        except UnavailableError:
+            return _Claim(record)
+        return original(self, record)
+
+    patch.setattr(TwoPhase, "_claim", claim)

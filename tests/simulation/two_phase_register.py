@@ -1,0 +1,187 @@
+"""A register inside the simulated bucket, so that the simulator sees every statement.
+
+Its records are objects below `register/`. A statement takes effect in one step, as a transaction
+does, and can be lost, late or the last thing that a process sends, as any request to the bucket.
+`simulated_two_phase` gives the store that a simulated process works with; `TwoPhaseSimulation`
+runs scenarios that were written for plain buckets on such stores, without a change to them.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import msgspec
+
+from reef.errors import NotFoundError
+from reef.stores import Meter, ReadBack, Retry, RetryPolicy, WriteResult
+from reef.stores.memory import MemoryStore
+from reef.stores.two_phase import Record, Register, TwoPhase
+from reef.stores.two_phase.record import is_temporary
+from reef.stores.two_phase.register import PAGE
+from reef.testing import ExploredSimulation, Process, Simulation
+from reef.testing.simulated_store import SimulatedStore
+from reef.testing.states import Request
+
+RECORDS = "register/"
+NEED_IF_MATCH = frozenset({"counting_with_replace"})
+"""Scenarios about what a store with a register has not."""
+
+
+@dataclass(frozen=True)
+class Statement(Request):
+    """A call to the register, as data, like a request to the bucket."""
+
+    @cached_property
+    def writes(self):
+        return self.method in ("insert", "commit", "erase")
+
+    def apply(self, bucket):
+        """Take effect, in one step."""
+        return getattr(self, f"_{self.method}")(bucket)
+
+    def _insert(self, bucket):
+        (record,) = self.arguments
+        return bucket.create(self.key, _encoded(record)).landed
+
+    def _read(self, bucket):
+        return [record for key in self.arguments if (record := _found(bucket, RECORDS + key))]
+
+    def _commit(self, bucket):
+        (record,) = self.arguments
+        if self._is_there(bucket, record):
+            bucket.put(self.key, _encoded(replace(record, committed=True)))
+
+    def _erase(self, bucket):
+        (record,) = self.arguments
+        if self._is_there(bucket, record):
+            bucket.delete(self.key)
+
+    def _page(self, bucket):
+        start_after, unfinished = self.arguments
+        infos = bucket.list(self.key, start_after and RECORDS + start_after)
+        records = (_found(bucket, info.key) for info in infos)
+        return [record for record in records if not (unfinished and record.committed)][:PAGE]
+
+    def _is_there(self, bucket, record):
+        found = _found(bucket, self.key)
+        return found is not None and found.source == record.source
+
+
+def _encoded(record):
+    return msgspec.json.encode(record)
+
+
+def _found(bucket, key):
+    try:
+        return msgspec.json.decode(bucket.get(key), type=Record)
+    except NotFoundError:
+        return None
+
+
+class SimulatedRegister(Register):
+    """The register as one process sees it; `send` carries its statements."""
+
+    name = "simulated-1 for the bucket"
+    scope = "the bucket"
+
+    def __init__(self, send):
+        self._send = send
+
+    def insert(self, record):
+        return self._send(Statement("insert", RECORDS + record.destination, (record,)))
+
+    def read(self, destinations):
+        if not destinations:
+            return []
+        return self._send(Statement("read", RECORDS, tuple(destinations)))
+
+    def commit(self, record):
+        self._send(Statement("commit", RECORDS + record.destination, (record,)))
+
+    def delete(self, records):
+        for record in records:
+            self._send(Statement("erase", RECORDS + record.destination, (record,)))
+
+    def page(self, prefix, start_after, *, unfinished):
+        return self._send(Statement("page", RECORDS + prefix, (start_after, unfinished)))
+
+
+def _sender(sim, raw):
+    """Return what carries the statements of the process that has this raw store."""
+    if isinstance(sim, ExploredSimulation):
+
+        def explored(statement):
+            answer = sim.send(statement)
+            if isinstance(answer, WriteResult) and answer.cause is not None:
+                raise answer.cause
+            return answer
+
+        return explored
+
+    def simulated(statement):
+        call = raw._write if statement.writes else raw._call
+        return call(statement.method, statement.key, lambda: statement.apply(raw.inner))
+
+    return simulated
+
+
+def calm_two_phase(bucket):
+    """Return the store of somebody to whom nothing happens."""
+    return TwoPhase(bucket, SimulatedRegister(lambda statement: statement.apply(bucket)))
+
+
+def simulated_two_phase(sim, raw, policy=None):
+    """Return the store of a process, given its raw one, with the usual wrappers."""
+    policy = policy or RetryPolicy()
+    register = SimulatedRegister(_sender(sim, raw))
+    return ReadBack(TwoPhase(Retry(Meter(raw), policy), register, policy), policy)
+
+
+class _Process(Process):
+    def store(self, policy=None):
+        return simulated_two_phase(self.simulation, self.raw_store(), policy)
+
+
+class TwoPhaseSimulation(Simulation):
+    """A simulation whose processes, and whose hand from outside, create by a register.
+
+    Conditional writes of the bucket itself are refused: whoever relied on one would be found.
+    """
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.appeared = lambda key, body: None
+        """Called with every object that a copy of a source has made."""
+        self.plain_bucket = _Copying(self)
+        self.bucket = calm_two_phase(self.plain_bucket)
+
+    def process(self, name, *, skew_s=0.0):
+        process = _Process(name, simulation=self)
+        self.processes.append(process)
+        process.runtime = self._make_runtime(process, skew_s)
+        return process
+
+    def store_of(self, process):
+        return _Unconditional(self.plain_bucket, process)
+
+
+class _Copying(MemoryStore):
+    """Tells of what appears in it."""
+
+    def __init__(self, sim):
+        super().__init__("memory://simulated", runtime=sim.bucket.runtime)
+        self._sim = sim
+
+    def copy(self, source, target):
+        super().copy(source, target)
+        if is_temporary(source):
+            self._sim.appeared(target, self.get(target))
+
+
+class _Unconditional(SimulatedStore):
+    """A bucket that has no conditional writes."""
+
+    def create(self, key, body):
+        raise AssertionError(f"create {key} without the register")
+
+    def replace(self, key, body, tag):
+        raise AssertionError(f"replace {key}, which the bucket has not")

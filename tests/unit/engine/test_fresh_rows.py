@@ -1,0 +1,79 @@
+"""Rows that come one by one become columns late: nobody who reads may see a difference."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reef.engine.reading import arena
+from reef.engine.reading.memtable import Memtable
+from reef.formats.batch import OneOp, OpKind
+from reef.formats.schema import DEFAULT_SCHEMA
+from reef.types import KeyRange
+
+KEYS = st.sampled_from([b"a", b"b", b"c", b"d"])
+OPS = st.builds(OneOp, KEYS, st.just(1), st.none() | st.binary(max_size=3))
+EVERYTHING = KeyRange(b"", None)
+
+
+def seen(memtable):
+    """Return all that a memtable tells, as plain values."""
+    moment = memtable.moment(EVERYTHING)
+    rows = moment.rows
+    values = rows.fields[1].to_pylist() if 1 in rows.fields else [None] * len(rows)
+    stamps = zip(rows.lsns.tolist(), rows.seqs.tolist(), rows.kinds.tolist(), strict=True)
+    return list(zip(rows.keys.to_pylist(), stamps, values, strict=True)), moment.last_lsn
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.lists(OPS, max_size=4), st.booleans(), st.booleans()), max_size=12),
+    st.integers(1, 14),
+)
+def test_they_are_the_same_as_columns(objects, floor):
+    """Whatever is read in between, in order or late, before a fold and after it."""
+    fresh, plain = Memtable(DEFAULT_SCHEMA, 1), Memtable(DEFAULT_SCHEMA, 1)
+    late = []
+    for lsn, (ops, is_late, is_read) in enumerate(objects, start=1):
+        if is_late:
+            late.append((lsn, ops))
+            continue
+        fresh.apply(lsn, ops)
+        plain.apply(lsn, [op.columns() for op in ops])
+        if is_read:
+            assert seen(fresh) == seen(plain)
+    for lsn, ops in late:
+        fresh.apply(lsn, ops)
+        plain.apply(lsn, [op.columns() for op in ops])
+    assert seen(fresh) == seen(plain)
+    for key in (b"a", b"b", b"z"):
+        assert fresh.chain(key) == plain.chain(key)
+    assert seen(fresh.drop_below(floor)) == seen(plain.drop_below(floor))
+
+
+def test_many_of_them_become_columns_by_themselves():
+    """So that no read has to make columns of all that was ever written."""
+    memtable = Memtable(DEFAULT_SCHEMA, 1)
+    for lsn in range(1, 1001):
+        memtable.apply(lsn, [OneOp(b"%05d" % lsn, 1, b"v")])
+        assert len(memtable._arena._fresh) <= arena.FRESH_MAX
+    assert len(memtable) == 1000
+    assert memtable.chain(b"00001")[0].values == {1: b"v"}
+
+
+def test_a_delete_of_one_row_is_there_to_be_seen():
+    """Deletes alone have no columns, among puts they have nulls: they stay deletes."""
+    memtable = Memtable(DEFAULT_SCHEMA, 1)
+    memtable.apply(1, [OneOp(b"a", 1, None)])
+    assert memtable.chain(b"a")[0].kind == OpKind.DELETE
+    memtable.apply(2, [OneOp(b"a", 1, b"v"), OneOp(b"b", 1, None)])
+    assert [memtable.chain(key)[0].kind for key in (b"a", b"b")] == [OpKind.PUT, OpKind.DELETE]
+
+
+def test_what_they_take_in_memory_is_counted():
+    """At once, not when they become columns: bounds on memory hold."""
+    memtable = Memtable(DEFAULT_SCHEMA, 1)
+    before = memtable.size
+    memtable.apply(1, [OneOp(b"key", 1, bytes(1000))])
+    assert memtable.size >= before + 1000
+    counted = memtable.size
+    seen(memtable)
+    assert memtable.size == counted

@@ -1,0 +1,605 @@
+"""A writer with a local log: what it acknowledges, shows, uploads, refuses and says."""
+
+import pickle
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import reef
+from reef import stores
+from reef.config import BackgroundSettings
+from reef.engine.database import Database
+from reef.engine.local.uploader import truncate
+from reef.errors import (
+    ClosedError,
+    ConditionFailedError,
+    ConflictError,
+    FencedError,
+    InvalidInputError,
+    Kind,
+    UnavailableError,
+)
+from reef.jobs import fold
+from reef.locallog import LocalLog, LogEntry
+from reef.stores.memory import MemoryStore
+from reef.stores.wrappers import Fault, Faults, Rule
+from reef.types import Receipt
+from tests.forking import in_child
+
+NEVER_MS = 1e9
+"""An upload interval that never ends: only who waits has something uploaded."""
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Where the local log lies."""
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def store():
+    """The bucket."""
+    return MemoryStore()
+
+
+@pytest.fixture
+def open_local(store, path):
+    """Return a function that opens a writer with the log; all are closed at the end."""
+    opened = []
+
+    def open_(name="users", bucket=None, log=path, **settings):
+        settings = {"upload_interval_ms": NEVER_MS, "local_segment_bytes": 4096, **settings}
+        db = Database(bucket or store)
+        opened.append(db.writer(name, durability="local", local_log=log, **settings))
+        return opened[-1]
+
+    yield open_
+    for writer in opened:
+        writer._settings = writer._front.settings = writer._settings.changed(
+            {"write_deadline_s": 0.0}
+        )
+        with suppress(UnavailableError, FencedError):
+            writer.close()
+
+
+def down(store, times=None):
+    """Return the store with a log that cannot be written to, and the rule to lift that."""
+    rule = Rule(Fault.FAIL_BEFORE, "create", "*/wal/*", times=times)
+    return Faults(store, [rule]), rule
+
+
+def crash(writer):
+    """Leave a writer as a killed process leaves it: nothing is uploaded any more."""
+    writer._uploader.stop()
+    writer._front.log.close()
+    writer._closed = True
+
+
+def test_a_put_is_acknowledged_before_it_is_in_the_bucket(open_local, store):
+    """One local sync and no request; the receipt's LSN comes with the upload."""
+    writer = open_local()
+    before = len(list(store.list()))
+    receipt = writer.put("a", b"1")
+    assert receipt.lsn is None
+    assert len(list(store.list())) == before
+    assert writer.pending.batches == 1
+    assert receipt.wait() == receipt.lsn
+    assert receipt.lsn == writer.unfolded.objects
+    assert Database(store).reader("users").get("a") == b"1"
+    assert writer.pending.batches == 0
+
+
+def test_what_gathers_goes_out_as_one_object(open_local):
+    """A hundred puts are one WAL object, each with a place of its own in it."""
+    writer = open_local()
+    receipts = [writer.put(f"k{n}", b"v") for n in range(100)]
+    objects = writer.unfolded.objects
+    writer.flush()
+    assert writer.unfolded.objects == objects + 1
+    assert {r.lsn for r in receipts} == {receipts[0].lsn}
+    assert [r.index for r in receipts] == list(range(100))
+
+
+def test_upload_bytes_bound_an_object(open_local):
+    """More than that is several objects; the first goes out without waiting for the interval."""
+    writer = open_local(upload_bytes=2000)
+    receipts = [writer.put(f"k{n}", bytes(500)) for n in range(8)]
+    receipts[0].wait()
+    writer.flush()
+    assert len({r.lsn for r in receipts}) >= 3
+
+
+def test_the_interval_uploads_by_itself(open_local, store):
+    """Nobody waits, and yet it is in the bucket soon."""
+    writer = open_local(upload_interval_ms=5.0)
+    receipt = writer.put("a", b"1")
+    while receipt.lsn is None:
+        threading.Event().wait(0.01)
+    assert Database(store).reader("users").get("a") == b"1"
+
+
+def test_one_sync_takes_all_that_waits(open_local, monkeypatch):
+    """Threads that write at once share syncs; every one gets an answer of its own."""
+    writer, groups = open_local(), []
+    store_logs = LocalLog.store_logs
+
+    def slow(self, entries):
+        groups.append(len(entries))
+        threading.Event().wait(0.02)
+        store_logs(self, entries)
+
+    monkeypatch.setattr(LocalLog, "store_logs", slow)
+    threads = [
+        threading.Thread(target=writer.put, args=(f"k{n}", b"v"), name=f"p{n}") for n in range(30)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(groups) == 30
+    assert len(groups) < 15
+    assert len(list(writer.scan())) == 30
+
+
+def test_reads_see_everything_at_once(open_local):
+    """Puts, deletes, ranges and expiry lie over what the bucket has, for every kind of read."""
+    writer = open_local()
+    for key in ("a", "b", "c", "d"):
+        writer.put(key, b"old")
+    writer.flush()
+    fold(Database(writer._committer.log._store), "users")
+    writer.refresh()
+    assert writer.get("a") == b"old"  # kept, ready to hand out
+    writer.put("a", b"new")
+    writer.delete("b")
+    writer.delete_range("c", "d")
+    writer.put("e", b"soon gone", ttl_s=0.001)
+    threading.Event().wait(0.01)
+    expected = {b"a": b"new", b"d": b"old"}
+    for _ in range(2):
+        assert writer.get("a") == b"new"
+        assert writer.get("b") is None
+        assert dict(writer.scan()) == expected
+        assert dict(writer.scan(reverse=True)) == expected
+        table = writer.get_many(["a", "b", "c", "d", "e"])
+        assert table["_found"].to_pylist() == [True, False, False, True, False]
+        writer.flush()  # the same rows, from below
+        assert len(writer._front.overlay()) == 0
+    assert writer.pending.batches == 0
+
+
+def test_a_scan_keeps_its_moment(open_local):
+    """What is uploaded and what is written meanwhile changes nothing in an open iterator."""
+    writer = open_local()
+    for n in range(3):
+        writer.put(f"k{n}", b"v")
+    rows = writer.scan()
+    first = next(rows)
+    writer.flush()
+    writer.put("k1", b"later")
+    assert [first, *rows] == [(f"k{n}".encode(), b"v") for n in range(3)]
+
+
+def test_rows_with_columns_and_patches(open_local, store):
+    """Upserts and patches go through the log, also one on a row that is below."""
+    schema = pa.schema([("id", pa.string()), ("n", pa.int64()), ("s", pa.string())])
+    Database(store).create("events", schema)
+    writer = open_local("events")
+    writer.upsert([{"id": "e1", "n": 1, "s": "x"}])
+    writer.flush()
+    writer.patch([{"id": "e1", "n": 2}])
+    writer.patch([{"id": "none", "n": 2}])
+    assert writer.get("e1") == {"id": "e1", "n": 2, "s": "x"}
+    assert writer.get("none") is None
+    writer.flush()
+    assert writer.get("e1") == {"id": "e1", "n": 2, "s": "x"}
+    assert Database(store).reader("events").get("e1")["n"] == 2
+
+
+def test_columns_may_grow_over_a_backlog(open_local, store):
+    """Rows of the old columns and of the new ones, on the disk, in memory, and after a crash."""
+    schema = pa.schema([("id", pa.string()), ("n", pa.int64())])
+    db = Database(store)
+    db.create("events", schema)
+    writer = open_local("events")
+    writer.upsert([{"id": "a", "n": 1}])
+    db.alter("events", schema.append(pa.field("s", pa.string())))
+    writer.upsert([{"id": "b", "n": 2, "s": "x"}])
+    expected = [{"id": "a", "n": 1, "s": None}, {"id": "b", "n": 2, "s": "x"}]
+    assert [row for _, row in writer.scan()] == expected
+    crash(writer)
+    again = open_local("events")
+    assert again.local_recovery.replayed == 2
+    assert [row for _, row in again.scan()] == expected
+    again.flush()
+    assert [row for _, row in db.reader("events").scan()] == expected
+
+
+def test_without_waiting(open_local):
+    """A future has the same receipt; callbacks may write."""
+    writer = open_local()
+    answers = []
+    future = writer.put("a", b"1", wait=False)
+    future.add_done_callback(lambda done: answers.append(writer.put("b", done.result().ops * b"2")))
+    assert future.result().lsn is None
+    while not answers:
+        threading.Event().wait(0.01)
+    writer.flush()
+    assert future.result().lsn == answers[0].lsn == future.result().wait()
+
+
+def test_conditions_wait_for_the_bucket(open_local):
+    """They see all that was written before, and commit in the bucket at once."""
+    writer = open_local()
+    writer.put("a", b"1")
+    with pytest.raises(ConditionFailedError):
+        writer.put("a", b"2", when=[reef.absent("a")])
+    assert writer.pending.batches == 0
+    receipt = writer.put("b", b"2", when=[reef.present("a")])
+    assert isinstance(receipt.lsn, int)
+    writer.put("c", b"3")  # the way is free again
+    assert dict(writer.scan()) == {b"a": b"1", b"b": b"2", b"c": b"3"}
+
+
+def test_nothing_is_let_in_while_a_condition_is_decided(open_local):
+    """A put that comes meanwhile waits, and then goes before the next condition."""
+    writer = open_local()
+    writer._front.hold_back()
+    put = threading.Thread(target=writer.put, args=("a", b"1"))
+    put.start()
+    put.join(0.1)
+    assert put.is_alive()
+    assert writer.get("a") is None
+    decided = threading.Thread(
+        target=writer.put, args=("b", b"2"), kwargs={"when": [reef.present("a")]}
+    )
+    decided.start()
+    decided.join(0.1)
+    assert decided.is_alive()
+    writer._front.let_in()
+    put.join(20)
+    decided.join(20)
+    assert dict(writer.scan()) == {b"a": b"1", b"b": b"2"}
+
+
+def test_conditions_without_waiting(open_local):
+    """The future tells; a refusal that nobody asked for is told by flush, once."""
+    writer = open_local()
+    writer.put("a", b"1")
+    refused = writer.put("a", b"2", when=[reef.absent("a")], wait=False)
+    with pytest.raises(ConditionFailedError):
+        writer.flush()
+    writer.flush()
+    assert isinstance(refused.exception(), ConditionFailedError)
+    assert writer.put("a", b"3", when=[reef.present("a")], wait=False).result().lsn
+    writer.put("b", b"1")
+
+
+def test_transactions_see_what_was_written_and_conflict_with_what_is(open_local):
+    """Local writes before the beginning are seen; one behind it makes the transaction lose."""
+    writer = open_local()
+    writer.put("a", b"1")
+    with writer.transaction() as tx:
+        tx.put("b", tx.get("a") + b"!")
+    assert isinstance(tx.receipt.lsn, int)
+    assert writer.get("b") == b"1!"
+    lost = writer.transaction()
+    assert lost.get("a") == b"1"
+    writer.put("a", b"2")
+    lost.put("c", b"3")
+    with pytest.raises(ConflictError):
+        lost.commit()
+    assert writer.get("c") is None
+
+
+def test_a_full_backlog_makes_writers_wait(store, open_local):
+    """While the bucket is away there is room up to a bound, then UnavailableError."""
+    bucket, rule = down(store, times=0)
+    writer = open_local(bucket=bucket, local_backlog_bytes_max=5000, write_deadline_s=0.1)
+    rule.times = None
+    written = 0
+    with suppress(UnavailableError):
+        for written in range(100):
+            writer.put(f"k{written}", bytes(500))
+    assert 5 <= written <= 10
+    with pytest.raises(UnavailableError, match="wait for the bucket"):
+        writer.put("one more", bytes(500))
+    with pytest.raises(UnavailableError, match="safe in"):
+        writer.flush(timeout_s=0.05)
+    rule.times = rule.struck
+    writer.flush()
+    assert writer.pending.batches == 0
+    assert writer.put("more", b"1").wait()
+    assert len(list(Database(store).reader("users").scan())) == written + 1
+
+
+def test_the_log_loses_its_head(open_local, path):
+    """What is uploaded leaves the disk, file by file; the last entry stays for its number."""
+    writer = open_local()
+    for n in range(100):
+        writer.put(f"k{n}", bytes(200))
+    assert len(list(path.glob("*.wal"))) > 3
+    writer.flush()
+    truncate(writer._front)
+    assert (writer._front.log.first_index, writer._front.log.last_index) == (100, 100)
+    assert len(list(path.glob("*.wal"))) <= 2
+    writer.put("more", b"1")
+    assert writer.pending.first_index == 101
+
+
+def test_closing_uploads(open_local, store):
+    """Nothing is left; the next opening has nothing to do."""
+    with open_local() as writer:
+        writer.put("a", b"1")
+    assert Database(store).reader("users").get("a") == b"1"
+    assert open_local().local_recovery.replayed == 0
+    with pytest.raises(ClosedError):
+        writer.put("b", b"1")
+    with pytest.raises(ClosedError):
+        writer.get("a")
+
+
+def test_closing_says_what_is_left(store, open_local, path):
+    """A bucket that stays away does not hold up a close for ever; nothing is lost."""
+    bucket, rule = down(store, times=0)
+    writer = open_local(bucket=bucket, write_deadline_s=0.1)
+    rule.times = None
+    writer.put("a", b"1")
+    with pytest.raises(UnavailableError, match=r"1 batches .* not in the bucket") as told:
+        writer.close()
+    assert f"reef log pending {path}" in told.value.hint
+    writer.close()  # once more is nothing
+    again = open_local()
+    assert again.local_recovery.replayed == 1
+    assert again.get("a") == b"1"
+
+
+def test_an_error_of_the_block_is_not_hidden(store, open_local):
+    """What is left is told by the log as well; what went wrong in the block comes out."""
+    bucket, rule = down(store, times=0)
+    writer = open_local(bucket=bucket, write_deadline_s=0.0)
+    rule.times = None
+    writer.put("a", b"1")
+    with pytest.raises(ZeroDivisionError), writer:
+        raise ZeroDivisionError
+
+
+def test_what_a_crash_leaves_is_taken_up(open_local, store):
+    """Seen at once by the next writer of the same path, and uploaded once, in order."""
+    writer = open_local()
+    writer.put("a", b"1")
+    writer.flush()
+    writer.put("a", b"2", idempotency_key="k")
+    writer.delete("b")
+    crash(writer)
+    assert Database(store).reader("users").get("a") == b"1"
+    again = open_local()
+    assert (again.local_recovery.uploaded_index, again.local_recovery.replayed) == (1, 2)
+    assert again.get("a") == b"2"
+    assert again.pending.batches == 2
+    assert again.put("a", b"2", idempotency_key="k").replayed
+    again.flush()
+    assert Database(store).reader("users").get("a") == b"2"
+    assert again.put("a", b"2", idempotency_key="k").lsn
+
+
+def test_a_lost_end_does_not_reuse_numbers(open_local, store, path):
+    """If the disk forgets entries that were uploaded, new ones are not taken for those."""
+    writer = open_local()
+    for n in range(5):
+        writer.put(f"k{n}", b"v")
+    writer.flush()
+    crash(writer)
+    with LocalLog(path) as log:
+        log.delete_range(3, 5)
+    again = open_local()
+    again.put("new", b"1")
+    assert again.pending.first_index == 6
+    again.close()
+    assert Database(store).reader("users").get("new") == b"1"
+
+
+def test_another_namespace_or_database_is_refused(open_local, tmp_path):
+    """A log belongs to one namespace of one bucket; the wrong one is left without a trace."""
+    writer = open_local()
+    writer.put("a", b"1")
+    crash(writer)
+    with pytest.raises(InvalidInputError, match="namespace users"):
+        open_local("others")
+    for bucket in (MemoryStore(), MemoryStore()):
+        with pytest.raises(InvalidInputError, match="another database"):
+            open_local(bucket=bucket)
+        assert "users" not in Database(bucket).namespaces()
+    taken = MemoryStore()
+    Database(taken).writer("users").close()
+    with pytest.raises(InvalidInputError, match="another database"):
+        open_local(bucket=taken)
+    with LocalLog(tmp_path / "raft") as log:
+        log.store_log(LogEntry(1))
+    with pytest.raises(InvalidInputError, match="no writer of Reef"):
+        open_local(log=tmp_path / "raft")
+    assert open_local().get("a") == b"1"
+
+
+def test_two_at_once_are_refused(open_local):
+    """The directory has one owner; the second one changes nothing."""
+    writer = open_local()
+    with pytest.raises(ConflictError):
+        open_local()
+    assert writer.put("a", b"1").wait()
+
+
+def test_after_a_takeover_opening_stops(open_local, store, path):
+    """The tail is neither lost nor applied by itself; reapply applies it, once."""
+    writer = open_local()
+    writer.put("a", b"uploaded")
+    writer.flush()
+    writer.put("a", b"mine")
+    writer.put("b", b"mine")
+    crash(writer)
+    with Database(store).writer("users") as rival:
+        rival.put("a", b"theirs")
+    for _ in range(2):
+        with pytest.raises(FencedError, match="2 batches") as told:
+            open_local()
+        assert f"reef log pending {path}" in told.value.hint
+        assert f"reef log reapply {path} {store.url}" in told.value.hint
+    assert Database(store).reader("users").get("a") == b"theirs"
+    for replayed in (2, 0):
+        with open_local(reapply=True) as again:
+            assert again.local_recovery.replayed == replayed
+    assert dict(Database(store).reader("users").scan()) == {b"a": b"mine", b"b": b"mine"}
+    assert open_local().local_recovery.replayed == 0
+
+
+def test_a_takeover_of_a_log_with_nothing_left_is_no_matter(open_local, store):
+    """Where all was uploaded, though the log did not hear of it, opening goes on."""
+    writer = open_local()
+    writer.put("a", b"mine")
+    writer.flush()
+    crash(writer)
+    with Database(store).writer("users") as rival:
+        rival.put("a", b"theirs")
+    again = open_local()
+    assert again.local_recovery.replayed == 0
+    assert again.get("a") == b"theirs"
+
+
+def test_a_running_writer_is_fenced(open_local, store, path):
+    """The uploader finds out; from then on every call says so, and the tail stays on the disk."""
+    writer = open_local()
+    writer.put("a", b"1")
+    Database(store).writer("users").close()
+    writer.put("b", b"2")
+    with pytest.raises(FencedError, match="2 batches") as told:
+        writer.flush()
+    assert "reef log reapply" in told.value.hint
+    with pytest.raises(FencedError):
+        writer.put("c", b"3")
+    with pytest.raises(FencedError):
+        writer.put("c", b"3", when=[reef.absent("c")])
+    assert not writer.is_open
+    with pytest.raises(FencedError):
+        writer.close()
+    with pytest.raises(FencedError):
+        open_local()
+    with open_local(reapply=True) as again:
+        assert dict(again.scan()) == {b"a": b"1", b"b": b"2"}
+
+
+def test_an_unanswered_upload_counts_once(open_local):
+    """The answer to a PUT is lost again and again; what it carries is there once."""
+    rule = Rule(Fault.FAIL_AFTER, "create", "*/wal/*", times=0)
+    store = stores.open("memory://", faults=[rule])
+    writer = open_local(bucket=store)
+    rule.times = 3
+    receipts = [writer.put(f"k{n}", b"v") for n in range(3)]
+    writer.flush()
+    assert len({receipt.lsn for receipt in receipts}) == 1
+    changes = [change.lsn for change in Database(store).reader("users").changes(after_lsn=0)]
+    assert len(changes) == 3
+    assert rule.struck == 3
+
+
+def test_receipts_are_equal_by_their_place(open_local):
+    """Filling one in changes neither; elsewhere it is a plain receipt."""
+    writer = open_local()
+    one, two = writer.put("a", b"1"), writer.put("a", b"1", idempotency_key="k")
+    again = writer.put("a", b"1", idempotency_key="k")
+    assert one != two
+    assert two == again
+    assert again.replayed
+    kept = {one: "a", two: "b"}
+    assert writer.resolve(one) == "unknown"
+    writer.flush()
+    assert kept[one] == "a"
+    assert again.lsn == two.lsn
+    assert writer.resolve(one) == "committed"
+    assert type(pickle.loads(pickle.dumps(one))) is Receipt
+
+
+def test_forked_and_pickled_handles_refuse(open_local, path):
+    """A copy would be a second writer of the same log."""
+    writer = open_local()
+    writer.put("a", b"1")
+
+    def use():
+        kinds = []
+        for call in (lambda: writer.put("b", b"2"), writer.flush, writer.close):
+            try:
+                call()
+            except ClosedError as error:
+                kinds.append(error.kind)
+        return kinds
+
+    assert in_child(use) == (0, repr([Kind.FORKED] * 3))
+    with pytest.raises(InvalidInputError):
+        pickle.dumps(writer)
+    assert writer.put("b", b"2").wait()
+
+
+def test_a_forgotten_writer_lets_go(open_local, store, path):
+    """One that is dropped without a close ends by and by, and its tail is taken up."""
+    db = Database(store)
+    writer = db.writer("users", durability="local", local_log=path, upload_interval_ms=NEVER_MS)
+    writer.put("a", b"1")
+    uploader = writer._uploader
+    del writer
+    uploader._poke()
+    uploader._task.join(10)
+    assert open_local().get("a") == b"1"
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        ({"durability": "local"}, "needs local_log"),
+        ({"local_log": "x"}, "durability='local'"),
+        ({"reapply": True}, "durability='local'"),
+        ({"durability": "disk"}, "neither"),
+        ({"durability": "local", "local_log": "x", "ack": "independent"}, "in order"),
+    ],
+)
+def test_wrong_words_are_refused(store, words, match, tmp_path, monkeypatch):
+    """Before anything is made."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInputError, match=match):
+        Database(store).writer("users", **words)
+    assert not Path("x").exists()
+
+
+def test_the_async_face_has_it(tmp_path):
+    """`reef.aio` passes it on: many puts, few objects."""
+    import asyncio
+
+    from reef import aio
+
+    async def run():
+        async with aio.open(str(tmp_path / "data")) as db:
+            log = {"durability": "local", "local_log": tmp_path / "log"}
+            async with db.writer("users", upload_interval_ms=NEVER_MS, **log) as writer:
+                await asyncio.gather(*(writer.put(f"k{n}", b"v") for n in range(50)))
+                assert await writer.get("k1") == b"v"
+                await writer.flush()
+                return writer.unfolded.objects
+
+    assert asyncio.run(run()) == 2
+
+
+def test_the_background_folds_behind_it(tmp_path):
+    """The log becomes segments while rows are on the disk only; all of them are seen."""
+    db = reef.open(str(tmp_path / "data"))
+    fast = BackgroundSettings(fold_bytes=1, look_s=0.01, compact=False, sweep=False)
+    log = {"durability": "local", "local_log": tmp_path / "log", "local_segment_bytes": 1 << 20}
+    with db.writer("users", background=fast, upload_interval_ms=1.0, **log) as writer:
+        for n in range(200):
+            writer.put(f"k{n % 50:02}", str(n).encode())
+            if n % 10 == 0:
+                writer.flush()
+                assert len(list(writer.scan())) == min(n + 1, 50)
+        while not writer.manifest.segments:
+            threading.Event().wait(0.01)
+        assert {int(v) for _, v in writer.scan()} == set(range(150, 200))

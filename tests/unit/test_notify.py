@@ -1,0 +1,614 @@
+"""News of a bucket: readers wake at once, and lose nothing when events do."""
+
+import gc
+import http.client
+import json
+import os
+import pickle
+import threading
+import time
+from itertools import count
+
+import pytest
+
+import reef
+from reef import stores
+from reef.errors import ClosedError, InvalidInputError, Kind
+from reef.runtime import REAL
+from reef.stores.memory import MemoryStore
+from reef.stores.notify import Bell, DirectoryNotifier, Notifier, PushNotifier, QueueNotifier
+from reef.stores.notify.records import objects_of
+from reef.stores.wrappers import Wrapper
+from reef.telemetry import RequestMeter
+from reef.testing import Simulation
+
+WAKE_S = 20.0
+"""Far below the minutes that the readers of these tests would take without news."""
+SLOW = {"refresh_interval_ms": 120_000.0}
+
+
+class ByHand(Notifier):
+    """Hears what a test says."""
+
+    def _listen(self):
+        with self._turn:
+            while not self._closed:
+                self._turn.wait(1.0)
+
+    def __init__(self, runtime=REAL):
+        super().__init__(runtime)
+        self._turn = runtime.condition()
+
+    def _stop(self):
+        with self._turn:
+            self._turn.notify_all()
+
+
+def written(db, name="users"):
+    """Write one row, and return the receipt's LSN."""
+    with db.writer(name, background=False) as writer:
+        return writer.put("k", b"v").lsn
+
+
+def woken_s(reader, lsn, write):
+    """Return how long after `write` began a reader that waited for it was awake."""
+    awake = []
+    thread = threading.Thread(
+        target=lambda: (reader.wait_for(lsn, 60), awake.append(time.monotonic()))
+    )
+    thread.start()
+    time.sleep(0.05)
+    began_s = time.monotonic()
+    write()
+    thread.join()
+    assert reader.last_lsn >= lsn
+    return awake[0] - began_s
+
+
+# --- bells -------------------------------------------------------------------------------
+def test_a_bell_rings_for_its_prefixes_only():
+    """And stays rung until its owner clears it."""
+    with ByHand() as news:
+        bell = news.bell("a/wal/", "a/manifest/")
+        news.notify(["a/segments/1", "b/wal/1", "a/wal"])
+        assert not bell.wait(0.0)
+        news.notify(["a/manifest/7"])
+        assert bell.wait(0.0)
+        assert bell.is_rung
+        bell.clear()
+        assert not bell.is_rung
+        assert news.heard == 4
+
+
+def test_a_ring_before_the_wait_is_not_lost():
+    """What rings between a look and the wait ends the wait at once."""
+    with ByHand() as news:
+        bell = news.bell("")
+        bell.clear()
+        news.notify(["x"])
+        began_s = time.monotonic()
+        assert bell.wait(10.0)
+        assert time.monotonic() - began_s < 1.0
+
+
+def test_a_bell_that_nobody_holds_is_gone():
+    """Readers need not close anything; a notifier does not grow with those it has seen."""
+    with ByHand() as news:
+        kept = news.bell("a")
+        for _ in range(100):
+            news.bell("b")
+        gc.collect()
+        assert list(news._bells) == [kept]
+
+
+def test_a_closed_notifier_wakes_who_waits_and_says_that_it_is_deaf():
+    """Waiting for it would be in vain: readers look by themselves from then on."""
+    news = ByHand()
+    bell = news.bell("a")
+    assert bell.is_listening
+    news.close()
+    assert bell.wait(0.0)
+    assert not bell.is_listening
+    assert not news.bell("a").is_listening
+    news.close()
+
+
+def test_a_listener_that_dies_is_no_longer_relied_on():
+    """Whatever ended it: bells ring once, and are not waited for again."""
+
+    class Dies(ByHand):
+        def _listen(self):
+            """End at once."""
+
+    with Dies() as news:
+        bell = news.bell("a")
+        assert bell.wait(10.0)
+        assert not bell.is_listening
+
+
+def test_a_notifier_stays_in_its_process():
+    """It cannot be pickled, and a reader that is sent elsewhere looks at intervals."""
+    with ByHand() as news, pytest.raises(InvalidInputError) as caught:
+        pickle.dumps(news)
+    assert caught.value.kind is Kind.NOT_PICKLABLE
+
+
+# --- what events say ---------------------------------------------------------------------
+RECORD = {"s3": {"bucket": {"name": "b"}, "object": {"key": "p/wal/1", "size": 3}}}
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"Records": [RECORD, RECORD]}, [("b", "p/wal/1"), ("b", "p/wal/1")]),
+        (
+            {"Type": "Notification", "Message": json.dumps({"Records": [RECORD]})},
+            [("b", "p/wal/1")],
+        ),
+        ({"detail": {"bucket": {"name": "b"}, "object": {"key": "x"}}}, [("b", "x")]),
+        ({"Service": "Amazon S3", "Event": "s3:TestEvent", "Bucket": "b"}, []),
+        ({"Records": []}, []),
+        ({"something": "else"}, None),
+        ({"Records": [{"s3": {}}]}, None),
+        ([1, 2], None),
+        ("text", None),
+    ],
+)
+def test_events_are_read_in_every_form(body, expected):
+    """S3, SNS envelope, EventBridge; what cannot be read is told apart from what says nothing."""
+    assert objects_of(json.dumps(body)) == expected
+    assert objects_of(json.dumps(body).encode()) == expected
+
+
+def test_encoded_names_are_given_both_ways():
+    """Some services encode them and some do not; an event too many costs nothing."""
+    body = {"Records": [{"s3": {"bucket": {"name": "b"}, "object": {"key": "a+b%3D1/wal"}}}]}
+    assert objects_of(json.dumps(body)) == [("b", "a+b%3D1/wal"), ("b", "a b=1/wal")]
+    assert objects_of(b"\xff not JSON") is None
+
+
+# --- a directory -------------------------------------------------------------------------
+def test_a_directory_wakes_its_readers(tmp_path):
+    """wait_for returns when the commit is there, and the next read shows it: no interval passes."""
+    db = reef.open(str(tmp_path))
+    written(db)
+    with (
+        DirectoryNotifier(str(tmp_path)) as news,
+        db.reader("users", notify=news, **SLOW) as reader,
+        db.writer("users", background=False) as writer,
+    ):
+        reader.refresh()
+        wanted = reader.last_lsn + 1
+        assert woken_s(reader, wanted, lambda: writer.put("u", b"1")) < WAKE_S
+        writer.put("u", b"2")
+        assert reader._bell.wait(10)
+        assert reader.get("u") == b"2"
+
+
+def test_without_news_a_reader_goes_by_its_interval(tmp_path):
+    """The control: the same read, without a notifier, shows what was there a minute ago."""
+    db = reef.open(str(tmp_path))
+    written(db)
+    with db.reader("users", **SLOW) as r, db.writer("users", background=False) as writer:
+        writer.put("k", b"new")
+        assert r.get("k") == b"v"
+
+
+def test_a_waiting_reader_sends_no_requests_of_its_own(tmp_path):
+    """Where news comes by itself, waiting is quiet: one look, then one for each event."""
+    meter = RequestMeter()
+    db = reef.open(str(tmp_path), meter=meter)
+    lsn = written(db)
+    with DirectoryNotifier(str(tmp_path)) as news, db.reader("users", notify=news, **SLOW) as r:
+        r.refresh()
+        meter.reset()
+        assert not r.wait_for(lsn + 1000, timeout_s=0.6)
+        quiet = sum(meter.requests().values())
+    with db.reader("users", **SLOW) as r:
+        r.refresh()
+        meter.reset()
+        assert not r.wait_for(lsn + 1000, timeout_s=0.6)
+        assert sum(meter.requests().values()) > 2 * quiet
+    assert quiet <= 4, "at the beginning and at the end"
+
+
+def test_a_change_stream_follows_at_once(tmp_path):
+    """changes(follow=True) waits for the bell, too."""
+    meter = RequestMeter()
+    db = reef.open(str(tmp_path), meter=meter)
+    lsn = written(db)
+    seen = []
+    with DirectoryNotifier(str(tmp_path)) as news, db.reader("users", notify=news, **SLOW) as r:
+        stream = r.changes(after_lsn=lsn, follow=True, timeout_s=60)
+        thread = threading.Thread(target=lambda: seen.append((next(stream), time.monotonic())))
+        thread.start()
+        time.sleep(0.5)
+        meter.reset()
+        time.sleep(0.6)
+        assert meter.requests() == {}, "it waits without a request"
+        with db.writer("users", background=False) as writer:
+            began_s = time.monotonic()
+            writer.put("u", b"1")
+        thread.join()
+    ((change, seen_s),) = seen
+    assert change.key == b"u"
+    assert seen_s - began_s < WAKE_S
+
+
+def test_folders_that_are_made_later_are_watched(tmp_path):
+    """Nothing is there yet: each folder is waited for in the nearest one above it."""
+    with DirectoryNotifier(str(tmp_path / "not" / "yet")) as news:
+        bell = news.bell("namespaces/a/wal/")
+        (tmp_path / "not" / "yet" / "namespaces").mkdir(parents=True)
+        assert bell.wait(10)
+        store = stores.open(str(tmp_path / "not" / "yet"))
+        for number in range(3):
+            bell.clear()
+            store.create(f"namespaces/a/wal/{number}", b"x")
+            assert bell.wait(10), number
+        assert any(key.endswith("a/wal") for key in news._folders.values())
+
+
+def test_a_folder_that_is_replaced_is_watched_again(tmp_path):
+    """Whoever restores a directory need not restart the readers."""
+    store = stores.open(str(tmp_path))
+    store.put("a/wal/1", b"")
+    with DirectoryNotifier(str(tmp_path)) as news:
+        bell = news.bell("a/wal/")
+        os.rename(tmp_path / "a", tmp_path / "old")
+        assert bell.wait(10)
+        time.sleep(0.1)
+        bell.clear()
+        store.create("a/wal/2", b"")
+        assert bell.wait(10)
+
+
+def test_only_finished_objects_are_told_of(tmp_path):
+    """Temporary files lie elsewhere: an event means that a whole object has its name."""
+    store = stores.open(str(tmp_path))
+    store.put("wal/0", b"")
+    with DirectoryNotifier(str(tmp_path)) as news:
+        bell = news.bell("wal/")
+        for number in range(20):
+            bell.clear()
+            store.create(f"wal/{number + 1}", b"x" * 10_000)
+            assert bell.wait(10)
+        assert news.heard == 20
+
+
+def test_threads_and_files_are_given_back(tmp_path):
+    """A closed notifier leaves no thread and no descriptor."""
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        news = DirectoryNotifier(str(tmp_path))
+        news.bell("a")
+        news.close()
+        assert news._listener.join(10)
+        DirectoryNotifier(str(tmp_path)).close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_reader_after_a_fork_looks_by_itself(tmp_path):
+    """H51: the bell rings in the parent; the child opens anew and goes by its interval."""
+    db = reef.open(str(tmp_path))
+    written(db)
+    with DirectoryNotifier(str(tmp_path)) as news, db.reader("users", notify=news) as r:
+        pid = os.fork()
+        if pid == 0:
+            ok = r.get("k") == b"v" and r._bell is None and not news.is_listening
+            os._exit(0 if ok else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+
+
+# --- push --------------------------------------------------------------------------------
+def _post(endpoint, body, method="POST", path=None):
+    host, _, rest = endpoint.removeprefix("http://").partition("/")
+    connection = http.client.HTTPConnection(host, timeout=10)
+    try:
+        connection.request(method, f"/{rest}" if path is None else path, body)
+        with connection.getresponse() as response:
+            return response.status
+    finally:
+        connection.close()
+
+
+def _event(bucket, key):
+    """Give the body that Ceph's documentation shows."""
+    record = {
+        "eventVersion": "2.1",
+        "eventSource": "ceph:s3",
+        "eventName": "ObjectCreated:Put",
+        "s3": {
+            "s3SchemaVersion": "1.0",
+            "configurationId": "reef",
+            "bucket": {"name": bucket, "id": "b"},
+            "object": {"key": key, "size": "1024", "eTag": "e", "versionId": "", "sequencer": "F"},
+        },
+        "eventId": "",
+    }
+    return json.dumps({"Records": [record]}).encode()
+
+
+def test_a_pushed_event_rings():
+    """Bucket and prefix are the store's own; others' events ring for nobody."""
+    with PushNotifier("s3://bucket/root") as news:
+        bell = news.bell("namespaces/a/wal/")
+        assert _post(news.endpoint, _event("bucket", "root/namespaces/a/segments/1")) == 200
+        assert _post(news.endpoint, _event("other", "root/namespaces/a/wal/1")) == 200
+        assert _post(news.endpoint, _event("bucket", "namespaces/a/wal/1")) == 200
+        assert not bell.wait(0.2)
+        assert _post(news.endpoint, _event("bucket", "root/namespaces/a/wal/1")) == 200
+        assert bell.wait(10)
+
+
+def test_what_is_pushed_by_strangers():
+    """Without the secret path nothing rings; what cannot be read rings for all; size is bounded."""
+    with PushNotifier("s3://bucket/root") as news:
+        bell = news.bell("x/")
+        assert _post(news.endpoint, b"{}", path="/guess") == 404
+        assert _post(news.endpoint, b"", method="GET") == 501
+        assert not bell.wait(0.2)
+        assert _post(news.endpoint, b"what is this?") == 200
+        assert bell.wait(10)
+        assert _post(news.endpoint, b"x" * ((1 << 20) + 1)) == 413
+    news._listener.join(10)
+    with pytest.raises(ConnectionError):
+        _post(news.endpoint, b"{}")
+
+
+def test_a_port_that_is_taken_is_told():
+    """At once, with the address."""
+    with PushNotifier("s3://bucket/root") as news:
+        port = int(news.endpoint.split(":")[2].split("/")[0])
+        with pytest.raises(InvalidInputError, match=f"127.0.0.1:{port}"):
+            PushNotifier("s3://bucket/root", port=port)
+
+
+@pytest.mark.parametrize("url", ["./data", "file:///data", "memory://x", "s3://", 7])
+def test_events_of_a_bucket_need_its_url(url):
+    """A directory has no bucket events."""
+    with pytest.raises(InvalidInputError) as caught:
+        PushNotifier(url)
+    assert caught.value.kind is Kind.INVALID_URL
+
+
+# --- lost, late, doubled -----------------------------------------------------------------
+class Unreliable(Notifier):
+    """Passes the events of a store on as chance wants it: lost, late, doubled, out of order."""
+
+    def __init__(self, runtime, seed_share=0.5):
+        super().__init__(runtime)
+        self.lost = self.late = self.doubled = 0
+        self._turn = runtime.condition()
+        self._share = seed_share
+
+    def tell(self, key):
+        chance = self.runtime.uniform(0.0, 1.0)
+        if chance < 0.4 * self._share:
+            self.lost += 1
+        elif chance < self._share:
+            self.late += 1
+            delay_s = self.runtime.uniform(0.0, 30.0)
+            self.runtime.spawn(
+                lambda: (self.runtime.sleep(delay_s), self.notify([key])), name="late"
+            )
+        else:
+            self.notify([key])
+            if chance > 1.0 - 0.2 * self._share:
+                self.doubled += 1
+                self.notify([key])
+
+    def _listen(self):
+        with self._turn:
+            while not self._closed:
+                self._turn.wait(60.0)
+
+    def _stop(self):
+        with self._turn:
+            self._turn.notify_all()
+
+
+class Telling(Wrapper):
+    """A store that tells a notifier of what is created through it."""
+
+    def __init__(self, inner, news):
+        super().__init__(inner)
+        self.news = news
+
+    def create(self, key, body):
+        result = self.inner.create(key, body)
+        if result.landed:
+            self.news.tell(key)
+        return result
+
+
+class Distant(Wrapper):
+    """A store whose answers, "not found" included, take 20 ms on their way back."""
+
+    def get_tagged(self, key):
+        try:
+            return self.inner.get_tagged(key)
+        finally:
+            self.runtime.sleep(0.02)
+
+    def create(self, key, body):
+        result = self.inner.create(key, body)
+        self.runtime.sleep(0.02)
+        return result
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("share", [0.0, 0.6, 1.0])
+def test_nothing_is_lost_when_events_are_lost_late_or_doubled(seed, share):
+    """On virtual time: every commit is seen, no later than a look at intervals would show it.
+
+    With a share of 1.0 no event comes in time, and two in five do not come at all.
+    """
+    sim = Simulation(seed, switch_at=frozenset())
+    node = sim.process("node")
+    runtime = node.runtime
+    news = Unreliable(runtime, share)
+    bucket = Distant(MemoryStore(runtime=runtime))
+    db = reef.Database(bucket)
+    delays, rows = [], {}
+
+    def write():
+        with reef.Database(Telling(bucket, news)).writer("users", background=False) as writer:
+            runtime.sleep(1.0)
+            for number in range(40):
+                runtime.sleep(runtime.uniform(0.0, 0.1 if number % 2 else 3.0))
+                rows[b"%04d" % number] = b"v%d" % number
+                receipt = writer.put(b"%04d" % number, b"v%d" % number)
+                landed[receipt.lsn] = runtime.monotonic_s()
+
+    def read():
+        while "users" not in db.namespaces():
+            runtime.sleep(0.1)
+        with db.reader("users", notify=news, refresh_interval_ms=2000.0) as reader:
+            known = reader.last_lsn
+            while len(delays) < 40:
+                if reader.wait_for(known + 1, timeout_s=30.0):
+                    new = range(known + 1, reader.last_lsn + 1)
+                    now_s, known = runtime.monotonic_s(), reader.last_lsn
+                    delays.extend(now_s - landed.get(lsn, now_s) for lsn in new)
+            seen.update(dict(reader.scan()))
+        news.close()
+
+    landed, seen = {}, {}
+    node.spawn(write, name="writer")
+    node.spawn(read, name="reader")
+    sim.run()
+    sim.close()
+    assert seen == rows
+    assert max(delays) <= 2.5, "the interval is the bound, whatever becomes of the events"
+    if share == 0.0:
+        assert max(delays) < 0.5, "a look that was under way, and the next one"
+    else:
+        assert min(news.lost, news.late) > 0
+
+
+def test_reads_between_events_are_as_fresh_as_the_last_one(tmp_path):
+    """A read looks when a bell has rung since; between events it costs no request."""
+    meter = RequestMeter()
+    db = reef.open(str(tmp_path), meter=meter)
+    written(db)
+    with ByHand() as news, db.reader("users", notify=news, **SLOW) as r:
+        r.get("k")
+        meter.reset()
+        for _ in range(50):
+            assert r.get("k") == b"v"
+        assert meter.requests() == {}
+        with db.writer("users", background=False) as writer:
+            lsn = writer.put("k", b"new").lsn
+        assert r.get("k") == b"v", "nobody told"
+        for _ in range(3):  # doubled
+            news.notify([f"namespaces/users/wal/{lsn:020}.wal"])
+        assert r.get("k") == b"new"
+
+
+def test_a_deaf_notifier_leaves_the_reader_as_it_was(tmp_path):
+    """It polls as often as one without: events are no condition for anything."""
+    db = reef.open(str(tmp_path))
+    written(db)
+    news = ByHand()
+    with db.reader("users", notify=news, **SLOW) as r, db.writer("users", background=False) as w:
+        r.refresh()
+        news.close()
+        assert woken_s(r, r.last_lsn + 1, lambda: w.put("k", b"2")) < WAKE_S
+
+
+# --- queues ------------------------------------------------------------------------------
+_queues = count()
+
+
+@pytest.mark.parametrize("name", ["ministack", pytest.param("moto", marks=pytest.mark.slow)])
+def test_events_of_s3_through_a_queue_wake_readers(servers, name):
+    """A real bucket with a notification, a real queue: readers wake long before their interval."""
+    server = servers.use(name)
+    bucket = server.make_bucket(f"notify-{os.getpid()}-{next(_queues)}")
+    with server.client("sqs") as sqs, server.client() as s3:
+        queue = sqs.create_queue(QueueName=f"q-{bucket}")["QueueUrl"]
+        asked = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])
+        wanted = {"QueueArn": asked["Attributes"]["QueueArn"], "Events": ["s3:ObjectCreated:*"]}
+        s3.put_bucket_notification_configuration(
+            Bucket=bucket, NotificationConfiguration={"QueueConfigurations": [wanted]}
+        )
+    url, options = f"s3://{bucket}/root", server.options()
+    db = reef.open(url, **options)
+    written(db)
+    with QueueNotifier(queue, url, wait_s=1, **options) as news:
+        with (
+            db.reader("users", notify=news, **SLOW) as reader,
+            db.writer("users", background=False) as writer,
+        ):
+            reader.refresh()
+            for number in range(3):
+                took_s = woken_s(
+                    reader, reader.last_lsn + 1, lambda n=number: writer.put(f"u{n}", b"1")
+                )
+                assert took_s < WAKE_S, "on a loaded machine; alone it is milliseconds"
+        assert news.heard >= 3
+    assert news._listener.join(20)
+
+
+def test_a_queue_that_cannot_be_read_is_told_and_not_relied_on(ministack):
+    """The failure says why; readers look by themselves meanwhile; then every bell rings."""
+    with ministack.client("sqs") as sqs:
+        queue = sqs.create_queue(QueueName=f"gone-{os.getpid()}")["QueueUrl"]
+        sqs.delete_queue(QueueUrl=queue)
+        with QueueNotifier(queue, "s3://b/p", wait_s=1, **ministack.options()) as news:
+            bell = news.bell("x")
+            _until(lambda: news.failure is not None)
+            assert not bell.is_listening
+            sqs.create_queue(QueueName=f"gone-{os.getpid()}")
+            assert bell.wait(30), "it may have missed something"
+            assert bell.is_listening
+    assert news._listener.join(20)
+
+
+def _until(check, timeout_s=30.0):
+    end_s = time.monotonic() + timeout_s
+    while not check():
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
+
+
+def test_messages_are_deleted_once_read(ministack):
+    """An event is of no use later; the queue does not grow."""
+    with ministack.client("sqs") as sqs:
+        queue = sqs.create_queue(QueueName=f"read-{os.getpid()}")["QueueUrl"]
+        with QueueNotifier(queue, "s3://b/p", wait_s=1, **ministack.options()) as news:
+            bell = news.bell("wal/")
+            sqs.send_message(QueueUrl=queue, MessageBody=_event("b", "p/wal/1").decode())
+            assert bell.wait(30)
+        assert news._listener.join(20)
+        names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+        left = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=names)["Attributes"]
+    assert {int(number) for number in left.values()} == {0}
+
+
+def test_bells_are_part_of_the_face():
+    """What a notifier of one's own is built from."""
+    assert issubclass(DirectoryNotifier, Notifier)
+    assert Bell.__doc__
+
+
+def test_closing_a_reader_wakes_who_waits_in_it(tmp_path):
+    """Another thread's wait_for ends with ClosedError at once, not after the interval."""
+    db = reef.open(str(tmp_path))
+    written(db)
+    ended = []
+    with ByHand() as news:
+        reader = db.reader("users", notify=news, **SLOW)
+
+        def wait():
+            with pytest.raises(ClosedError):
+                reader.wait_for(10_000, timeout_s=100)
+            ended.append(True)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        time.sleep(0.2)
+        reader.close()
+        thread.join(WAKE_S)
+    assert ended == [True]

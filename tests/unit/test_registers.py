@@ -1,0 +1,203 @@
+"""Registers of two-phase stores: their URLs, what they show of them, and their statements."""
+
+import builtins
+import logging
+import pickle
+import sys
+import traceback
+
+import pytest
+
+from reef import stores
+from reef.errors import InvalidInputError, Kind, UnavailableError
+from reef.stores import RetryPolicy
+from reef.stores.two_phase import Record, find_two_phase, open_register
+from reef.stores.two_phase.sqlite import SqliteRegister
+from tests.two_phase import REGISTERS, register_url
+
+AT_ONCE = RetryPolicy(attempts_max=2, first_delay_s=0.0)
+
+
+def record_of(name, number=1, *, committed=False):
+    """Return a record whose source has a number."""
+    return Record(name, f"{name}.source-{number}", "c" * 32, committed)
+
+
+# --- URLs -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cas", "told"),
+    [
+        ("redis://host", "unknown scheme 'redis'"),
+        ("register.db", "not the URL of a register"),
+        ("", "not the URL of a register"),
+        ("sqlite://", "names no file"),
+        ("sqlite://host/x.db", "names no file"),
+        ("sqlite:///x.db?mode=ro", "no option 'mode'"),
+        ("dynamodb://", "names no table"),
+        ("dynamodb://reef?zone=1", "no option 'zone'"),
+        ("postgresql://user:geheim@host:port/x", "not a URL that SQLAlchemy understands"),
+    ],
+)
+def test_a_bad_register_is_told_at_once(tmp_path, cas, told):
+    """The message names what is wrong with the option, and shows no secret."""
+    with pytest.raises(InvalidInputError, match=told) as caught:
+        stores.open(str(tmp_path), cas=cas)
+    assert caught.value.kind is Kind.INVALID_OPTION
+    assert "geheim" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("cas", "package", "extra"),
+    [
+        ("postgresql://host/db", "sqlalchemy", "reef[sql]"),
+        ("mysql://host/db", "pymysql", "reef[sql]"),
+        ("dynamodb://reef", "boto3", "reef[s3]"),
+    ],
+)
+def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch, cas, package, extra):
+    """Whoever lacks a driver is told how to get it."""
+    original = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name.partition(".")[0] == package:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=package)
+        return original(name, *args, **kwargs)
+
+    for module in ("sql", "dynamodb"):
+        monkeypatch.delitem(sys.modules, f"reef.stores.two_phase.{module}", raising=False)
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(InvalidInputError) as caught:
+        stores.open(str(tmp_path), cas=cas)
+    assert package in caught.value.message.lower()
+    assert extra in caught.value.hint
+
+
+def test_a_register_may_stand_in_the_url_of_any_store(tmp_path, monkeypatch):
+    """Behind a path, behind a scheme with options of its own, or as an option; not twice."""
+    monkeypatch.chdir(tmp_path)
+    for url in ("./data?cas=sqlite:///r.db", f"file://{tmp_path}/data?cas=sqlite:///r.db"):
+        assert find_two_phase(stores.open(url)).register.inner.path == str(tmp_path / "r.db")
+    paged = find_two_phase(stores.open("memory://?page=2&cas=sqlite:///r.db"))
+    assert paged.capabilities.list_page == 2
+    assert find_two_phase(stores.open("./data")) is None
+    with pytest.raises(InvalidInputError, match="given twice"):
+        stores.open("./data?cas=sqlite:///r.db", cas="sqlite:///r.db")
+
+
+def test_a_register_inside_of_the_store_is_refused(tmp_path):
+    """It would be listed as an object, and swept as one."""
+    with pytest.raises(InvalidInputError, match="lies inside of the store"):
+        stores.open(str(tmp_path), cas=f"sqlite:///{tmp_path}/register.db")
+
+
+def test_a_file_that_cannot_be_made_is_told(tmp_path):
+    """With its path and what is missing."""
+    store = stores.open(str(tmp_path / "b"), cas=f"sqlite:///{tmp_path}/none/register.db")
+    with pytest.raises(InvalidInputError, match="there is no directory"):
+        store.create("a", b"1")
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "mysql"])
+def test_no_secret_is_ever_shown(tmp_path, caplog, scheme):
+    """Not in a repr, not in an error or its causes, not in the log."""
+    caplog.set_level(logging.DEBUG)
+    cas = f"{scheme}://ada:geheim@127.0.0.1:1/reef?connect_timeout=2"
+    store = stores.open(str(tmp_path), cas=cas, retry=AT_ONCE)
+    with pytest.raises(UnavailableError) as caught:
+        _ = store.cas
+    told = "".join(traceback.format_exception(caught.value))
+    inner = find_two_phase(store)
+    shown = [repr(store), repr(inner), repr(inner.register), repr(inner.register.inner), store.url]
+    assert "geheim" not in " ".join([*shown, told, caplog.text])
+    assert "127.0.0.1" in told
+    again = pickle.loads(pickle.dumps(store))
+    assert find_two_phase(again).register.inner._url == cas, "it travels all the same"
+
+
+@pytest.mark.parametrize("wrong", ["password", "database"])
+def test_a_refusal_is_told_at_once(servers, tmp_path, wrong):
+    """A wrong password or database will be wrong tomorrow: no waiting, and no secret shown."""
+    name, part = {"password": ("mariadb", ":reef@"), "database": ("postgresql", "/postgres")}[wrong]
+    cas = servers.use(name).url.replace(part, {":reef@": ":geheim@"}.get(part, "/none"))
+    with pytest.raises(InvalidInputError, match="refuses") as caught:
+        _ = stores.open(str(tmp_path), cas=cas).cas
+    assert caught.value.kind is Kind.REFUSED_BY_STORE
+    assert "geheim" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_table_without_a_region_is_told_at_once(tmp_path, monkeypatch):
+    """What boto cannot guess is named."""
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    with pytest.raises(InvalidInputError, match="region"):
+        _ = stores.open(str(tmp_path), cas="dynamodb://reef").cas
+
+
+# --- registers --------------------------------------------------------------------------
+
+
+@pytest.fixture(params=REGISTERS)
+def register(request, servers, tmp_path):
+    """A register of each kind, with nothing in its scope."""
+    return open_register(register_url(servers, request.param, tmp_path), "memory://x")
+
+
+def test_one_record_for_each_destination(register):
+    """The first insert wins; names are told apart by every byte."""
+    names = ["wal/a", "wal/A", "wal/a ", "wal/ä", "wal/a\u0301"]
+    assert [register.insert(record_of(name)) for name in names] == [True] * 5
+    assert not register.insert(record_of("wal/a", 2))
+    assert not register.insert(record_of("wal/a")), "our own is in the way, too"
+    assert register.read_one("wal/a") == record_of("wal/a")
+    assert register.read_one("wal/b") is None
+    found = register.read([*names, "missing"])
+    assert sorted(r.destination for r in found) == sorted(names)
+    assert register.read([]) == []
+
+
+def test_only_the_same_record_is_committed_or_deleted(register):
+    """Somebody with an old record in mind changes nothing."""
+    register.insert(record_of("wal/1"))
+    register.commit(record_of("wal/1", 2))
+    register.commit(record_of("missing"))
+    assert register.read_one("wal/1") == record_of("wal/1")
+    register.commit(record_of("wal/1"))
+    register.commit(record_of("wal/1"))
+    assert register.read_one("wal/1") == record_of("wal/1", committed=True)
+    register.delete([record_of("wal/1", 2), record_of("missing")])
+    assert register.read_one("wal/1") is not None
+    register.delete([record_of("wal/1")])
+    assert register.read_one("wal/1") is None
+    assert register.insert(record_of("wal/1", 3)), "the name is free"
+
+
+def test_records_come_in_order_and_by_prefix(register, monkeypatch):
+    """By the bytes of their names, page by page, all or only those that are not committed."""
+    for module in ("sqlite", "sql", "dynamodb"):
+        monkeypatch.setattr(f"reef.stores.two_phase.{module}.PAGE", 2)
+    names = ["a/1", "b/10", "b/2", "b/é", "b/Z", "bb", "c"]
+    for name in names:
+        register.insert(record_of(name))
+    register.commit(record_of("b/2"))
+    assert [r.destination for r in register.all()] == sorted(names)
+    assert [r.destination for r in register.all("b/")] == ["b/10", "b/2", "b/Z", "b/é"]
+    unfinished = [r.destination for r in register.all("b/", unfinished=True)]
+    assert unfinished == ["b/10", "b/Z", "b/é"]
+    assert list(register.all("d")) == []
+
+
+def test_a_register_keeps_buckets_apart_and_its_name(servers, tmp_path):
+    """Two buckets may use the same names; a register has one name for each, wherever opened."""
+    for kind in REGISTERS:
+        url = register_url(servers, kind, tmp_path).partition("scope=")[0].rstrip("?&")
+        one, other = (open_register(url, f"{tmp_path}-{n}") for n in (1, 2))
+        assert one.insert(record_of("wal/1"))
+        assert other.insert(record_of("wal/1", 2))
+        assert one.read_one("wal/1") == record_of("wal/1")
+        assert one.name != other.name
+        assert pickle.loads(pickle.dumps(one)).name == one.name
+    files = [SqliteRegister(str(tmp_path / name), "bucket") for name in ("register.db", "other.db")]
+    assert files[0].name != files[1].name
