@@ -73,6 +73,11 @@ def test_the_commit_index_is_kept_once_a_second(tmp_path):
     again._destroy()
 
 
+def test_sockets_of_others_still_work():
+    """PySyncObj replaces a function of the standard library when it is imported."""
+    assert socket.inet_ntop(socket.AF_INET, b"\x7f\0\0\1") == "127.0.0.1"
+
+
 def test_other_paths_are_pysyncobjs(tmp_path):
     """Only a path that is marked leads to a log."""
     import pysyncobj.syncobj

@@ -246,3 +246,17 @@ class Rebuilding(RuleBasedStateMachine):
 
 TestRebuilding = Rebuilding.TestCase
 TestRebuilding.settings = settings(max_examples=EXAMPLES, stateful_step_count=20, deadline=None)
+
+
+def test_H49_a_part_of_which_nothing_was_left_is_not_missed_two_merges_later():
+    """Found by the machine above: the first merge left a hole, and its inputs were swept."""
+    state = Rebuilding()
+    state.open()
+    state.write_and_fold(ops=[("delete", "a")], pin=True, size=50)
+    state.ingest(keys={"a", "b", "c", "d"}, replace=True, size=50, x=None)
+    state.write_and_fold(ops=[("put", "a", None, False), ("delete", "a")], pin=False, size=50)
+    state.compact_all(size=200, sweeps=True)
+    state.compact_all(size=10000, sweeps=True)
+    state.write_and_fold(ops=[("put", "d", None, False)], pin=False, size=10000)
+    state.rebuild_shows_the_same_rows()
+    state.teardown()

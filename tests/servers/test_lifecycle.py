@@ -155,7 +155,7 @@ def test_stop_kills_the_deaf(tmp_path):
     leaders = [child.pid for child in server.children]
     assert len(processes_of(tmp_path, leaders)) >= 2
     server.stop()
-    assert processes_of(tmp_path, leaders) == set()
+    wait_until(lambda: not processes_of(tmp_path, leaders), 10, what="the end of what was killed")
 
 
 def test_failed_start_shows_the_log(tmp_path):

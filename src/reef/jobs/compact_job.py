@@ -140,15 +140,22 @@ class CompactJob:
     def _with_trace(
         self, tasks: Sequence[CompactTask], results: list[TaskResult]
     ) -> list[TaskResult]:
-        """Where nothing at all is left, an empty segment says so.
+        """Where nothing is left of some keys, or of all, one empty segment says so.
 
-        Otherwise nothing would, and a rebuild takes an input that a snapshot pins for live (H49).
+        Otherwise nothing would: a rebuild finds a hole there, or takes an input that a snapshot
+        pins for live (H49).
         """
-        covers = tidied(cover for task in tasks for cover in task.lineage.covers)
-        if not covers or any(result.segment is not None for result in results):
+        gone = [
+            at
+            for at, (task, result) in enumerate(zip(tasks, results, strict=True))
+            if result.segment is None and task.lineage.covers
+        ]
+        if not gone:
             return results
-        whole = replace(tasks[0], lineage=replace(tasks[0].lineage, covers=covers))
-        return [replace(results[0], segment=write_trace(whole)), *results[1:]]
+        first, covers = gone[0], tidied(c for at in gone for c in tasks[at].lineage.covers)
+        whole = replace(tasks[first], lineage=replace(tasks[first].lineage, covers=covers))
+        traced = replace(results[first], segment=write_trace(whole))
+        return [*results[:first], traced, *results[first + 1 :]]
 
     def _task(self, wanted: KeyRange, lineage: Lineage) -> CompactTask:
         merged = {segment.id for segment in self.plan.inputs}

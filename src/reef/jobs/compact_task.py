@@ -3,7 +3,7 @@
 The inputs are read group by group, in large ranges, merged piece by piece (`compact_merge`) and
 written as they come: what is in memory at once is bounded, whatever the size of the inputs. A
 task knows all that it needs, and its segment has a name that no other task and no other run
-uses. A range of which nothing is left gives no segment.
+uses. A range of which nothing is left gives no segment; the driver notes it in one for all such.
 """
 
 from collections.abc import Iterator, Sequence

@@ -11,6 +11,8 @@ PySyncObj makes its journal from a path, by a function of its own. `journal_at` 
 that is marked, and puts a function in that one's place which knows the mark.
 """
 
+import _socket
+import socket
 from typing import Any
 
 import msgspec
@@ -21,6 +23,9 @@ from reef.locallog.entry import LogEntry
 from reef.locallog.log import LocalLog
 
 __all__ = ["LocalLogJournal", "journal_at"]
+
+# PySyncObj puts a function of its own in this place, on all systems, which works on Windows only.
+socket.inet_ntop = _socket.inet_ntop
 
 VOTE_KEY = b"pysyncobj.vote"
 COMMIT_KEY = b"pysyncobj.commit"
