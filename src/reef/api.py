@@ -4,6 +4,7 @@ from typing import Any
 
 from reef import stores
 from reef.engine.database import Database
+from reef.engine.registry import Registry
 from reef.jobs.background import start_background
 
 __all__ = ["open"]
@@ -14,4 +15,5 @@ def open(url: str, **options: Any) -> Database:
 
     Nothing is written before a writer is opened. `options` are those of `reef.stores.open`.
     """
-    return Database(stores.open(url, **options), start_background)
+    store = stores.open(url, **options)
+    return Database(store, start_background, Registry(store))

@@ -214,6 +214,8 @@ class SweepSettings(_Settings):
 
     retain_generations_s: float = 24 * 3600.0
     """How long a generation can be read after another one took its place."""
+    dropped_s: float = 24 * 3600.0
+    """How long a dropped namespace can be brought back."""
     retain_generations_max: int = 900
     """Whatever their age: a listing of them fits into one page."""
     condemned_max: int = 10_000

@@ -76,6 +76,7 @@ class Kind(StrEnum):
     UNSUPPORTED_FORMAT = "unsupported_format"
     INTERNAL = "internal"
     NOT_DURABLE = "not_durable"
+    DROPPED = "dropped"
 
 
 class ReefError(Exception):

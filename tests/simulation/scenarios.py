@@ -11,6 +11,7 @@ from reef.errors import NotFoundError, UnavailableError
 from reef.stores import Outcome, Wrapper, WriteResult
 from reef.testing import Chaos
 from tests.simulation import catalog_scenarios as catalogs
+from tests.simulation import dropping_scenarios as dropping
 from tests.simulation import engine_scenarios as engine
 from tests.simulation import job_scenarios as jobs
 from tests.simulation import local_log_scenarios as local_logs
@@ -152,6 +153,8 @@ SCENARIOS = {
     "catalog_slow": (catalogs.catalog_side_by_side, SLOW),
     "catalog_without_if_match": (catalogs.catalog_without_if_match, ROUGH),
     "catalog_counter": (catalogs.catalog_counter, ROUGH),
+    "names_come_and_go": (dropping.names_come_and_go, ROUGH),
+    "names_come_and_go_slowly": (dropping.names_come_and_go, SLOW),
     "rival_compactors": (jobs.rival_compactors, SLOW),
     "jobs_and_pins": (jobs.jobs_and_pins, SLOW),
     "background_beside_others": (jobs.background_beside_others, SLOW),

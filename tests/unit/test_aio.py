@@ -670,7 +670,7 @@ def test_several_loops_one_after_the_other():
 def test_every_method_of_the_engine_is_there():
     """What a synchronous handle can do, its asyncio sister can do."""
     different = {
-        "Database": {"metrics", "store", "events", "over"},
+        "Database": {"metrics", "store", "events", "over", "working"},
         "Writer": {"check_process", "at_hand", "manifest"},
         "Reader": {"at_hand"},
         "PinnedReader": {"at_hand"},

@@ -4,10 +4,11 @@ import msgspec
 import pytest
 
 import reef
+from reef.engine.wal_headers import Missing
 from reef.formats.manifest import Condemned
 from reef.jobs import sweep
 from reef.jobs.executor import LocalExecutor
-from reef.jobs.wal_headers import Missing, peek_headers
+from reef.jobs.wal_headers import peek_headers
 from reef.manifest import edits
 from reef.manifest.invariants import check_loaded
 from reef.manifest.publish import Publisher

@@ -4,12 +4,12 @@ import click
 
 from reef import catalog as catalogs
 from reef import stores
-from reef.cli.options import EXIT_PROBLEMS, ReefCommand, parse_options, store_options
+from reef.cli.options import EXIT_PROBLEMS, ReefCommand, on_bucket, parse_options, store_options
 from reef.cli.output import Output
+from reef.engine.database import Database
+from reef.engine.registry import REGISTRY, Registry
 
 __all__ = ["catalog"]
-
-REGISTRY = "catalog"
 
 
 @click.group()
@@ -40,3 +40,18 @@ def verify_command(output: Output, url: str, prefix: str, options: tuple[str, ..
     report = catalogs.Catalog(store, prefix=prefix).verify()
     output.report(f"verified {url}" + (f"/{prefix}" if prefix else ""), report)
     return EXIT_PROBLEMS if report.problems else 0
+
+
+@catalog.command("rebuild", cls=ReefCommand)
+@on_bucket
+def rebuild_command(output: Output, db: Database) -> None:
+    """Make the registry of a bucket from its namespaces.
+
+    For a bucket whose `catalog/` is lost, or that is older than its registry. One LIST per
+    namespace, and its newest manifest; safe beside everything else.
+
+    Example: reef catalog rebuild ./data
+    """
+    states = Registry(db.store).rebuild()
+    rows = [{"namespace": name, "state": str(state)} for name, state in sorted(states.items())]
+    output.table(f"registered, of {db.store.url}", ("namespace", "state"), rows)

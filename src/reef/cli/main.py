@@ -27,6 +27,7 @@ from reef.cli.catalog_commands import catalog
 from reef.cli.changes import changes
 from reef.cli.checks import rebuild, repair, verify
 from reef.cli.cursors import cursors
+from reef.cli.dropping import drop, jobs, undrop
 from reef.cli.health import health
 from reef.cli.inspect import inspect
 from reef.cli.log_commands import log
@@ -46,9 +47,10 @@ EXIT_ERROR = 1
 EXIT_USAGE = 64
 EXIT_INTERRUPTED = 130
 COMMANDS = (
-    *(create, put, get, delete, scan, import_command, export_command),
+    *(create, put, get, delete, scan, import_command, export_command, drop, undrop),
     *(index, compact, gc, verify, repair, rebuild),
-    *(inspect, stats, health, snapshot, cursors, changes, namespaces, catalog, store, log),
+    *(inspect, stats, health, jobs, snapshot, cursors, changes),
+    *(namespaces, catalog, store, log),
 )
 ALIASES = {"fold": index, "sweep": gc}
 """By the words of the library."""

@@ -72,7 +72,8 @@ def _scale(output: Output, first: bytes, last: bytes, width: int) -> str:
 
 @click.command(cls=ReefCommand)
 @on_bucket
-def namespaces(output: Output, db: Database) -> None:
+@click.option("--dropped", is_flag=True, help="Those that were dropped, instead.")
+def namespaces(output: Output, db: Database, *, dropped: bool) -> None:
     """List the namespaces of a bucket.
 
     Example: reef namespaces ./data
@@ -80,5 +81,5 @@ def namespaces(output: Output, db: Database) -> None:
     output.table(
         f"namespaces of {db.store.url}",
         ("namespace",),
-        [{"namespace": name} for name in db.namespaces()],
+        [{"namespace": name} for name in db.namespaces(dropped=dropped)],
     )

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager
 from datetime import datetime
 from logging import ERROR
 from typing import Any, Literal, Self, Unpack, overload
@@ -27,19 +27,23 @@ from reef.engine.history.moments import AsOf, Wanted
 from reef.engine.history.pinned import PinnedReader
 from reef.engine.history.snapshots import Snapshot, list_snapshots, resolve_snapshot, take_snapshot
 from reef.engine.info import Info
+from reef.engine.job_board import Working, running_jobs
+from reef.engine.jobs_seen import RunningJob
 from reef.engine.local.durability import LocalDurability
 from reef.engine.local.writer import LocalWriter
+from reef.engine.namespaces import Namespaces
 from reef.engine.reader import Reader
 from reef.engine.reading.cache import ByteCache
 from reef.engine.reading.segments import SegmentStore
-from reef.engine.stats import NamespaceStats, list_namespaces, namespace_stats
-from reef.engine.worker import Worker
+from reef.engine.registry import Registry
+from reef.engine.stats import NamespaceStats, namespace_stats
+from reef.engine.worker import Worker, background_settings
 from reef.engine.writer import Writer
-from reef.errors import ConflictError, CorruptionError, InvalidInputError, Kind, NotFoundError
-from reef.formats.manifest import Manifest
+from reef.errors import ConflictError, InvalidInputError, Kind
+from reef.formats.manifest import Manifest, NamespaceState
 from reef.formats.schema import DEFAULT_SCHEMA, Schema
 from reef.locallog.vfs import OS_FILES, FileSystem
-from reef.manifest.edits import grow_schema, new_namespace
+from reef.manifest.edits import grow_schema
 from reef.manifest.head import HeadFinder
 from reef.manifest.publish import Publisher
 from reef.manifest.snapshots import drop_cursor
@@ -60,12 +64,19 @@ StartWorker = Callable[["Database", Writer, BackgroundSettings], Worker]
 class Database:
     """The namespaces of one bucket."""
 
-    def __init__(self, store: Store, start_worker: StartWorker | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        start_worker: StartWorker | None = None,
+        registry: Registry | None = None,
+    ) -> None:
         self.store = store
         self.metrics = Metrics()
         self.events = Events()
         self._start_worker = start_worker
         """What works behind a writer; engines have none of their own, `reef.open` brings it."""
+        self._registry, self._board = registry, None if registry is None else registry.board
+        """Follows which namespaces there are; without one they are listed."""
         self._runtime: Runtime = store.runtime
         self._proved = False
         self.log_files: FileSystem = OS_FILES
@@ -80,7 +91,7 @@ class Database:
         wanted = DEFAULT_SCHEMA if schema is None else Schema.of(schema, key)
         namespace = Namespace(name)
         self._prove_store()
-        manifest = self._ensure(namespace, wanted).heads.find().manifest
+        manifest = self._namespaces.ensure(namespace, wanted).heads.find().manifest
         if manifest.schema.fingerprint != wanted.fingerprint:
             raise ConflictError(
                 f"namespace {name} is there already, with other columns: "
@@ -106,19 +117,45 @@ class Database:
         """Return what a namespace is, as of its newest manifest."""
         return Info.of(name, HeadFinder(self.store, Namespace(name)).find().manifest)
 
-    def namespaces(self) -> list[str]:
-        """Return the names of the namespaces that are in the bucket, in order."""
-        return list_namespaces(self.store)
+    def namespaces(self, *, dropped: bool = False) -> list[str]:
+        """Return the names of the namespaces that are in the bucket, in order.
+
+        With `dropped`, of those that were dropped instead.
+        """
+        return self._namespaces.names(NamespaceState.DROPPED if dropped else NamespaceState.LIVE)
+
+    def drop(self, name: str) -> None:
+        """Drop a namespace. Its writer is fenced, and whoever opens it finds nothing.
+
+        `undrop` brings it back until a sweep, a day later, takes what was in it.
+        """
+        self._prove_store()
+        self._namespaces.drop(Namespace(name))
+
+    def undrop(self, name: str) -> Info:
+        """Bring back a dropped namespace, as it was; NotFoundError if a sweep has taken it."""
+        self._prove_store()
+        return Info.of(name, self._namespaces.undrop(Namespace(name)))
 
     def stats(self, name: str) -> NamespaceStats:
         """Return what a namespace holds and how it is doing: levels, log, pins, its writer."""
         return namespace_stats(self.store, Namespace(name))
 
+    def jobs(self, namespace: str | None = None) -> list[RunningJob]:
+        """Return what runs in the bucket, or in one namespace: where, since when, how far."""
+        return running_jobs(
+            self.store, self._board, [namespace] if namespace else self.namespaces()
+        )
+
+    def working(self, kind: str, namespace: str) -> AbstractContextManager[Working]:
+        """Show a job that takes long to `jobs`, wherever that is asked, while the block runs."""
+        return Working(self._board, kind, namespace)
+
     def over(self, store: Store) -> "Database":
         """Return the same database through another way to its bucket; it counts into the same
         metrics, and its writers do nothing in the background.
         """
-        other = Database(store)
+        other = Database(store, registry=self._registry)
         other.metrics, other.events = self.metrics, self.events
         return other
 
@@ -171,7 +208,7 @@ class Database:
         Behind it a thread folds, compacts and sweeps; `background=False` leaves that to others.
         """
         wanted = WriterSettings().changed(settings)
-        work = _background_settings(background)
+        work = background_settings(background)
         if not take_over:
             check_role_is_free(self.store, Namespace(name))
         local = LocalDurability.of(durability, local_log, reapply=reapply, files=self.log_files)
@@ -187,7 +224,7 @@ class Database:
         self._recover_store(namespace)
 
         def take(claim: StreamClaim = NO_STREAM) -> tuple[Committer, Outcomes]:
-            publisher = self._ensure(namespace, DEFAULT_SCHEMA)
+            publisher = self._namespaces.ensure(namespace, DEFAULT_SCHEMA)
             role = RoleTaking(self.store, namespace, publisher, wanted, self.metrics, self.events)
             return role.take(claim)
 
@@ -305,13 +342,16 @@ class Database:
         publisher.publish(lambda head: drop_cursor(head, name))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Database, (self.store, self._start_worker)  # a copy counts and tells for itself
+        return Database, (
+            self.store,
+            self._start_worker,
+            self._registry,
+        )  # a copy counts and tells for itself
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        return None
+    def __exit__(self, *error: object) -> None: ...
 
     def __repr__(self) -> str:
         return f"<Database {self.store.url}>"
@@ -347,42 +387,6 @@ class Database:
             told = {"object": record.destination, "source": record.source}
             self.events.emit("two_phase.stuck", level=ERROR, namespace=namespace.name, **told)
 
-    def _ensure(self, namespace: Namespace, schema: Schema) -> Publisher:
-        """Make a namespace if there is none."""
-        publisher = Publisher(self.store, namespace, metrics=self.metrics)
-        looked = self._runtime.stopwatch()
-        try:
-            publisher.heads.find()
-        except NotFoundError:
-            self._check_nothing_is_left(namespace)
-            publisher.create(new_namespace(schema), looked)
-        return publisher
-
-    def _check_nothing_is_left(self, namespace: Namespace) -> None:
-        """A log without any manifest is damage: a fresh namespace over it would hide its rows.
-
-        Unless somebody has just made the namespace, and begun to write.
-        """
-        if next(iter(self.store.list(namespace.wal)), None) is None:
-            return
-        with suppress(NotFoundError):
-            HeadFinder(self.store, namespace).find()
-            return
-        raise CorruptionError(
-            f"namespace {namespace.name} has a log and no manifest",
-            hint=f"Run rebuild: reef rebuild URL {namespace.name} --apply",
-            object=namespace.manifests,
-            offset=0,
-        )
-
-
-def _background_settings(given: bool | BackgroundSettings) -> BackgroundSettings:
-    if isinstance(given, bool):
-        return BackgroundSettings()
-    if not isinstance(given, BackgroundSettings):
-        raise InvalidInputError(
-            f"background={given!r} is neither a bool nor BackgroundSettings",
-            kind=Kind.INVALID_OPTION,
-        )
-    given.check()
-    return given
+    @property
+    def _namespaces(self) -> Namespaces:
+        return Namespaces(self.store, self.metrics, self._registry)

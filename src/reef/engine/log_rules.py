@@ -8,6 +8,8 @@ LSN order, and so agree:
 - An `ingest` counts only if its job is open at its LSN (a begin below it, no abort and no
   other ingest of that job in between) and its key is not in the dedup window as it is there.
 - LSNs that a repair has skipped do not count.
+- A `begin` with a schema from before the first that the namespace has opens nothing: it was meant
+  for a namespace that was dropped, and in whose place this one was made (H48).
 
 All of it follows from the log alone, whichever manifest one starts from and however old it is.
 
@@ -68,6 +70,7 @@ class LogReader:
         self.marks = dict(manifest.stream_marks)
         """How far each stream was committed below `next_lsn`."""
         self._skipped = frozenset(manifest.skipped_lsns)
+        self._first_schema_id = manifest.schemas[0].id
 
     def judge(self, header: WalHeader) -> Judgement:
         """Return what the object at the next LSN amounts to. Objects come without gaps."""
@@ -133,6 +136,8 @@ class LogReader:
         return any(self._ids.get(lsn) not in (write_id, UNKNOWN_ID) for lsn, write_id in expected)
 
     def _begin(self, header: WalHeader) -> None:
+        if 0 < header.schema_id < self._first_schema_id:
+            return
         if header.job is not None and header.job.id not in self._jobs:
             job = header.job
             self._jobs[job.id] = OpenJob(job.id, header.lsn, job.key, job.live_wins)

@@ -309,8 +309,12 @@ class Reader(LooksBack, Readable):
 
     def _can_follow(self, manifest: Manifest) -> bool:
         """Whether the tail can go on from a manifest with what it has in memory."""
-        repaired = manifest.skipped_lsns != self._tail.manifest.skipped_lsns
-        return manifest.wal_floor <= self._tail.next_lsn and not self._damaged_log and not repaired
+        before = self._tail.manifest
+        changed = (manifest.skipped_lsns, manifest.wal_base) != (
+            before.skipped_lsns,  # a repair gave something up
+            before.wal_base,  # or it was dropped, and is another one now
+        )
+        return manifest.wal_floor <= self._tail.next_lsn and not self._damaged_log and not changed
 
     def _note_head(self, head: Head) -> None:
         if head.damage is not None and self._damaged_head is None:

@@ -32,7 +32,8 @@ __all__ = [
     "NamespaceStats",
     "SegmentStats",
     "WriterStats",
-    "list_namespaces",
+    "list_states",
+    "namespace_state",
     "namespace_stats",
 ]
 
@@ -172,9 +173,10 @@ def namespace_stats(store: Store, namespace: Namespace) -> NamespaceStats:
     return _Look(store, namespace).stats()
 
 
-def list_namespaces(store: Store) -> list[str]:
-    """Return the names of the namespaces there are: one LIST each, and their heads."""
-    return sorted(name for name in _listed_names(store) if _is_live(store, name))
+def list_states(store: Store) -> dict[str, NamespaceState]:
+    """Return the namespaces there are, dropped ones too: one LIST each, and their heads."""
+    states = {name: namespace_state(store, name) for name in _listed_names(store)}
+    return {name: state for name, state in states.items() if state is not None}
 
 
 def _listed_names(store: Store) -> Iterator[str]:
@@ -189,15 +191,15 @@ def _listed_names(store: Store) -> Iterator[str]:
         after = f"namespaces/{name}0"  # the character after '/', so behind all that it has
 
 
-def _is_live(store: Store, name: str) -> bool:
-    """A namespace is there if its manifest says so, or if damage keeps it from saying anything."""
+def namespace_state(store: Store, name: str) -> NamespaceState | None:
+    """Return what the manifest says, or "live" if damage keeps it from saying; None without any."""
     try:
-        head = HeadFinder(store, Namespace(name)).find(fallback=True)
+        head = HeadFinder(store, Namespace(name)).find(fallback=True, dropped=True)
     except (NotFoundError, InvalidInputError):  # the latter: somebody else's objects
-        return False
+        return None
     except CorruptionError:
-        return True
-    return head.manifest.state is NamespaceState.LIVE
+        return NamespaceState.LIVE
+    return head.manifest.state
 
 
 class _Look:

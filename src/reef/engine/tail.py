@@ -124,7 +124,8 @@ class Tail:
     def follows(self, manifest: Manifest) -> bool:
         """Whether a manifest is newer, and begins where this tail is already."""
         newer = manifest.generation > self.manifest.generation
-        return newer and manifest.wal_floor <= self.next_lsn
+        same = manifest.wal_base == self.manifest.wal_base  # not one made in its place (H48)
+        return newer and same and manifest.wal_floor <= self.next_lsn
 
     def rebase(self, manifest: Manifest) -> None:
         """Go on from a newer manifest: drop from memory what its segments hold now."""

@@ -7,7 +7,10 @@ be kept alive by the thread that tidies up behind it.
 
 from typing import Any, Protocol
 
-__all__ = ["Worker"]
+from reef.config import BackgroundSettings
+from reef.errors import InvalidInputError, Kind
+
+__all__ = ["Worker", "background_settings"]
 
 
 class Worker(Protocol):
@@ -24,3 +27,16 @@ class Worker(Protocol):
 
     def stop(self) -> None:
         """End the thread; what it is in the middle of is given up at its next request."""
+
+
+def background_settings(given: bool | BackgroundSettings) -> BackgroundSettings:
+    """Return what was asked for; the defaults for a plain yes or no."""
+    if isinstance(given, bool):
+        return BackgroundSettings()
+    if not isinstance(given, BackgroundSettings):
+        raise InvalidInputError(
+            f"background={given!r} is neither a bool nor BackgroundSettings",
+            kind=Kind.INVALID_OPTION,
+        )
+    given.check()
+    return given

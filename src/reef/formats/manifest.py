@@ -29,6 +29,7 @@ __all__ = [
     "Condemned",
     "CursorEntry",
     "DedupEntry",
+    "Dropped",
     "Manifest",
     "NamespaceState",
     "OpenJob",
@@ -141,6 +142,19 @@ class Sums(msgspec.Struct, frozen=True, array_like=True):
     made: str
 
 
+class Dropped(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a namespace was dropped, and where it would go on."""
+
+    at_ms: int
+    """By the store's clock."""
+    end_lsn: int
+    """The first LSN after the fences of whoever dropped it: what is made anew begins here."""
+    below: tuple[str, ...]
+    """The write ids of those fences, the last one last."""
+    is_cleared: bool = False
+    """Whether a sweep has taken what was in it: it cannot be brought back any more."""
+
+
 class Recent(msgspec.Struct, frozen=True, array_like=True):
     """A published generation: the only proof that a slow publish has landed."""
 
@@ -196,6 +210,8 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     branch_pins: dict[str, int] = {}
     cursors: dict[str, CursorEntry] = {}
     parent: str | None = None
+    dropped: Dropped | None = None
+    """Of a dropped namespace; left out of all others."""
     key_ids: tuple[str, ...] = ()
 
     @property

@@ -20,11 +20,17 @@ from dataclasses import dataclass, field
 
 from reef.engine.log import Log
 from reef.engine.log_rules import LogReader, Verdict, contiguous
-from reef.errors import CorruptionError, OutcomeUnknownError, ReefError, UnavailableError
+from reef.engine.wal_headers import HeaderTask, Missing, Peeked, run_header_task
+from reef.errors import (
+    ConflictError,
+    CorruptionError,
+    OutcomeUnknownError,
+    ReefError,
+    UnavailableError,
+)
 from reef.formats.manifest import DedupEntry, Manifest
 from reef.formats.schema import Schema
 from reef.formats.wal_object import Job, WalHeader, WalKind, WalObject
-from reef.jobs.wal_headers import HeaderTask, Missing, Peeked, run_header_task
 from reef.manifest.dedup import DedupWindow
 from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
@@ -117,6 +123,7 @@ class Appender:
             if state is not None:
                 return state
             if losses < TRIES_MAX:
+                self._check_schema(schema, seen.manifest)
                 header = self._header(self._aim(seen, losses), kind, job, schema)
                 tries.sent[header.write_id] = header.lsn
                 self._send(header, seen)
@@ -125,6 +132,15 @@ class Appender:
             f"no slot for a {kind} in the log of {self._names.name} after {TRIES_MAX} tries",
             namespace=self._names.name,
         )
+
+    def _check_schema(self, schema: Schema, manifest: Manifest) -> None:
+        """What was begun in a namespace that is dropped since opens nothing in the new one."""
+        if schema.id < manifest.schemas[0].id:
+            raise ConflictError(
+                f"{self._names.name} was dropped and made anew since this job looked at it",
+                hint="Start the job again, with the columns that the new one has",
+                namespace=self._names.name,
+            )
 
     def look(self) -> LogState:
         """Return what stands in the log. The listing counts only while the head is fresh (H10)."""

@@ -26,7 +26,7 @@ from typing import Any
 from reef.config import BackgroundSettings
 from reef.engine.database import Database
 from reef.engine.writer import Writer
-from reef.errors import ClosedError, ConflictError, FencedError, ReefError
+from reef.errors import ClosedError, ConflictError, FencedError, Kind, NotFoundError, ReefError
 from reef.formats.manifest import Manifest
 from reef.jobs.compact import Compactor
 from reef.jobs.compact_plan import strategy
@@ -143,6 +143,10 @@ class Background:
             self.is_stopped = True
         except PaceEnded:
             raise
+        except NotFoundError as error:
+            self.is_stopped = error.kind is Kind.DROPPED
+            if not self.is_stopped:
+                self._note_failure(chore, error)
         except Exception as error:
             self._note_failure(chore, error)
         return None

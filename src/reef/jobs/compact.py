@@ -86,13 +86,14 @@ def compact(
     Safe beside writers, readers, folds and sweeps.
     """
     compactor = Compactor(db, namespace, strategy, full=full, executor=executor, **settings)
-    with operation(db.metrics, "compact"), compactor:
+    with operation(db.metrics, "compact"), db.working("compact", namespace) as working, compactor:
         reports = []
         for _ in range(1 if full else compactor.settings.rounds_max):
             report = compactor.step(take_over=True)
             if report is None:
                 break
             reports.append(report)
+            working.progress = {"jobs": len(reports)}
             if not report.published:  # to take the role back would only go on and on
                 break
     return _summed(reports) if reports else compactor.idle()

@@ -22,6 +22,7 @@ from reef.config import ReaderSettings
 from reef.engine.database import Database
 from reef.engine.history.moments import AsOf, Wanted
 from reef.engine.history.snapshots import Snapshot, resolve_snapshot
+from reef.engine.job_board import Working
 from reef.engine.rows import EXPIRES_AT
 from reef.errors import ConflictError, InvalidInputError, Kind, ReefError
 from reef.formats.schema import Schema
@@ -110,6 +111,7 @@ def export(
     wanted = _wanted(db, namespace, as_of, snapshot)
     with (
         operation(db.metrics, "export"),
+        db.working("export", namespace) as working,
         ExportReader(db.store, Namespace(namespace), SETTINGS, wanted, pin=True) as reader,
     ):
         asked = _columns(reader.reef_schema, columns)
@@ -120,7 +122,7 @@ def export(
             )
             for number, part in enumerate(ranges)
         ]
-        done = _run(executor, tasks, LocalExecutor(db.store.runtime))
+        done = _run(executor, tasks, LocalExecutor(db.store.runtime), working)
         _seal(tasks[0], done)
         return ExportReport(
             namespace,
@@ -140,7 +142,7 @@ def open_files(place: str | os.PathLike[str] | Store) -> Store:
 
 
 def _run(
-    executor: Executor | None, tasks: list[ExportTask], local: LocalExecutor
+    executor: Executor | None, tasks: list[ExportTask], local: LocalExecutor, working: Working
 ) -> list[ExportedFile]:
     """Run all at once where others do it; here a few at a time, so that memory is bounded.
 
@@ -151,6 +153,7 @@ def _run(
     for first in range(0, len(tasks), step):
         results = (executor or local).map(run_export_task, tasks[first : first + step])
         done += [file for result in results for file in result.files]
+        working.progress = {"files": len(done), "tasks": len(tasks)}
         for result in results:
             if result.error is not None:
                 with suppress(ReefError):

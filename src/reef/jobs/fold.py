@@ -13,6 +13,7 @@ everyone else folds it in one task for each stretch of it.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -76,8 +77,9 @@ def fold(
     A long log is folded in stretches, each with a publish of its own, so that memory is bounded.
     """
     wanted = FoldSettings().changed(settings)
+    elsewhere = db.working("fold", namespace) if executor is not None else nullcontext()
     executor = executor or LocalExecutor(db.store.runtime)
-    with operation(db.metrics, "fold"):
+    with operation(db.metrics, "fold"), elsewhere:
         report, more = _fold(db, namespace, executor, wanted)
         for _ in range(1, wanted.stretches_max):
             if not more or not report.published:

@@ -106,7 +106,7 @@ def rebuild(
     differ and `force` is given. Force also accepts problems, and loses what they name.
     """
     executor = executor or LocalExecutor(db.store.runtime)
-    with operation(db.metrics, "rebuild"):
+    with operation(db.metrics, "rebuild"), db.working("rebuild", namespace):
         run = _Rebuild(db, Namespace(namespace), executor)
         report = run.apply(force=force) if apply else run.look()[0]
     db.events.emit("rebuilt", namespace=namespace, applied=report.applied, rows=report.rows)
@@ -164,7 +164,9 @@ class _Rebuild:
         """Return the published head; None if there is no manifest, sound or not."""
         try:
             return HeadFinder(self.store, self.names).find().manifest
-        except NotFoundError:
+        except NotFoundError as error:
+            if error.kind is Kind.DROPPED:
+                raise
             return None
         except CorruptionError as error:
             raise CorruptionError(

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 import msgspec
 
+from reef.engine.wal_headers import Missing
 from reef.errors import UNDECODABLE, CorruptionError, InvalidInputError, NotFoundError
 from reef.formats.coding import crc32c_extend
 from reef.formats.segment import Footer, SegmentSummary
 from reef.formats.segment_tail import decode_footer
 from reef.formats.wal_object import WalHeader
 from reef.jobs.executor import Executor
-from reef.jobs.wal_headers import Missing, peek_headers
+from reef.jobs.wal_headers import peek_headers
 from reef.manifest.leases import LeaseRecord
 from reef.manifest.roots import job_of
 from reef.paths import Namespace, number_of

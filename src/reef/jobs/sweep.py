@@ -155,7 +155,9 @@ class _Sweep:
         self.store.runtime.reach("sweep deleted")
         if deletable:
             deleted = frozenset(deletable)
-            head = self.publisher.publish(lambda h: edits.forget_condemned(h, deleted))
+            head = self.publisher.publish(
+                lambda h: edits.forget_condemned(h, deleted), dropped=True
+            )
         # A lapsed lease is not renewed by its holder: it can go at once.
         self._delete(leases.lapsed)
         aborted = 0
@@ -187,7 +189,7 @@ class _Sweep:
                     hint="Look at a dry run; force=True does it all the same",
                     namespace=self.names.name,
                 )
-            if not plan.doomed:
+            if not plan.doomed and not plan.clears:
                 return plan, plan.head
             head = self._publish(plan)
             if head is not None:
@@ -205,13 +207,14 @@ class _Sweep:
             overtaken = edited is None
             return edited
 
-        head = self.publisher.publish(edit)
+        head = self.publisher.publish(edit, dropped=True)
         return None if overtaken else head
 
     def _objection(self, plan: SweepPlan) -> str | None:
         """A sweep of so much is more likely a mistake than a large clean-up (H32)."""
         going, wanted = plan.going_bytes, self.settings
-        if going < wanted.share_bytes_min or plan.share <= wanted.share_max:
+        small = going < wanted.share_bytes_min or plan.share <= wanted.share_max
+        if small or plan.head.dropped is not None:  # that all of it goes is what was asked for
             return None
         return (
             f"{going} bytes of segments in {self.names.name} would go, {plan.share:.0%} of all; "
@@ -270,6 +273,8 @@ class _Sweep:
         """Return the open jobs without a lease. They take it before they begin, and the leases
         were listed after the log was read, so one that lives is seen.
         """
+        if plan.head.dropped is not None:  # what they staged goes when it is cleared
+            return []
         latest_s = leases.now_s - self.settings.silent_job_s - clock_margin_s(self.store)
         lapsed = [job for job in plan.open_jobs if not leases.hold_job(job.id)]
         return [job for job in lapsed if self._begun_s(job) < latest_s]

@@ -11,14 +11,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+import msgspec
+
 from reef.config import SweepSettings
 from reef.engine.history.moments import with_skipped
 from reef.engine.log_rules import LogReader, Verdict, contiguous
+from reef.engine.wal_headers import Missing, Peeked
 from reef.errors import CorruptionError, NotFoundError
 from reef.formats.manifest import Manifest, OpenJob
 from reef.formats.wal_object import WalHeader, WalKind
 from reef.jobs.executor import Executor
-from reef.jobs.wal_headers import Missing, Peeked, peek_headers
+from reef.jobs.wal_headers import peek_headers
+from reef.manifest.dropping import clear_dropped, is_due
 from reef.manifest.edits import Condemnation
 from reef.manifest.head import HeadFinder
 from reef.manifest.roots import (
@@ -73,6 +77,8 @@ class SweepPlan:
     """Those that hold segments, and those that the head carries along; alive or not."""
     wal_floor: int = 0
     """From where on some root needs the log."""
+    clears: bool = False
+    """Whether a dropped namespace's time is over: `head` is what will be published then."""
 
     @property
     def share(self) -> float:
@@ -92,17 +98,29 @@ class SweepPlan:
 
     def condemnation(self) -> Condemnation:
         return Condemnation(
-            self.head.generation,
+            self.head.generation - self.clears,
             self.oldest_retained,
             tuple(doomed.key for doomed in self.doomed),
             int(self.now_s * 1000),
             self.expired,
+            self.clears,
         )
 
 
 def clock_margin_s(store: Store) -> float:
     """Return by how much an age may seem larger than it is: dates are cut to whole units."""
     return CLOCK_MARGIN_S + store.capabilities.clock_resolution_s
+
+
+def _as_cleared(head: Manifest) -> Manifest:
+    """Return the generation in which a dropped namespace will be cleared.
+
+    Nobody opens an older one any more, so none but those that are pinned is retained.
+    """
+    generation = head.generation + 1
+    return msgspec.structs.replace(
+        clear_dropped(head), generation=generation, oldest_retained=generation
+    )
 
 
 @dataclass
@@ -122,11 +140,14 @@ class SweepPlanner:
         self.kept.clear()
         self._open_jobs = ()
         self.heads.forget()
-        head = self.heads.find().manifest
+        head = self.heads.find(dropped=True).manifest
         condemned = {c.key for c in head.condemned}
         manifests = self._listed(self.names.manifests, condemned)
         segments = self._listed(self.names.segments, condemned)
         now_s = self.store.now()
+        clears = is_due(head, now_s - self.settings.dropped_s - clock_margin_s(self.store))
+        if clears:
+            head = _as_cleared(head)
         oldest = self._oldest(head, manifests, now_s)
         latest_ms = int((now_s - clock_margin_s(self.store)) * 1000)
         pinned = pinned_generations(head, latest_ms)
@@ -149,6 +170,7 @@ class SweepPlanner:
             expired,
             self._open_jobs,
             needs.wal_floor,
+            clears,
         )
 
     # --- roots --------------------------------------------------------------------

@@ -18,7 +18,7 @@ from reef.jobs.verify_chain import Chain, Roots, read_chain
 from reef.jobs.verify_log import SurveyedLog, survey_log
 from reef.jobs.verify_problems import Problem, ProblemKind, Severity
 from reef.jobs.verify_segments import check_segments
-from reef.manifest.head import HeadFinder
+from reef.manifest.head import HeadFinder, refuse_dropped
 from reef.manifest.leases import LeaseRecord, find_leases
 from reef.manifest.roots import job_of
 from reef.paths import Namespace
@@ -69,6 +69,7 @@ class _Surveyor:
 
     def run(self, *, deep: bool) -> Survey:
         chain = read_chain(self.store, self.names, self.heads, self._now_ms())
+        refuse_dropped(self.names, chain.head)
         log = survey_log(self.executor, self.store, self.names, chain)
         segments = {entry.id: entry for entry in log.ingested}
         segments |= {i: named.entry for i, named in chain.named.items()}

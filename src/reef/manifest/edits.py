@@ -8,6 +8,7 @@ from reef.formats.manifest import Condemned, DedupEntry, Manifest, OpenJob, Segm
 from reef.formats.schema import Schema
 from reef.formats.set_hash import EMPTY, SetHash
 from reef.manifest import sums
+from reef.manifest.dropping import clear_dropped
 from reef.manifest.invariants import refuse_condemned
 from reef.manifest.roots import effective_grace_ms
 from reef.manifest.streams import moved_on
@@ -173,6 +174,8 @@ class Condemnation:
     """By the store's clock."""
     expired: frozenset[str] = frozenset()
     """Snapshots that were not looked upon as roots: they go with what they held."""
+    clears: bool = False
+    """Whether it was planned as if the dropped namespace were cleared: it is, with this."""
 
 
 def condemn(manifest: Manifest, found: Condemnation) -> Manifest | None:
@@ -183,6 +186,8 @@ def condemn(manifest: Manifest, found: Condemnation) -> Manifest | None:
     """
     if manifest.generation != found.generation:
         return None
+    if found.clears:
+        manifest = clear_dropped(manifest)
     known = {condemned.key for condemned in manifest.condemned}
     new = [key for key in found.keys if key not in known]
     return msgspec.structs.replace(

@@ -13,7 +13,7 @@ ask for the newest sound one, and is told what it stands in for.
 
 from dataclasses import dataclass
 
-from reef.errors import CorruptionError, NotFoundError, UnavailableError
+from reef.errors import CorruptionError, Kind, NotFoundError, UnavailableError
 from reef.formats.manifest import Manifest, decode_manifest
 from reef.manifest.invariants import check_loaded
 from reef.paths import Namespace, number_of
@@ -21,7 +21,7 @@ from reef.runtime import Runtime, Stopwatch
 from reef.stores import Store, fetch
 from reef.stores.dates import StoreDates
 
-__all__ = ["Head", "HeadFinder"]
+__all__ = ["Head", "HeadFinder", "refuse_dropped"]
 
 LISTINGS_MAX = 5
 FALLBACKS_MAX = 10
@@ -72,11 +72,18 @@ class HeadFinder:
         """The head that was found last, however long ago, without looking again."""
         return self._last
 
-    def find(self, *, fallback: bool = False) -> Head:
-        """Return the newest manifest; NotFoundError if the namespace has none.
+    def find(self, *, fallback: bool = False, dropped: bool = False) -> Head:
+        """Return the newest manifest; NotFoundError if there is none, or the namespace is dropped.
 
-        Where it is damaged: CorruptionError, or with `fallback` the newest sound one.
+        Where it is damaged: CorruptionError, or with `fallback` the newest sound one. Only who
+        drops, brings back, makes anew or sweeps asks for a `dropped` one too.
         """
+        found = self._find(fallback)
+        if not dropped:
+            refuse_dropped(self._namespace, found.manifest)
+        return found
+
+    def _find(self, fallback: bool) -> Head:
         known, found = self._known, None
         if known is not None and known.damage is None and known.fresh():
             found = self._probe(known, fallback)
@@ -156,6 +163,19 @@ class HeadFinder:
             except (CorruptionError, NotFoundError):
                 continue
         raise damage
+
+
+def refuse_dropped(namespace: Namespace, manifest: Manifest) -> None:
+    """Raise NotFoundError for a manifest of a dropped namespace; say how to bring it back."""
+    name, dropped = namespace.name, manifest.dropped
+    if dropped is None:
+        return
+    hint = f"Bring it back with db.undrop({name!r}) or: reef undrop URL {name}"
+    if dropped.is_cleared:
+        hint = "A sweep has taken its rows; create() makes a new one of that name"
+    raise NotFoundError(
+        f"namespace {name} was dropped", kind=Kind.DROPPED, hint=hint, namespace=name
+    )
 
 
 def _explained(error: CorruptionError) -> CorruptionError:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 
 from reef.errors import ConflictError, CorruptionError, InternalError
-from reef.formats.manifest import Manifest
+from reef.formats.manifest import Manifest, NamespaceState
 
 __all__ = ["broken_steps", "check_loaded", "check_next", "refuse_condemned"]
 
@@ -34,6 +34,9 @@ RULES: dict[str, Rule] = {
     "no generation that is retained is condemned": lambda m: not _condemned_generations(m),
     "the newest generation is retained": lambda m: m.oldest_retained <= m.generation,
     "snapshots have distinct ids": lambda m: _distinct([s.id for s in m.snapshots]),
+    "what is dropped says when": lambda m: (
+        (m.state is NamespaceState.DROPPED) == (m.dropped is not None)
+    ),
     "the grace period is not negative": lambda m: m.grace_ms >= 0,
     "the last of the recent is this one": lambda m: (
         bool(m.recent)
@@ -50,11 +53,17 @@ STEP_RULES: dict[str, StepRule] = {
         b.writer_epoch >= a.writer_epoch and b.compactor_epoch >= a.compactor_epoch
     ),
     "the floor never falls": lambda a, b: b.wal_floor >= a.wal_floor,
-    "the base never moves": lambda a, b: b.wal_base == a.wal_base,
+    "the base never moves, unless anew": lambda a, b: b.wal_base == a.wal_base or _anew(a, b),
     "the dedup window keeps its length": lambda a, b: b.dedup_keys_max == a.dedup_keys_max,
     "what was last seen never falls": lambda a, b: b.wal_id_last_seen >= a.wal_id_last_seen,
     "the oldest retained never falls": lambda a, b: b.oldest_retained >= a.oldest_retained,
-    "schemas are only added": lambda a, b: b.schemas[: len(a.schemas)] == a.schemas,
+    "schemas are only added": lambda a, b: (
+        b.schemas[: len(a.schemas)] == a.schemas
+        or (_anew(a, b) and b.schemas[0].id > a.schemas[-1].id)
+    ),
+    "a cleared namespace stays cleared": lambda a, b: (
+        a.dropped is None or not a.dropped.is_cleared or b.dropped == a.dropped or _anew(a, b)
+    ),
     "a write id is used once": lambda a, b: b.write_id not in {r.write_id for r in a.recent},
 }
 
@@ -98,6 +107,12 @@ def refuse_condemned(head: Manifest, segment_ids: Iterable[str]) -> None:
                 hint="Run the job again",
                 segment=segment_id,
             )
+
+
+def _anew(before: Manifest, after: Manifest) -> bool:
+    """Whether a namespace was made in the place of a dropped one, behind its fences (H48)."""
+    ended = before.dropped
+    return ended is not None and after.dropped is None and after.wal_base == ended.end_lsn
 
 
 def _distinct(ids: list[str]) -> bool:

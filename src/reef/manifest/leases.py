@@ -14,6 +14,7 @@ before it was written, and gives a lapsed one up: a sweep that saw it lapsed goe
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from platform import node
 
 import msgspec
 
@@ -40,6 +41,8 @@ class LeaseRecord(msgspec.Struct, frozen=True):
     ttl_ms: int
     nonce: str = ""
     """So that a renewal differs from what it renews."""
+    where: str = ""
+    """The machine and process that hold it, for people."""
 
 
 UNREADABLE = LeaseRecord("", 0, 0, "", UNREADABLE_TTL_MS)
@@ -67,6 +70,7 @@ class Lease:
             wal_floor=manifest.wal_floor,
             owner=owner,
             ttl_ms=int(ttl_s * 1000),
+            where=f"{node()}:{store.runtime.process_id()}",
         )
         return cls(store, namespace, record)
 
@@ -127,6 +131,9 @@ class FoundLease:
     lapsed: bool
     owner: str | None = ""
     """None: nobody knows whose it is, so it may be anybody's."""
+    where: str = ""
+    renewed_s: float = 0.0
+    """When it was written last, by the store's clock."""
 
 
 def job_owner(job_id: str) -> str:
@@ -157,7 +164,9 @@ def find_leases(
         if record is not None:
             lapsed = now_s - info.last_modified_s > record.ttl_ms / 1000 + margin_s
             owner = None if record is UNREADABLE else record.owner
-            yield FoundLease(info.key, record.generation, lapsed, owner)
+            yield FoundLease(
+                info.key, record.generation, lapsed, owner, record.where, info.last_modified_s
+            )
 
 
 def _read_new(store: Store, listed: list[ObjectInfo], known: dict[str, LeaseRecord]) -> bool:

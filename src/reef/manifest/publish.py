@@ -72,12 +72,15 @@ class Publisher:
         self._losses = self._metrics.counter("manifest.losses")
         self._turn = self._runtime.lock()
 
-    def publish(self, edit: Edit) -> Manifest:
-        """Apply `edit` to the head and make the result the head; return what is there then."""
+    def publish(self, edit: Edit, *, dropped: bool = False) -> Manifest:
+        """Apply `edit` to the head and make the result the head; return what is there then.
+
+        To a dropped namespace only with `dropped`: NotFoundError otherwise.
+        """
         with self._turn:
             start_s = self._runtime.monotonic_s()
             for loss in range(self._policy.losses_max):
-                published = self._attempt(self.heads.find(), edit)
+                published = self._attempt(self.heads.find(dropped=dropped), edit)
                 if published is not None:
                     took_s = self._runtime.monotonic_s() - start_s
                     self._metrics.histogram("manifest.publish_seconds").record(took_s)
@@ -131,7 +134,7 @@ class Publisher:
         """Only the current head's memory tells whether a slow publish counts."""
         self.heads.forget()
         try:
-            current = self.heads.find().manifest
+            current = self.heads.find(dropped=True).manifest
         except (NotFoundError, UnavailableError):
             current = None
         if current is not None and _has(current, following.write_id):

@@ -98,7 +98,7 @@ def bulk_load(
     """
     check_duplicates(duplicates, order_by)
     place = Place(url, Namespace(namespace), store_options or {})
-    db = Database(place.open())
+    db = place.database()
     load = _Load(db, place, df, progress or _nothing)
     with load.stage("check"):
         target, checks = check_load(
@@ -147,7 +147,7 @@ def preflight(
     """Return what `bulk_load` would find before it writes anything."""
     place = Place(url, Namespace(namespace), store_options or {})
     _, checks = check_load(
-        Database(place.open()),
+        place.database(),
         place,
         df,
         order_by=order_by,

@@ -12,8 +12,10 @@ from datetime import datetime
 from typing import Any
 
 from reef import stores
+from reef.engine.database import Database
 from reef.engine.history.moments import AsOf, Wanted
 from reef.engine.history.snapshots import resolve_snapshot
+from reef.engine.registry import Registry
 from reef.errors import InvalidInputError, Kind
 from reef.paths import Namespace
 from reef.stores import Store
@@ -74,6 +76,11 @@ class Place:
                 "Use a directory or a bucket",
             )
         return store
+
+    def database(self) -> Database:
+        """Open the bucket, with its registry; nothing works in the background."""
+        store = self.open()
+        return Database(store, registry=Registry(store))
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,6 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from reef.engine.database import Database
 from reef.errors import InternalError, InvalidInputError, Kind
 from reef.jobs.ingest import BulkJob
 from reef.spark.lease import SharedLease
@@ -57,7 +56,7 @@ class ReefWriter(DataSourceArrowWriter):
                 hint='Use mode("append") for patches and deletes',
             )
         place = wanted.place
-        db = Database(place.open())
+        db = place.database()
         target = find_target(
             db,
             place.namespace,

@@ -53,6 +53,8 @@ def find_target(
         schema = HeadFinder(db.store, namespace).find().manifest.schema
         exists = True
     except NotFoundError as error:
+        if key is None and error.kind is Kind.DROPPED:
+            raise
         if key is None:
             raise NotFoundError(
                 f"there is no namespace {namespace.name} in {db.store.url}",

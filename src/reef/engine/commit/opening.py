@@ -114,14 +114,16 @@ class WriterOpening:
         with self._leased(self._publisher.heads.find().manifest), _damage_asks_for_repair():
             return self._opened(*self._take_role())
 
-    def fence_off(self) -> None:
-        """Take the role without reading the log, which may be damaged: what a repair does.
+    def fence_off(self) -> tuple[int, list[int]]:
+        """Take the role without reading the log, which may be damaged; return epoch and fences.
 
-        From then on every slot below the fences is filled for good, or given up.
+        What a repair and a drop do. From then on every slot below the fences is filled for good,
+        or given up.
         """
         self._passes_damage = True
         with self._leased(self._publisher.heads.find().manifest):
-            self._take_role()
+            _, fences = self._take_role()
+        return self._epoch, fences
 
     def _take_role(self) -> tuple[Manifest, list[int]]:
         """Steps 1 to 3: return the head in which the role is ours, and the fences."""

@@ -61,7 +61,7 @@ class Resync:
         """
         for _ in range(LOOKS_MAX):
             self.heads.forget()
-            head = self.heads.find()
+            head = self.heads.find(dropped=True)  # the fences in its log say who ended us
             manifest = head.manifest
             # From whichever is lower: below the floor only batches are collected, so a fence
             # that was folded already is still found.

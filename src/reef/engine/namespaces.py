@@ -1,0 +1,146 @@
+"""Making namespaces, dropping them, bringing them back, listing them (protocol section 8).
+
+Drop: take the writer role, so that M fences lie in the log and no older writer commits any more;
+publish that it is dropped, with where its log ends. Undrop: publish that it is live. Make anew: one
+publish behind those fences, with numbers that go on. Each is one CAS on the manifest, which
+decides; a registry, where there is one, is told before and after.
+"""
+
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+
+from reef.config import WriterSettings
+from reef.engine.commit.opening import WriterOpening
+from reef.engine.log import Log
+from reef.engine.reading.cache import ByteCache
+from reef.engine.reading.segments import SegmentStore
+from reef.engine.registry import Registry
+from reef.engine.stats import list_states
+from reef.errors import ConflictError, CorruptionError, FencedError, Kind, NotFoundError
+from reef.formats.manifest import Dropped, Manifest, NamespaceState
+from reef.formats.schema import Schema
+from reef.manifest import dropping
+from reef.manifest.edits import new_namespace
+from reef.manifest.head import HeadFinder
+from reef.manifest.publish import Publisher
+from reef.paths import Namespace
+from reef.runtime import Stopwatch
+from reef.stores import Store
+from reef.telemetry import Metrics
+
+__all__ = ["Namespaces"]
+
+DROPS_MAX = 10
+"""How often a drop begins anew because a writer opened, or a fold passed its fences."""
+
+
+@dataclass(frozen=True, slots=True)
+class Namespaces:
+    """The namespaces of one bucket, as things that come and go."""
+
+    store: Store
+    metrics: Metrics
+    registry: Registry | None = None
+
+    def names(self, state: NamespaceState) -> list[str]:
+        """Return the names of those in a state, from the registry or by listing."""
+        found = None if self.registry is None else self.registry.names(state)
+        if found is not None:
+            return found
+        return sorted(name for name, one in list_states(self.store).items() if one is state)
+
+    def ensure(self, namespace: Namespace, schema: Schema) -> Publisher:
+        """Make a namespace if there is none, or none but a dropped one."""
+        publisher = self._publisher(namespace)
+        looked = self.store.runtime.stopwatch()
+        try:
+            publisher.heads.find()
+        except NotFoundError as error:
+            with self._changing(namespace):
+                if error.kind is Kind.DROPPED:
+                    publisher.publish(lambda h: dropping.made_anew(h, schema), dropped=True)
+                else:
+                    self._create(namespace, publisher, schema, looked)
+        return publisher
+
+    def _create(
+        self, namespace: Namespace, publisher: Publisher, schema: Schema, looked: Stopwatch
+    ) -> None:
+        if self.registry is not None:  # telling it took time: somebody else may have been first
+            looked = self.store.runtime.stopwatch()
+            with suppress(NotFoundError):
+                publisher.heads.find()
+                return
+        self._check_nothing_is_left(namespace)
+        publisher.create(new_namespace(schema), looked)
+
+    # --- dropping -----------------------------------------------------------------
+    def drop(self, namespace: Namespace) -> Manifest:
+        """Drop a namespace; NotFoundError if there is none. Fences its writer."""
+        self._publisher(namespace).heads.find()
+        with self._changing(namespace):
+            for _ in range(DROPS_MAX):
+                publisher = self._publisher(namespace)
+                with suppress(FencedError):
+                    manifest = self._try_to_drop(namespace, publisher)
+                    if manifest.dropped is not None:
+                        return manifest
+        raise ConflictError(
+            f"{namespace.name} was taken over by other writers while it was dropped",
+            hint="Stop its writers, and drop it again",
+            namespace=namespace.name,
+        )
+
+    def _try_to_drop(self, namespace: Namespace, publisher: Publisher) -> Manifest:
+        epoch, fences = self._opening(namespace, publisher).fence_off()
+        self.store.runtime.reach("drop fenced")
+        found = Log(self.store, namespace).read_many(fences)
+        below = tuple(fence.header.write_id for fence in found if fence is not None)
+        if len(below) < len(fences):  # folded, and given up by a repair: begin anew
+            return publisher.heads.find().manifest
+        dropped = Dropped(int(self.store.now() * 1000), max(fences) + 1, below)
+        return publisher.publish(lambda head: dropping.drop(head, epoch, dropped))
+
+    def undrop(self, namespace: Namespace) -> Manifest:
+        """Bring a dropped namespace back, as it was; one that is there stays as it is."""
+        publisher = self._publisher(namespace)
+        if publisher.heads.find(dropped=True).manifest.dropped is None:
+            return publisher.heads.find().manifest
+        with self._changing(namespace):
+            return publisher.publish(dropping.undrop, dropped=True)
+
+    # --- parts --------------------------------------------------------------------
+    def _changing(self, namespace: Namespace) -> AbstractContextManager[None]:
+        return nullcontext() if self.registry is None else self.registry.changing(namespace)
+
+    def _publisher(self, namespace: Namespace) -> Publisher:
+        return Publisher(self.store, namespace, metrics=self.metrics)
+
+    def _opening(self, namespace: Namespace, publisher: Publisher) -> WriterOpening:
+        cache = ByteCache(0, self.metrics)
+        return WriterOpening(
+            self.store,
+            namespace,
+            publisher,
+            SegmentStore(self.store, namespace, cache),
+            writer_id=self.store.runtime.ulid(),
+            max_parallel_writes=1,
+            lease_ttl_s=WriterSettings().lease_ttl_s,
+        )
+
+    def _check_nothing_is_left(self, namespace: Namespace) -> None:
+        """A log without any manifest is damage: a fresh namespace over it would hide its rows.
+
+        Unless somebody has just made the namespace, and begun to write.
+        """
+        if next(iter(self.store.list(namespace.wal)), None) is None:
+            return
+        with suppress(NotFoundError):
+            HeadFinder(self.store, namespace).find(dropped=True)
+            return
+        raise CorruptionError(
+            f"namespace {namespace.name} has a log and no manifest",
+            hint=f"Run rebuild: reef rebuild URL {namespace.name} --apply",
+            object=namespace.manifests,
+            offset=0,
+        )

@@ -1,0 +1,140 @@
+"""The registry of a bucket: which namespaces there are, in the catalog at `catalog/`.
+
+The manifest of a namespace decides whether it is there; the registry follows, so that a listing of
+ten thousand costs a few requests. Who makes, drops or brings back a namespace first notes that it
+is about to (an open change, in the entry), then publishes, then closes its change. Whoever closes
+the last one writes down what the manifest says by then. So an entry without open changes is right,
+and one with some is looked up; a process that dies in between leaves one that is looked up.
+
+The first change in a bucket without a registry, or whose registry was lost, takes in the
+namespaces that a listing shows, in the same transaction.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from reef.catalog import JSON, Catalog, WriteSession
+from reef.engine.job_board import JobBoard
+from reef.engine.stats import list_states, namespace_state
+from reef.errors import CorruptionError, NotFoundError, ReefError
+from reef.formats.manifest import NamespaceState
+from reef.paths import Namespace
+from reef.stores import Store
+
+__all__ = ["REGISTRY", "Registry"]
+
+REGISTRY = "catalog"
+"""Where it lies in a bucket."""
+COMPLETE = "registry"
+"""The key that says that all namespaces are in it."""
+PREFIX = "namespace/"
+COMPACT_AFTER = 64
+STALE_MS = 3600 * 1000
+"""A rebuild closes changes that were begun longer ago than this: their process is gone."""
+
+Entry = dict[str, Any]
+
+
+class Registry:
+    """The namespaces of one bucket, by name. Safe for threads, and picklable with its store."""
+
+    def __init__(self, store: Store) -> None:
+        self.catalog = Catalog(store, prefix=REGISTRY, codec=JSON)
+        self.board = JobBoard(self.catalog)
+        self._store = store
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Registry, (self._store,)
+
+    # --- reading ------------------------------------------------------------------
+    def names(self, state: NamespaceState) -> list[str] | None:
+        """Return the names of those in a state; None if there is no registry that can tell."""
+        try:
+            found = {key.decode(): value for key, value in self.catalog.scan_latest()}
+        except (CorruptionError, NotFoundError):  # the bucket stays the truth
+            return None
+        if COMPLETE not in found:
+            return None
+        entries = {k.removeprefix(PREFIX): v for k, v in found.items() if k.startswith(PREFIX)}
+        return sorted(name for name, e in entries.items() if self._state(name, e) == state)
+
+    def _state(self, name: str, entry: Entry) -> str | None:
+        return namespace_state(self._store, name) if entry["changes"] else entry["state"]
+
+    # --- changing -----------------------------------------------------------------
+    @contextmanager
+    def changing(self, namespace: Namespace) -> Iterator[None]:
+        """Note that a namespace is about to be made, dropped or brought back, and then what it is.
+
+        Where the block fails, what it did may still land: the change stays open.
+        """
+        change = self._store.runtime.ulid()
+        self._begin(namespace.name, change)
+        self._store.runtime.reach("registry noted")
+        yield
+        self._store.runtime.reach("registry behind")
+        with suppress(ReefError):  # it is done; the entry is looked up until it is closed
+            self._close(namespace.name, change)
+            self._keep_short()
+
+    def _begin(self, name: str, change: str) -> None:
+        lacking = self.catalog.get_latest(COMPLETE) is None
+        listed = list_states(self._store) if lacking else {}
+        now_ms = int(self._store.now() * 1000)
+
+        def begin(session: WriteSession) -> None:
+            if session.get(COMPLETE) is None:
+                self._take_in(session, listed)
+            entry = session.get(PREFIX + name) or {"state": None, "changes": {}}
+            entry["changes"][change] = now_ms
+            session.put(PREFIX + name, entry)
+
+        self.catalog.transact(begin)
+
+    def _close(self, name: str, change: str) -> None:
+        def close(session: WriteSession) -> None:
+            entry = session.get(PREFIX + name) or {"state": None, "changes": {}}
+            entry["changes"].pop(change, None)
+            if not entry["changes"]:
+                # After the session began: all whose changes it does not show have published.
+                entry["state"] = namespace_state(self._store, name)
+            _put(session, name, entry)
+
+        self.catalog.transact(close)
+
+    def _take_in(self, session: WriteSession, listed: dict[str, NamespaceState]) -> None:
+        session.put(COMPLETE, {"format": 1})
+        for name, state in listed.items():
+            session.put(PREFIX + name, {"state": state, "changes": {}})
+
+    def _keep_short(self) -> None:
+        head = self.catalog.snapshot()
+        if head.last_segment_seq - head.floor >= COMPACT_AFTER:
+            self.catalog.compactor().compact_and_gc()
+
+    # --- making it again ----------------------------------------------------------
+    def rebuild(self) -> dict[str, NamespaceState]:
+        """Make the registry from the namespaces there are; return them."""
+        listed = list_states(self._store)
+        stale_ms = int(self._store.now() * 1000) - STALE_MS
+
+        def rebuild(session: WriteSession) -> None:
+            known = {k.decode(): v for k, v in session.scan_range(prefix=PREFIX)}
+            before = {key.removeprefix(PREFIX): entry for key, entry in known.items()}
+            self._take_in(session, {n: s for n, s in listed.items() if n not in before})
+            for name, entry in before.items():
+                young = {c: at for c, at in entry["changes"].items() if at > stale_ms}
+                state = namespace_state(self._store, name)
+                _put(session, name, {"state": state, "changes": young})
+
+        self.catalog.transact(rebuild)
+        return listed
+
+
+def _put(session: WriteSession, name: str, entry: Entry) -> None:
+    """Keep an entry; what is not there and does not change needs none."""
+    if entry["changes"] or entry["state"] is not None:
+        session.put(PREFIX + name, entry)
+    else:
+        session.delete(PREFIX + name)

@@ -1,0 +1,152 @@
+"""`db.jobs`: bulk loads and compactors as the bucket shows them, and jobs on the board."""
+
+import threading
+
+import pytest
+
+import reef
+from reef.engine import job_board
+from reef.engine.database import Database
+from reef.engine.registry import Registry
+from reef.formats.wal_object import Job, WalKind
+from reef.jobs import export, fold
+from reef.jobs.executor import LocalExecutor
+from reef.jobs.ingest import BulkJob
+from reef.manifest.edits import raise_compactor_epoch, release_compactor
+from reef.manifest.leases import Lease, job_owner
+from reef.manifest.publish import Publisher
+from tests.bulk import append, stage
+from tests.collecting import DAY_S, NAME, USERS, World
+
+
+@pytest.fixture
+def world():
+    """A namespace with one row."""
+    world = World()
+    with world.db.writer(NAME) as writer:
+        writer.put("a", b"1")
+    return world
+
+
+def test_a_bulk_load_is_seen_from_its_begin_to_its_end(tmp_path):
+    """Whoever looks sees where it runs, that it lives, and what it has staged; folded or not."""
+    db = reef.open(str(tmp_path))
+    db.create(NAME)
+    assert db.jobs() == []
+    with BulkJob(db, NAME) as job:
+        staged = stage(db.store, NAME, {b"k": b"v"}, job.id)
+        for _ in range(2):
+            (seen,) = reef.open(str(tmp_path)).jobs()
+            assert (seen.namespace, seen.kind, seen.id) == (NAME, "bulk load", job.id)
+            assert seen.where.endswith(f":{db.store.runtime.process_id()}")
+            assert not seen.is_stale
+            assert 0 <= seen.since_s < 60
+            assert 0 <= seen.heartbeat_s < 60
+            assert seen.progress == {"segments": 1, "bytes": staged.size}
+            assert [one.id for one in db.jobs(NAME)] == [job.id]
+            with db.writer(NAME, background=False) as writer:
+                writer.put("x", b"1")
+            fold(db, NAME)
+        job.commit([staged])
+    assert db.jobs() == []
+
+
+def test_a_bulk_load_whose_driver_died_is_stale(world):
+    """Its lease has lapsed, or was reaped: nobody has heard of it since."""
+    append(world.bucket, NAME, WalKind.BEGIN, Job("dead", key="dead"))
+    lease = Lease.take(world.bucket, USERS, world.head(), owner=job_owner("dead"), ttl_s=30.0)
+    assert not world.db.jobs()[0].is_stale
+    world.advance(DAY_S)
+    (seen,) = world.db.jobs()
+    assert seen.is_stale
+    assert seen.heartbeat_s >= DAY_S
+    lease.release()
+    (seen,) = world.db.jobs()
+    assert seen.is_stale
+    assert seen.heartbeat_s is None
+    assert seen.since_s >= DAY_S
+
+
+def test_the_compactor_of_a_manifest(world):
+    """It is there from the epoch that it raised until it gives the role up."""
+    publisher = Publisher(world.bucket, USERS)
+    head = publisher.publish(raise_compactor_epoch)
+    world.bucket.put(USERS.segment(f"{head.compactor_job}-x"), b"12345")
+    world.advance(10)
+    (seen,) = world.db.jobs()
+    assert (seen.kind, seen.id, seen.is_stale) == ("compact", "compact-1", False)
+    assert seen.progress == {"segments": 1, "bytes": 5}
+    assert 9 < seen.heartbeat_s < 60
+    publisher.publish(lambda h: release_compactor(h, head.compactor_epoch))
+    assert world.db.jobs() == []
+
+
+class Slow(LocalExecutor):
+    """Waits until somebody has looked."""
+
+    def __init__(self, runtime, looked, started):
+        super().__init__(runtime)
+        self._looked, self._started = looked, started
+
+    def map(self, call, tasks):
+        self._started.set()
+        assert self._looked.wait(30)
+        return super().map(call, tasks)
+
+
+@pytest.mark.parametrize("kind", ["fold", "export"])
+def test_long_jobs_are_on_the_board_while_they_run(tmp_path, monkeypatch, kind):
+    """With machine, process and heartbeat; nothing is left of them, and short ones never show."""
+    monkeypatch.setattr(job_board, "START_S", 0.01)
+    monkeypatch.setattr(job_board, "BEAT_S", 0.01)
+    db = reef.open(str(tmp_path / "data"))
+    with db.writer(NAME, background=False) as writer:
+        writer.put("a", b"1")
+    looked, started = threading.Event(), threading.Event()
+    executor = Slow(db.store.runtime, looked, started)
+    work = {
+        "fold": lambda: fold(db, NAME, executor=executor),
+        "export": lambda: export(db, NAME, tmp_path / "out", executor=executor),
+    }
+    thread = threading.Thread(target=work[kind])
+    thread.start()
+    try:
+        assert started.wait(30)
+        seen = []
+        for _ in range(1000):
+            seen = [job for job in reef.open(str(tmp_path / "data")).jobs() if job.kind == kind]
+            if seen:
+                break
+    finally:
+        looked.set()
+        thread.join(30)
+    (job,) = seen
+    assert job.where.endswith(f":{db.store.runtime.process_id()}")
+    assert not job.is_stale
+    assert job.since_s >= job.heartbeat_s >= 0
+    assert db.jobs() == []
+
+
+def test_a_job_that_died_is_stale_and_then_forgotten(world):
+    """Two minutes without a heartbeat; a day later the next job takes it down."""
+    db = Database(world.bucket, registry=Registry(world.bucket))
+    entry = {"kind": "export", "namespace": NAME, "where": "m:1", "progress": {"files": 2}}
+    db._board.put_up("one", entry)
+    world.advance(60)
+    (job,) = db.jobs()
+    assert (job.id, job.is_stale, job.progress) == ("one", False, {"files": 2})
+    world.advance(100)
+    assert db.jobs()[0].is_stale
+    world.advance(DAY_S)
+    db._board.put_up("two", entry)
+    assert [job.id for job in db.jobs()] == ["two"]
+    db._board.take_down("two")
+    assert db.jobs() == []
+
+
+def test_jobs_of_a_dropped_namespace_are_not_asked_for(world):
+    """It is not among the namespaces."""
+    Publisher(world.bucket, USERS).publish(raise_compactor_epoch)
+    world.db.drop(NAME)
+    assert world.db.jobs() == []
+    assert world.db.jobs(NAME) == []

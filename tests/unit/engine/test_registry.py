@@ -1,0 +1,265 @@
+"""The registry of a bucket: the manifest decides, the catalog follows, and a listing is cheap."""
+
+import pickle
+from contextlib import suppress
+
+import pyarrow as pa
+import pytest
+
+import reef
+from reef.catalog import JSON, Catalog
+from reef.engine.database import Database
+from reef.engine.registry import COMPACT_AFTER, Registry
+from reef.errors import ConflictError
+from reef.stores import Wrapper
+from reef.testing import Simulation
+from tests.collecting import At
+
+TABLE = pa.schema([("id", pa.string()), ("n", pa.int64())])
+
+
+@pytest.fixture
+def bucket():
+    """A bucket in memory that is not shared with other tests."""
+    return Simulation(0).bucket
+
+
+def opened(store):
+    """Return a database with a registry, as `reef.open` makes it."""
+    return Database(store, registry=Registry(store))
+
+
+class Counted(Wrapper):
+    """Counts the requests."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.calls = []
+        for name in ("get", "get_range", "head", "list", "create", "put", "replace", "delete"):
+            setattr(self, name, self._counting(name))
+
+    def _counting(self, name):
+        call = getattr(self.inner, name)
+
+        def counted(*args, **words):
+            self.calls.append((name, args[0] if args else ""))
+            return call(*args, **words)
+
+        return counted
+
+
+def entries(bucket):
+    """Return what the registry says."""
+    found = Catalog(bucket, prefix="catalog", codec=JSON).scan_latest(prefix="namespace/")
+    return {key.decode().removeprefix("namespace/"): value for key, value in found}
+
+
+def test_reef_open_brings_it(tmp_path):
+    """What is made, dropped and brought back is in the catalog, with nothing left open."""
+    with reef.open(str(tmp_path)) as db:
+        db.create("a")
+        db.writer("b", background=False).close()
+        db.create("c")
+        db.drop("b")
+        db.drop("c")
+        db.undrop("c")
+        assert db.namespaces() == ["a", "c"]
+        assert db.namespaces(dropped=True) == ["b"]
+        assert pickle.loads(pickle.dumps(db)).namespaces() == ["a", "c"]
+        store = db.store
+    states = {name: entry["state"] for name, entry in entries(store).items()}
+    assert states == {"a": "live", "b": "dropped", "c": "live"}
+    assert not any(entry["changes"] for entry in entries(store).values())
+
+
+def test_ten_thousand_names_cost_a_few_requests(bucket):
+    """Not one for each: the checkpoint, what came since, and the head."""
+    db = opened(bucket)
+    db.create("a")
+
+    def put_many(session):
+        for number in range(10_000):
+            session.put(f"namespace/n{number:05}", {"state": "live", "changes": {}})
+
+    catalog = Catalog(bucket, prefix="catalog", codec=JSON)
+    catalog.transact(put_many)
+    catalog.compactor().compact_once()
+    db.create("z")
+    counted = Counted(bucket)
+    names = opened(counted).namespaces()
+    assert len(names) == 10_002
+    assert names == sorted(names)
+    assert len(counted.calls) <= 8, counted.calls
+
+
+def test_opening_what_is_there_costs_no_request_more():
+    """Writers, readers and `create` of an existing namespace never look at the catalog."""
+
+    def calls(make):
+        bucket = Simulation(0).bucket
+        opened(bucket).create("users")
+        counted = Counted(bucket)
+        db = make(counted)
+        db.create("users")
+        db.writer("users").close()
+        db.reader("users").close()
+        db.info("users")
+        return [name for name, _ in counted.calls], {key for _, key in counted.calls}
+
+    (plain, _), (with_registry, keys) = calls(Database), calls(opened)
+    assert with_registry == plain
+    assert not any(key.startswith("catalog") for key in keys)
+
+
+def test_an_older_bucket_is_listed_and_taken_in_by_the_first_change(bucket):
+    """Names from before are never missing."""
+    older = Database(bucket)
+    for name in "abc":
+        older.create(name)
+    older.drop("c")
+    db = opened(bucket)
+    assert db.namespaces() == ["a", "b"]
+    assert not any(info.key.startswith("catalog/") for info in bucket.list(""))
+    db.create("d")
+    assert sorted(entries(bucket)) == ["a", "b", "c", "d"]
+    assert db.namespaces() == ["a", "b", "d"]
+    assert db.namespaces(dropped=True) == ["c"]
+
+
+def test_a_lost_catalog_is_made_again(bucket):
+    """By `rebuild`, or by the next change; until then the bucket is listed."""
+    db = opened(bucket)
+    for name in "abc":
+        db.create(name)
+    db.drop("b")
+    for again in (lambda: Registry(bucket).rebuild(), lambda: opened(bucket).create("d")):
+        for info in list(bucket.list("catalog/")):
+            bucket.delete(info.key)
+        listed = opened(bucket)
+        assert listed.namespaces()[:2] == ["a", "c"]
+        again()
+        assert entries(bucket)["b"] == {"state": "dropped", "changes": {}}
+        assert opened(bucket).namespaces()[:2] == ["a", "c"]
+    assert not Catalog(bucket, prefix="catalog").verify().problems
+
+
+def test_a_rebuild_corrects_what_is_wrong(bucket):
+    """Names that a process without a registry has made or dropped; changes of dead processes."""
+    db, other = opened(bucket), Database(bucket)
+    db.create("a")
+    db.create("b")
+    other.create("c")
+    other.drop("a")
+
+    def note(session):
+        session.put("namespace/b", {"state": None, "changes": {"long ago": 0}})
+        session.put("namespace/gone", {"state": "live", "changes": {}})
+
+    Catalog(bucket, prefix="catalog", codec=JSON).transact(note)
+    assert Registry(bucket).rebuild() == {"a": "dropped", "b": "live", "c": "live"}
+    assert {name: e["state"] for name, e in entries(bucket).items()} == {
+        "a": "dropped",
+        "b": "live",
+        "c": "live",
+    }
+    assert entries(bucket)["b"]["changes"] == {}
+
+
+class Death(BaseException):
+    """Passes through everything, as the end of a process does."""
+
+
+class Dies(Wrapper):
+    """Fails every write from some moment on, as if the process had died."""
+
+    def __init__(self, inner, after):
+        super().__init__(inner)
+        self.left = after
+
+    def create(self, key, body):
+        self._count()
+        return self.inner.create(key, body)
+
+    def put(self, key, body):
+        self._count()
+        return self.inner.put(key, body)
+
+    def replace(self, key, body, tag):
+        self._count()
+        return self.inner.replace(key, body, tag)
+
+    def _count(self):
+        self.left -= 1
+        if self.left < 0:
+            raise Death
+
+
+@pytest.mark.parametrize("work", ["create", "drop", "undrop", "create anew"])
+def test_a_death_at_any_write_leaves_a_listing_that_is_right(work):
+    """What the registry says is what the manifests say, at every seam; and all goes on."""
+    for after in range(40):
+        bucket = Simulation(0).bucket
+        db = opened(bucket)
+        db.create("other")
+        if work != "create":
+            db.create("users")
+        if work in ("undrop", "create anew"):
+            db.drop("users")
+        dying = Dies(bucket, after)
+        call = getattr(opened(dying), work.split()[0])
+        with suppress(Death):
+            call("users")
+        assert opened(bucket).namespaces() == Database(bucket).namespaces(), after
+        dropped = Database(bucket).namespaces(dropped=True)
+        assert opened(bucket).namespaces(dropped=True) == dropped, after
+        opened(bucket).create("users")
+        assert opened(bucket).namespaces() == ["other", "users"]
+        if dying.left >= 0:
+            return
+    raise AssertionError("it never got through")
+
+
+def test_changes_that_overlap_leave_what_the_manifest_says(bucket):
+    """A drop while another process makes the name anew: whoever closes last looks."""
+    opened(bucket).create("users")
+    Database(bucket).drop("users")
+
+    def drop_meanwhile():
+        with suppress(reef.ReefError):
+            opened(bucket).drop("users")
+
+    for part in ("/manifest/", "catalog/segments/", "catalog/HEAD"):
+        for after in (False, True):
+            store = At(bucket, "create", part, drop_meanwhile, after=after)
+            with suppress(reef.ReefError):
+                opened(store).create("users")
+            assert opened(bucket).namespaces() == Database(bucket).namespaces()
+
+
+def test_two_that_make_the_same_name(bucket):
+    """One wins; the other finds it there, or is told that its columns are others."""
+    rival = opened(bucket)
+    store = At(bucket, "create", "/manifest/", lambda: rival.create("same"))
+    assert opened(store).create("same").name == "same"
+    store = At(bucket, "create", "/manifest/", lambda: rival.create("other", TABLE))
+    with pytest.raises(ConflictError, match="with other columns"):
+        opened(store).create("other")
+    assert opened(bucket).namespaces() == ["other", "same"]
+
+
+def test_the_chain_of_changes_stays_short(bucket):
+    """Many changes make a checkpoint now and then."""
+    db = opened(bucket)
+    for number in range(COMPACT_AFTER // 2 + 4):
+        db.create(f"n{number}")
+    snapshot = Catalog(bucket, prefix="catalog").snapshot()
+    assert snapshot.checkpoint_id
+    assert snapshot.last_segment_seq - snapshot.floor < COMPACT_AFTER
+
+
+def test_a_damaged_catalog_hides_no_namespace(bucket):
+    """The bucket stays the truth: it is listed."""
+    opened(bucket).create("users")
+    key = next(i.key for i in bucket.list("catalog/segments/"))
+    bucket.put(key, bucket.get(key)[:-3])
+    assert opened(bucket).namespaces() == ["users"]
