@@ -9,17 +9,18 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reef import stores
-from reef.engine.database import Database
 from reef.engine.history.moments import AsOf, Wanted
 from reef.engine.history.snapshots import resolve_snapshot
-from reef.engine.registry import Registry
 from reef.errors import InvalidInputError, Kind
 from reef.paths import Namespace
 from reef.stores import Store
 from reef.types import KeyRange
+
+if TYPE_CHECKING:
+    from reef.engine.database import Database
 
 __all__ = ["Place", "ReadOptions"]
 
@@ -77,8 +78,11 @@ class Place:
             )
         return store
 
-    def database(self) -> Database:
+    def database(self) -> "Database":
         """Open the bucket, with its registry; nothing works in the background."""
+        from reef.engine.database import Database  # tasks that read do without
+        from reef.engine.registry import Registry
+
         store = self.open()
         return Database(store, registry=Registry(store))
 
