@@ -22,7 +22,7 @@ from reef.engine.database import Database
 from reef.engine.log import Log, Slot
 from reef.engine.log_rules import LogReader, Verdict, contiguous
 from reef.engine.tail import ingested_segments
-from reef.errors import ConflictError, CorruptionError, NotFoundError, ReefError
+from reef.errors import ConflictError, CorruptionError, Kind, NotFoundError, ReefError
 from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.wal_object import WalHeader, WalKind
 from reef.jobs.executor import Executor, LocalExecutor
@@ -125,6 +125,8 @@ def _fold(
         if judged.end > manifest.wal_floor:
             after, won = _publish(publisher, _result(manifest, judged, written))
     except NotFoundError as error:
+        if error.kind is Kind.DROPPED:
+            raise
         raise _gone(publisher, manifest, error) from error
     return _report(namespace, manifest, after, judged, written, published=won), plan.more
 
