@@ -1,5 +1,6 @@
 """Checkpoints, retention, leases and the three phases of collection."""
 
+import threading
 from dataclasses import replace
 
 import pytest
@@ -297,16 +298,25 @@ def test_a_lease_that_cannot_be_read_holds_everything(catalog):
     assert names(catalog, "segments/") == 1
 
 
+def keepers():
+    """Return the threads that renew leases."""
+    return {thread for thread in threading.enumerate() if "catalog-lease" in thread.name}
+
+
 def test_a_keeper_ends_with_its_session(catalog):
     """No thread is left behind, whether or not it is shut down."""
+    before = keepers()
     session = catalog.session_read()
-    keeper = session.start_lease_keeper()
-    with keeper:
+    with session.start_lease_keeper():
+        assert len(keepers() - before) == 1
         session.heartbeat()
+    assert keepers() == before
     session.end()
     with catalog.session_read() as other:
         left = other.start_lease_keeper()
+        assert len(keepers() - before) == 1
     left.shutdown()
+    assert keepers() == before
 
 
 def test_old_numbers_of_heads_are_removed(monkeypatch):

@@ -103,6 +103,7 @@ def test_mutated_files_on_a_real_disk(cases, tmp_path, name):
     """Numbers that the system calls themselves would choke on are among them."""
     original = {f.name: f.read_bytes() for f in (cases[name].path / "wal").iterdir()}
     wild = [b"9" * 19, b"9" * 25, b"-5", b"1e9", b"null"]
+    outcomes = []
     for number, value in enumerate((*wild, *[None] * 25)):
         rng, path = random.Random(number), tmp_path / str(number)
         path.mkdir()
@@ -117,8 +118,11 @@ def test_mutated_files_on_a_real_disk(cases, tmp_path, name):
             content["wal-meta.db"] = meta
         for file, data in content.items():
             (path / file).write_bytes(data)
+        outcomes.append("refused")
         with suppress(*REFUSED), LocalLog(path, 4096) as log:
             list(log.entries())
+            outcomes[-1] = "read"
+    assert set(outcomes) == {"read", "refused"}, "both happen, and nothing else"
 
 
 @pytest.mark.slow
@@ -146,6 +150,7 @@ def test_any_bytes_are_pages(data, offset):
     file.write(data, 1024 + offset)
     with suppress(CorruptionError):
         BoltFile(file, "b").commit({b"b": {b"k": b"w"}})
+        assert BoltFile(file, "b").items(b"b")[b"k"] == b"w", "what it took it has"
 
 
 def test_no_memory_beyond_the_file(cases):

@@ -7,6 +7,7 @@ that one is over batches, and `verify` is there for it.
 """
 
 import struct
+from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -44,7 +45,7 @@ OFFSETS_MAX = 8192
 """How many offsets of a sealed segment it reads at once."""
 
 
-class Segment:
+class Segment(ABC):
     """What sealed segments and the tail have in common: entries, found by their offsets."""
 
     def __init__(self, info: SegmentInfo, file: File, codec: EntryCodec) -> None:
@@ -53,12 +54,12 @@ class Segment:
         self.codec = codec
 
     @property
-    def last_index(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def last_index(self) -> int: ...
 
+    @abstractmethod
     def bounds(self, first: int, last: int) -> Sequence[int]:
         """Return where each of these entries begins, and where the last one must have ended."""
-        raise NotImplementedError
 
     def get(self, index: int) -> LogEntry:
         """Return one entry, which the caller knows to be here."""
