@@ -52,7 +52,7 @@ class HeldLease:
 
     def renew_if_due(self) -> None:
         """What a keeper does; what failed is told by the next heartbeat, or tried again."""
-        if not self.released and self._lost is None and self._lease.due(RENEW_AFTER):
+        if not self.released and self._lost is None and self._lease.is_spent(RENEW_AFTER):
             with suppress(ReefError):
                 self.heartbeat()
 
