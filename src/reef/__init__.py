@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from reef.engine.history.pinned import PinnedReader
     from reef.engine.history.snapshots import Snapshot
     from reef.engine.info import Info
+    from reef.engine.local.receipts import LocalReceipt
+    from reef.engine.local.writer import LocalWriter
     from reef.engine.reader import Reader
     from reef.engine.transactions import Transaction
     from reef.engine.writer import Writer
@@ -57,6 +59,8 @@ __all__ = [
     "InternalError",
     "InvalidInputError",
     "Kind",
+    "LocalReceipt",
+    "LocalWriter",
     "NotFoundError",
     "OutcomeUnknownError",
     "PinnedReader",
@@ -95,6 +99,8 @@ _HOMES = {
     "InternalError": "reef.errors",
     "InvalidInputError": "reef.errors",
     "Kind": "reef.errors",
+    "LocalReceipt": "reef.engine.local.receipts",
+    "LocalWriter": "reef.engine.local.writer",
     "NotFoundError": "reef.errors",
     "OutcomeUnknownError": "reef.errors",
     "PinnedReader": "reef.engine.history.pinned",

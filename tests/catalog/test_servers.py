@@ -6,6 +6,7 @@ import uuid
 import pytest
 
 from reef import catalog as catalogs
+from reef.errors import ConflictError
 from tests.catalog.conftest import AT_ONCE
 
 
@@ -51,3 +52,14 @@ def test_a_bucket_is_as_good_as_a_directory(servers, name, special):
     assert handles[1].get_latest("n") == b"14"
     assert handles[1].snapshot().checkpoint_id == checkpoint
     assert catalogs.open(url, **options).verify().problems == []
+    late = handles[0].session_write()
+    increment(late)
+    catalogs.open(url, **options).begin_anew(lambda: {"n": b"7"})
+    with pytest.raises(ConflictError):
+        late.commit()
+    handles[1].transact(increment)
+    assert handles[2].get_latest("n") == b"8"
+    for kind in ("HEAD.json", "heads/", "segments/", "checkpoints/", "gc/"):
+        handles[0].store.delete_many([info.key for info in handles[0].store.list(kind)])
+    handles[1].transact(increment)
+    assert [each.get_latest("n") for each in handles] == [b"1"] * 3

@@ -3,12 +3,14 @@
 import gc
 import pickle
 import warnings
+from dataclasses import replace
 
 import pytest
 
 from reef import catalog as catalogs
 from reef.catalog import JSON, Catalog, Snapshot
 from reef.errors import ClosedError, ConflictError, InvalidInputError, Kind, NotFoundError
+from reef.stores.local import LocalStore
 from tests.catalog.conftest import AT_ONCE, put
 
 
@@ -172,6 +174,19 @@ def test_transact_returns_and_retries(catalog):
     assert catalog.get_latest("n") == b"11"
 
 
+def test_transact_does_not_commit_what_has_ended(catalog):
+    """Who commits, or gives up, in the function itself has had its way: once."""
+
+    def commit(session):
+        session.put("a", b"%d" % (int(session.get("a") or 0) + 1))
+        session.commit()
+        return "done"
+
+    assert catalog.transact(commit) == "done"
+    assert catalog.transact(lambda session: session.put("a", b"x") or session.end()) is None
+    assert catalog.get_latest("a") == b"1"
+
+
 def test_transact_passes_other_errors_on(catalog):
     """What the function raises ends it, and nothing is committed."""
 
@@ -211,6 +226,20 @@ def test_a_segment_has_a_bound(catalog, monkeypatch):
     monkeypatch.setattr("reef.catalog.sessions.SEGMENT_BYTES_MAX", 100)
     with catalog.session_write() as session, pytest.raises(InvalidInputError, match="stages"):
         session.put("a", b"x" * 100)
+
+
+def test_what_is_staged_over_itself_counts_once(catalog, monkeypatch):
+    """The bound is for what would be written."""
+    monkeypatch.setattr("reef.catalog.sessions.SEGMENT_BYTES_MAX", 1000)
+    with catalog.session_write() as session:
+        for number in range(10):
+            session.put("a", b"%d" % number * 500)
+        with pytest.raises(InvalidInputError):
+            session.put("b", b"x" * 500)
+        session.delete("a")
+        session.put("b", b"x" * 500)
+        session.commit()
+    assert catalog.scan_latest() == [(b"b", b"x" * 500)]
 
 
 def test_prefixes_are_catalogs_of_their_own(store):
@@ -257,3 +286,24 @@ def test_a_bucket_without_a_catalog_is_an_empty_one(store):
     assert catalog.snapshot().txn_id == 0
     assert catalog.verify().problems == []
     assert list(store.list()) == []
+
+
+@pytest.mark.parametrize("numbered", [False, True], ids=["If-Match", "numbered"])
+def test_the_registry_of_a_bucket_is_a_catalog_at_its_url(tmp_path, numbered):
+    """`<root>/catalog` can be opened like any other: read, without writing, and written."""
+    root = tmp_path / "bucket"
+    store = LocalStore(root)
+    if numbered:
+        store.capabilities = replace(store.capabilities, if_match=False)
+    put(Catalog(store, prefix="catalog"), a=b"1")
+    inner = LocalStore(root / "catalog")
+    before = sorted(info.key for info in store.list())
+    with Catalog(inner) as catalog:
+        assert catalog.get_latest("a") == b"1"
+        assert catalog.snapshot().txn_id == 1
+        assert catalog.verify().keys == 1
+        assert sorted(info.key for info in store.list()) == before
+        if not numbered:
+            put(catalog, b=b"2")
+            assert Catalog(store, prefix="catalog").get_latest("b") == b"2"
+            assert catalog.get_latest("b") == b"2"

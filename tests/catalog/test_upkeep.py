@@ -39,7 +39,8 @@ def test_a_checkpoint_has_the_state_and_says_so(catalog):
     assert meta.created_at_ms > 0
     assert (meta.previous_id, meta.previous_set_hash) == (first, before.set_hash)
     assert catalog.verify().set_hash == meta.set_hash
-    assert parts.checkpoints.meta(snapshot.checkpoint) == meta
+    assert parts.checkpoints.meta(snapshot.checkpoint) == catalog.checkpoint() == meta
+    assert Catalog(MemoryStore()).checkpoint() is None
 
 
 def test_nothing_new_needs_no_checkpoint(catalog):
@@ -101,7 +102,8 @@ def test_the_plan_says_what_will_go(catalog):
     put(catalog, n=b"x")
     compactor = catalog.compactor()
     second, tag = compactor.compact_once()
-    plan = compactor.gc_compute().plan
+    plan = compactor.gc_compute()
+    assert plan == compactor.gc_plan()
     assert plan.delete_segments == (SeqRange(1, 4),)
     assert plan.delete_checkpoints == (first,)
     assert plan.make_checkpoints == (second,)

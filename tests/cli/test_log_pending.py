@@ -6,6 +6,8 @@ import pytest
 
 from reef import stores
 from reef.engine.database import Database
+from reef.errors import InvalidInputError
+from reef.jobs import rebuild
 from reef.locallog import LocalLog
 
 
@@ -51,6 +53,15 @@ def test_pending_asks_the_bucket(cli, left, data):
     assert "oldest age s" in text
 
 
+def test_pending_asks_the_right_bucket(cli, left, tmp_path):
+    """One that does not know the log has nothing to say about it."""
+    other = tmp_path / "other"
+    Database(stores.open(str(other))).writer("users", background=False).close()
+    ran = cli("log", "pending", left, "--url", other)
+    assert ran.code == 1
+    assert "another database" in ran.err
+
+
 def test_reapply_writes_it_once(cli, left, data):
     """Never by accident, over the rival's rows, and nothing the second time."""
     refused = cli("log", "reapply", left, data)
@@ -72,6 +83,22 @@ def test_reapply_to_another_bucket_is_refused(cli, left, tmp_path):
     assert ran.code == 1
     assert "another database" in ran.err
     assert Database(stores.open(str(tmp_path / "other"))).namespaces() == []
+
+
+def test_reapply_after_a_rebuild(cli, left, data):
+    """The marks are gone with the manifests; what is on the disk only need not be."""
+    db = Database(stores.open(str(data)))
+    for info in list(db.store.list("namespaces/users/manifest/")):
+        db.store.delete(info.key)
+    assert rebuild(db, "users", apply=True).applied
+    with pytest.raises(InvalidInputError, match="reef log reapply"):
+        db.writer("users", durability="local", local_log=left, background=False)
+    ran = cli("log", "reapply", left, data, "--take-over", "--output", "json")
+    assert json.loads(ran.out)["applied_batches"] in (2, 3), "with what it had not noted"
+    with db.reader("users") as reader:
+        assert dict(reader.scan()) == {b"a": b"mine", b"b": b"1", b"c": b"2"}
+    with db.writer("users", durability="local", local_log=left, background=False) as writer:
+        assert writer.local_recovery.replayed == 0
 
 
 def test_what_is_no_writers_log(cli, tmp_path):

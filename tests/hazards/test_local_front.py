@@ -215,6 +215,27 @@ def test_H26_a_disk_that_fails_wakes_everyone(store, number):
         assert dict(again.scan()) == {b"a": b"1"}
 
 
+def test_H26_what_was_acknowledged_outlives_its_disk(store):
+    """H26: nothing more is taken, but what was is in memory, and goes to the bucket anyway."""
+    disk = FullDisk()
+    writer = machine(store, disk)
+    receipts = [writer.put(f"k{n}", b"1") for n in range(3)]
+    disk.error = errno.EIO
+    with pytest.raises(OutcomeUnknownError):
+        writer.put("late", b"2")
+    assert [receipt.wait(timeout_s=20) for receipt in receipts] == [2, 2, 2]
+    for refused in (writer.flush, writer.transaction, lambda: writer.put("x", b"1")):
+        with pytest.raises(OutcomeUnknownError):
+            refused()
+    with pytest.raises(OutcomeUnknownError):
+        writer.put("x", b"1", when=[reef.absent("x")])
+    writer.close()
+    assert [key for key, _ in changes(store)] == [b"k0", b"k1", b"k2"]
+    with machine(store, LogDisk(disk.content())) as again:
+        assert again.local_recovery.replayed == 0
+    assert len(changes(store)) == 3
+
+
 def test_H26_an_interrupt_over_the_disk_answers_everyone(store, monkeypatch):
     """H26: a signal in the middle of a sync ends the writer; the other writes are told so."""
     disk = FullDisk()

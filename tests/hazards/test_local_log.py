@@ -6,8 +6,17 @@ import threading
 
 import pytest
 
-from reef.errors import ClosedError, CorruptionError, InvalidInputError, Kind, OutcomeUnknownError
+from reef.cli.main import run
+from reef.errors import (
+    ClosedError,
+    CorruptionError,
+    InvalidInputError,
+    Kind,
+    OutcomeUnknownError,
+    UnsupportedFormatError,
+)
 from reef.locallog import LocalLog, LogEntry
+from reef.locallog.frames import frames
 from reef.locallog.vfs import OS_FILES
 from reef.testing.log_disk import LogDisk, crashes
 from tests.locallog.faulty import FaultyFiles, failing
@@ -92,7 +101,17 @@ def test_H7_new_directories_are_durable(tmp_path):
     assert files.synced[0] == str(tmp_path)
     files.synced.clear()
     LocalLog(tmp_path / "c", files=files).close()
-    assert files.synced == []
+    assert files.synced == [str(tmp_path / "c")]
+
+
+def test_H7_what_is_opened_is_synced_first(tmp_path, files):
+    """H7: whoever wrote it may have been killed before its syncs, and the power may fail next."""
+    with LocalLog(tmp_path) as log:
+        log.store_log(LogEntry(1))
+    files.calls.clear()
+    LocalLog(tmp_path, files=files).close()
+    tail = "00000000000000000001-0000000000000000.wal"
+    assert files.calls == ["sync wal-meta.db", "sync directory", f"sync {tail}"]
 
 
 def test_H7_a_reopened_tail_gets_its_name_synced(tmp_path, files):
@@ -199,7 +218,15 @@ def test_H26_an_interrupt_in_the_middle(log, files, tmp_path):
 
 
 def test_H26_a_refused_append_does_not_poison(log):
-    """H26: what never reached the disk leaves the handle as it was."""
+    """H26: what never reached the disk leaves the handle as it was, whatever was wrong with it."""
+    for wrong in ({"data": "text"}, {"appended_at": None}, {"term": "1"}, {"type": None}):
+        with pytest.raises(InvalidInputError):
+            log.store_log(LogEntry(4, **wrong))
+        with pytest.raises(InvalidInputError):
+            log.store_logs([LogEntry(n, **wrong) for n in range(200, 210)])
+    for key, value in ((b"k", "text"), (b"k", 7), (7, b"v"), ("", b"v"), (b"", b"v")):
+        with pytest.raises(InvalidInputError):
+            log.set(key, value)
     with pytest.raises(InvalidInputError):
         log.store_log(LogEntry(9))
     with pytest.raises(InvalidInputError):
@@ -270,6 +297,94 @@ def test_H27_damage_in_the_middle_of_the_tail_is_told(tmp_path):
         assert log.last_index == 5
         assert len(log.recovery.damaged) == 1
         assert log.recovery.dropped_bytes == 0
+
+
+def _damaged(change):
+    """Yield logs of ten entries, each with another byte of an older batch changed."""
+    disk = LogDisk()
+    with LocalLog("/log", 4096, files=disk) as log:
+        for index in range(1, 11, 2):
+            before = log._view.tail._end
+            log.store_logs([LogEntry(index, data=b"x" * 30), LogEntry(index + 1, data=b"y" * 9)])
+    content = disk.content()
+    (name,) = [name for name in content if name.endswith(".wal")]
+    commits = {frame.offset for frame in frames_of(content[name]) if frame.type == 3}
+    for offset in range(before):
+        data = bytearray(content[name])
+        data[offset] = change(data[offset])
+        ignored = any(offset - n in commits for n in (1, 2, 3))  # no checksum covers these
+        if data != content[name] and not ignored:
+            yield offset, LogDisk({**content, name: bytes(data)})
+
+
+def frames_of(data):
+    """Return the frames of a segment."""
+    return list(frames(lambda length, offset: data[offset : offset + length], len(data)))
+
+
+@pytest.mark.parametrize("change", [lambda byte: byte ^ 0xFF, lambda byte: byte ^ 1, lambda _: 0])
+def test_H27_no_byte_of_an_older_batch_is_lost_in_silence(change):
+    """H27: a length, a type, a checksum, a payload, the header: either the log still has all of
+    its entries, and says what is damaged, or it does not open, and nothing was touched."""
+    fatal = 0
+    for offset, disk in _damaged(change):
+        before = disk.content()
+        try:
+            log = LocalLog("/log", 4096, files=disk)
+        except (CorruptionError, UnsupportedFormatError):
+            assert disk.content() == before
+            fatal += 1
+            continue
+        assert log.last_index == 10, f"byte {offset}"
+        assert log.recovery.damaged, f"byte {offset}"
+        log.close()
+    assert fatal > 20
+
+
+def test_H27_a_corrupt_length_in_the_tail_is_fatal(tmp_path, capsys):
+    """H27: whole batches behind it prove that no crash did that; `verify` and `dump` tell, too."""
+    with LocalLog(tmp_path, 1 << 16) as log:
+        for index in range(1, 51):
+            log.store_log(LogEntry(index, data=b"payload %d" % index))
+    (file,) = tmp_path.glob("*.wal")
+    data = bytearray(file.read_bytes())
+    damaged = [frame.offset for frame in frames_of(data) if frame.type == 1][10]
+    data[damaged + 4] = 0x7F
+    file.write_bytes(data)
+    with pytest.raises(CorruptionError, match="entry 11 cannot be read, and a whole batch follows"):
+        LocalLog(tmp_path)
+    assert file.read_bytes() == data
+    for word in ("verify", "inspect"):
+        assert run(["log", word, str(tmp_path)]) == 2
+        assert "a whole batch follows" in capsys.readouterr().out
+    assert run(["log", "dump", str(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert "payload 10" in out
+    assert "a whole batch follows" in err
+
+
+@pytest.mark.parametrize("first", [2, 10, 300])
+@pytest.mark.parametrize("cut", [8, 200, 5000])
+def test_H27_a_log_within_a_torn_batch_is_no_proof(first, cut):
+    """H27: its batches are whole, and stand where commits may stand, but do not belong here."""
+    inner = LogDisk()
+    with LocalLog("/log", 1 << 16, files=inner) as log:
+        for index in range(first, first + 400):
+            log.store_log(LogEntry(index, data=b"inner"))
+    image = max(inner.content().values(), key=lambda data: data.count(b"inner"))
+    payload = bytes(2) + image.rstrip(b"\0")  # behind 6 bytes of numbers
+    disk = LogDisk()
+    with LocalLog("/log", 1 << 20, files=disk) as log:
+        log.store_logs([LogEntry(index) for index in range(1, 4)])
+        log.store_log(LogEntry(4, data=payload))
+    content = disk.content()
+    (name,) = [name for name in content if name.endswith(".wal")]
+    assert content[name].index(image[:4], 100) % 8 == 0
+    end = len(content[name].rstrip(b"\0"))
+    content[name] = content[name][: end - cut].ljust(1 << 20, b"\0")
+    with LocalLog("/log", files=LogDisk(content)) as log:
+        assert log.last_index == 3
+        assert log.recovery.dropped_bytes > 10000
 
 
 def test_H27_what_recovery_drops_is_told():

@@ -7,9 +7,10 @@ from reef.locallog.vfs import OS_FILES
 
 
 class FaultyFiles:
-    """The real file system, with a list of calls, and a call before which something happens."""
+    """A file system, with a list of calls, and a call before which something happens."""
 
-    def __init__(self):
+    def __init__(self, inner=OS_FILES):
+        self.inner = inner
         self.calls = []
         self.before = None
         """Called with the name of each call and the file's name; may raise."""
@@ -21,28 +22,28 @@ class FaultyFiles:
 
     def create(self, path):
         self.note("create", os.path.basename(path))
-        return FaultyFile(self, OS_FILES.create(path), os.path.basename(path))
+        return FaultyFile(self, self.inner.create(path), os.path.basename(path))
 
     def open(self, path, *, writable):
-        return FaultyFile(self, OS_FILES.open(path, writable=writable), os.path.basename(path))
+        return FaultyFile(self, self.inner.open(path, writable=writable), os.path.basename(path))
 
     def same_file(self, file, path):
-        return OS_FILES.same_file(file.inner, path)
+        return self.inner.same_file(file.inner, path)
 
     def rename(self, source, target):
         self.note("rename", os.path.basename(target))
-        OS_FILES.rename(source, target)
+        self.inner.rename(source, target)
 
     def unlink(self, path):
         self.note("unlink", os.path.basename(path))
-        OS_FILES.unlink(path)
+        self.inner.unlink(path)
 
     def sync_directory(self, path):
         self.note("sync", "directory")
-        OS_FILES.sync_directory(path)
+        self.inner.sync_directory(path)
 
     def __getattr__(self, name):
-        return getattr(OS_FILES, name)
+        return getattr(self.inner, name)
 
 
 class FaultyFile:
@@ -84,5 +85,21 @@ def failing(call, suffix, error=errno.EIO, after=0):
             if left[0] == 0:
                 raise OSError(error, os.strerror(error))
             left[0] -= 1
+
+    return before
+
+
+class Killed(BaseException):
+    """The process is dead: whoever catches this has no more calls either."""
+
+
+def killing(after):
+    """Return a `before` that lets so many calls pass, and none behind them."""
+    left = [after]
+
+    def before(call, name):
+        if left[0] == 0:
+            raise Killed
+        left[0] -= 1
 
     return before

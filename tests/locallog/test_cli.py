@@ -1,12 +1,14 @@
 """`reef log inspect`, `verify` and `dump`: whole logs, torn ones, and damaged ones."""
 
 import json
+import threading
 
 import pytest
 
 from reef.cli.main import run
 from reef.locallog import LocalLog, LogEntry
 from reef.locallog.frames import crc32c, frames
+from reef.locallog.inspecting import dump_entries, dump_frames, verify_log
 from tests.locallog.test_log import Reversed
 
 
@@ -185,6 +187,54 @@ def test_dumps_of_damaged_logs(cli, path):
     assert cli("log", "dump", path, "--frames")[0] == 2
     file.unlink()
     assert cli("log", "dump", path)[0] == 2
+
+
+def test_a_log_in_use(tmp_path):
+    """Its owner appends, turns to new segments and removes old ones: none of that is damage."""
+    done, seen = threading.Event(), []
+
+    def work(log):
+        last = 0
+        while not done.is_set():
+            log.store_logs([LogEntry(last + n, data=bytes(300)) for n in (1, 2, 3)])
+            last += 3
+            if last > 40:
+                log.delete_range(log.first_index, last - 20)
+
+    with LocalLog(tmp_path, 2000) as log:
+        worker = threading.Thread(target=work, args=(log,))
+        worker.start()
+        try:
+            for _ in range(150):
+                seen += verify_log(str(tmp_path)).problems
+                indexes = [entry.index for entry in dump_entries(str(tmp_path))]
+                assert indexes == list(range(indexes[0], indexes[-1] + 1)) if indexes else True
+                seen += [name for name, frame in dump_frames(str(tmp_path)) if frame.type > 3]
+        finally:
+            done.set()
+            worker.join()
+    assert seen == []
+
+
+def test_segments_without_a_meta_store_are_damage(cli, path):
+    """They were a log; opening it refuses as well."""
+    (path / "wal-meta.db").rename(path / "elsewhere")
+    for word in ("inspect", "verify", "dump"):
+        code, _, err = cli("log", word, path)
+        assert code == 2, word
+        assert "wal-meta.db is missing beside" in err
+
+
+def test_a_lost_tail_that_was_truncated(cli, tmp_path):
+    """Where a head was cut within the tail there were entries behind it: that is told."""
+    with LocalLog(tmp_path / "log") as log:
+        log.store_logs([LogEntry(n) for n in range(1, 10)])
+        log.delete_range(1, 5)
+    (file,) = (tmp_path / "log").glob("*.wal")
+    file.unlink()
+    code, told = verified(cli, tmp_path / "log")
+    assert code == 2
+    assert told["problems"][0]["message"].endswith("which had entry 6")
 
 
 def test_what_is_not_a_log(cli, tmp_path):

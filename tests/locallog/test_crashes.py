@@ -1,16 +1,20 @@
 """Power failures at every step: nothing acknowledged is lost, nothing torn is shown."""
 
 import random
+from itertools import count
 
 import pytest
 
+from reef.errors import ClosedError
 from reef.locallog import LocalLog, LogEntry
-from reef.testing.log_disk import LogDisk, crashes, random_crash
+from reef.testing.log_disk import LogDisk, crashes, later_runtime, random_crash
+from tests.locallog.faulty import FaultyFiles, Killed, killing
 from tests.locallog.histories import (
     PATH,
     Model,
     append,
     check_shape,
+    entry,
     judge,
     look,
     open_log,
@@ -45,6 +49,43 @@ def test_every_crash_of_a_short_history(name):
         seen.add(hash(state))
         judge(run, done, content)
     assert len(seen) > 50
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_a_process_dies_and_then_the_power_fails(name):
+    """Whatever the next process was shown or told is durable, though the first one was killed
+    before its syncs: at any call, in the middle of a meta commit too."""
+    for calls in count():
+        disk, models = LogDisk(), [Model()]
+        files = FaultyFiles(disk)
+        files.before = killing(calls)
+        try:
+            log = LocalLog(PATH, 400, files=files, runtime=later_runtime())
+            for change in HISTORIES[name]:
+                act, model = change(models[-1])
+                act(log)
+                models.append(model)
+            log.close()
+        except (Killed, ClosedError):
+            disk.restart()
+        else:
+            break
+        last = len(models) - 1
+        log = open_log(disk)
+        shown = look(log)
+        assert shown in [models[-1], *HISTORIES[name][last](models[-1])[1:]]
+        _check_durable(disk, shown)
+        more = entry(shown.next_index, 30, term=99)
+        log.store_log(more)
+        _check_durable(disk, Model((*shown.entries, more), shown.stable))
+        log.close()
+    assert calls > 15
+
+
+def _check_durable(disk, model):
+    for _, content in crashes(disk, first=len(disk.trace)):
+        with open_log(LogDisk(content)) as log:
+            assert look(log) == model
 
 
 def test_a_seal_that_the_meta_store_does_not_know():

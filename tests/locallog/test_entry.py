@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from reef.errors import CorruptionError, InvalidInputError
 from reef.locallog import EntryTime, EntryType, LogEntry
 from reef.locallog.batching import _by_columns, frame_all, frame_entries
-from reef.locallog.codec import BINARY, uvarint
+from reef.locallog.codec import BINARY
+from reef.locallog.varint import uvarint
 
 U64 = st.integers(0, (1 << 64) - 1)
 TIMES = st.builds(
@@ -25,8 +26,9 @@ TIMES = st.builds(
 def test_entries_come_back(index, term, kind, data, extensions, moment):
     """Every field as it was, to the nanosecond and the zone."""
     entry = LogEntry(index, term, kind, data, extensions, moment)
-    encoded = BINARY.encode(entry)
-    assert BINARY.decode(encoded) == entry
+    encoded = entry.encode()
+    assert LogEntry.decode(encoded) == entry
+    assert (BINARY.encode(entry), BINARY.decode(encoded)) == (encoded, entry)
     assert len(encoded) >= 20
     assert pickle.loads(pickle.dumps(entry)) == entry
 
@@ -142,3 +144,21 @@ def test_types():
     """As Raft numbers them."""
     assert [kind.value for kind in EntryType] == [0, 1, 2, 3, 4, 5]
     assert LogEntry(1, type=EntryType.BARRIER).type == 4
+
+
+def test_a_datetime_is_a_time():
+    """Whoever has one need not turn it into another; a zone it must have."""
+    moment = datetime(2026, 11, 15, 22, 30, 1, 250, tzinfo=timezone(timedelta(hours=2)))
+    entry = LogEntry(1, 1, appended_at=moment)
+    assert entry.appended_at == EntryTime.from_datetime(moment)
+    assert LogEntry.decode(entry.encode()) == entry
+    with pytest.raises(InvalidInputError, match="has no zone"):
+        LogEntry(1, appended_at=datetime(2026, 11, 15))
+
+
+def test_what_an_entry_is_made_of_in_bytes():
+    """As on the format page, number by number."""
+    entry = LogEntry(300, 7, EntryType.BARRIER, b"da", b"e")
+    assert entry.encode().hex() == "ac020704026461016501" + "00" * 12 + "ffff"
+    with pytest.raises(CorruptionError, match="not an entry"):
+        LogEntry.decode(entry.encode()[:-1])

@@ -20,6 +20,7 @@ from reef.errors import (
 )
 from reef.locallog import BinaryCodec, LocalLog, LogEntry
 from reef.locallog.frames import ENTRY_BYTES_MAX
+from reef.testing.log_disk import LaterRuntime
 from tests.locallog.faulty import FaultyFiles
 
 
@@ -354,6 +355,40 @@ def test_a_lost_tail_that_was_truncated(tmp_path):
         assert (log.first_index, log.last_index) == (0, 0)
         log.store_logs(entries(1, 2))
         assert (log.first_index, log.last_index) == (1, 2)
+
+
+def test_no_thread_for_a_rotation(log):
+    """The append that fills a segment has succeeded: then it turns to the next one by itself."""
+
+    class Threadless(LaterRuntime):
+        def spawn(self, call, *, name):
+            raise RuntimeError("can't start new thread")
+
+    log._runtime = Threadless()
+    log.store_logs(entries(1, 200))
+    log.store_log(LogEntry(201))
+    assert log._view.tail.info.base_index == 201
+    assert [entry.index for entry in log.entries()] == list(range(1, 202))
+
+
+def test_text_keys_are_utf8(log):
+    """As keys are everywhere else."""
+    log.set("Größe", b"1")
+    log.set_uint64("term", 7)
+    assert (log.get("Größe".encode()), log.get(b"term")) == (b"1", (7).to_bytes(8, "little"))
+    assert log.get_uint64("term") == 7
+    log.set(b"other", memoryview(b"bytes"))
+    assert log.get("other") == b"bytes"
+
+
+@pytest.mark.parametrize("number", [-1, (1 << 64) - 1, 1 << 64])
+def test_codecs_whose_number_cannot_be_written(tmp_path, number):
+    """Before anything is made."""
+    codec = Reversed()
+    codec.id = number
+    with pytest.raises(InvalidInputError, match="a codec's id is"):
+        LocalLog(tmp_path / "log", codec=codec)
+    assert not (tmp_path / "log").exists()
 
 
 def test_what_the_system_says_is_told(tmp_path):

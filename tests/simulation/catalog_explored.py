@@ -1,8 +1,9 @@
 """Rebase and collection of the catalog, explored: the real code, all orders, within bounds.
 
 `Committing`: sessions that increment a counter, or put a key of their own and so can rebase, with
-a compaction and a recoverer beside them; deaths and late requests anywhere. Whatever happens: who
-was told "committed" is in the state, who was told "conflict" is not, nobody is in it twice.
+a compaction, a recoverer and a new beginning beside them; deaths and late requests anywhere, with
+heads of both kinds. Whatever happens: who was told "committed" is in the state, unless all was
+given up since, who was told "conflict" is not, nobody is in it twice.
 
 `Collecting`: sessions on the newest state and on old snapshots, begun, read and committed at any
 moment, with compactions and collections between every two of their steps. No time passes, so that
@@ -10,7 +11,7 @@ all leases live: nobody may ever find something gone, and what is read is right.
 """
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from reef.catalog import Catalog, Retention
@@ -59,9 +60,10 @@ class Told:
 
 
 @lru_cache
-def prepared(commits, compacted):
+def prepared(commits, compacted, numbered):
     """Return the objects of a catalog, and the snapshots after each of its transactions."""
     bucket = MemoryStore()
+    bucket.capabilities = replace(bucket.capabilities, if_match=not numbered)
     agree_on_cas(bucket)
     catalog = Catalog(bucket, cache=None, retention=AT_ONCE)
     snapshots = []
@@ -75,9 +77,10 @@ def prepared(commits, compacted):
     return {info.key: bucket.get(info.key) for info in bucket.list()}, snapshots
 
 
-def load(sim, commits, compacted):
+def load(sim, commits, compacted, *, numbered=False):
     """Put a prepared catalog into the bucket of a run."""
-    objects, snapshots = prepared(commits, compacted)
+    objects, snapshots = prepared(commits, compacted, numbered)
+    sim.bucket.capabilities = replace(sim.bucket.capabilities, if_match=not numbered)
     for key, body in objects.items():
         sim.bucket.put(key, body)
     return snapshots
@@ -110,12 +113,16 @@ class Committing:
     own_keys: str = "x"
     compacts: bool = False
     recovers: bool = False
+    anew: bool = False
+    """Whether somebody gives all up, and begins at 0."""
     commits: int = 1
+    numbered: bool = False
+    """Whether the bucket has no If-Match."""
     footprint = NOBODY_DELETES
 
     def __call__(self, sim):
         """Run it; AssertionError if something does not hold."""
-        load(sim, self.commits, frozenset())
+        load(sim, self.commits, frozenset(), numbered=self.numbered)
         told = Told()
         sim.witness, sim.recall = told.state, told.recall
         for name in self.counters:
@@ -126,8 +133,11 @@ class Committing:
             start(sim, "compactor", lambda catalog: self.quietly(catalog.compactor().compact_once))
         if self.recovers:
             start(sim, "recoverer", self.recover)
+        if self.anew:
+            start(sim, "anew", lambda catalog: self.begin_anew(catalog, told))
         sim.run()
         self.check(told, {k.decode(): v for k, v in Catalog(sim.bucket).scan_latest()})
+        assert not Catalog(sim.bucket).verify().problems
 
     def increment(self, catalog, told, name):
         """Read the counter, raise it, and leave a mark of one's own."""
@@ -157,6 +167,12 @@ class Committing:
         catalog._writable().leases.find = lambda now_s: []
         self.quietly(catalog.recover_orphans)
 
+    def begin_anew(self, catalog, told):
+        """Give up what there is."""
+        with suppress(ReefError):
+            catalog.begin_anew(lambda: {"n": b"0", "did/anew": b""})
+            told.answers["anew"] = "committed"
+
     def quietly(self, call):
         with suppress(ReefError):
             call()
@@ -164,12 +180,14 @@ class Committing:
     def check(self, told, state):
         """Compare what was told with what there is."""
         did = {key.removeprefix("did/") for key in state if key.startswith("did/")}
-        counted = len(did & set(self.counters))
-        assert int(state["n"]) == self.commits + counted, f"{state}: applied twice, or lost"
+        counted = len(did & set(self.counters)) + (0 if "anew" in did else self.commits)
+        assert int(state["n"]) == counted, f"{state}: applied twice, or lost"
         for name, answer in told.answers.items():
-            assert answer != "committed" or name in did, f"{name} was acknowledged and is lost"
+            given_up = "anew" in did and name != "anew"
+            assert answer != "committed" or name in did or given_up, f"{name} is lost"
             assert answer != "conflict" or name not in did, f"{name} was told conflict, is there"
-            assert answer != "conflict" or name in self.counters, f"{name} conflicts with nobody"
+            free = name not in self.counters and not self.anew
+            assert answer != "conflict" or not free, f"{name} conflicts with nobody"
 
 
 @dataclass(frozen=True)
@@ -187,11 +205,12 @@ class Collecting:
     compacts: bool = True
     """Whether collectors compact first."""
     rounds: int = 1
+    numbered: bool = False
     footprint = Footprint(private=lambda key: False)
 
     def __call__(self, sim):
         """Run it; AssertionError if something does not hold."""
-        snapshots = load(sim, self.commits, self.compacted)
+        snapshots = load(sim, self.commits, self.compacted, numbered=self.numbered)
         told = Told()
         sim.witness, sim.recall = told.state, told.recall
         for name in self.readers:

@@ -93,7 +93,8 @@ class Machine:
 
     def live(self, node, count):
         """Open, write, close: until something goes wrong or the process dies."""
-        self.disk = Disk(self.content, node.runtime)
+        self.disk = self.disk or Disk(self.content, node.runtime)
+        self.disk.runtime = node.runtime
         try:
             self._write(node, count)
         except (ReefError, ConditionFailedError):
@@ -136,17 +137,20 @@ class Machine:
                 node.runtime.sleep(node.runtime.uniform(0.0, 0.1))
 
     def lose_power(self, choices):
-        """Keep what was written, or of what was not synced only some."""
+        """Keep of what was not synced only some; or all, since only the process has died. Then it
+        is still not synced, and goes if the power fails later."""
         if self.disk is None:
             return
         if choices.pick(2):
-            self.content = self.disk.content()
-        else:
-            steps = iter([len(self.disk.trace)])
-            self.content = random_crash(self.disk, lambda n: next(steps, None) or choices.pick(n))[
-                1
-            ]
+            self.disk.restart()
+            return
+        steps = iter([len(self.disk.trace)])
+        self.content = random_crash(self.disk, lambda n: next(steps, None) or choices.pick(n))[1]
         self.disk = None
+
+    def files(self):
+        """Return what the machine's disk holds, for whoever comes next."""
+        return LogDisk(self.content if self.disk is None else self.disk.content())
 
 
 def run_lives(world, machine, hand, lives, count):
@@ -212,8 +216,8 @@ def check(world, machine):
 def come_back(world, machine, node):
     """Open the log that is left. If a rival was first, look what is pending, and apply it."""
     calm = Database(Calm(world, node))
-    calm.log_files = LogDisk(machine.content)
-    pending = _pending(calm, machine) if machine.content else set()
+    calm.log_files = machine.files()
+    pending = _pending(calm)
     rivals = [opened.epoch for opened in world.told.opens]
     try:
         calm.writer(NAME, **SETTINGS).close()
@@ -227,11 +231,11 @@ def come_back(world, machine, node):
             calm.writer(NAME, reapply=True, **SETTINGS).close()
 
 
-def _pending(calm, machine):
+def _pending(calm):
     """Return the values that are in the local log, and above what the bucket has of it."""
     values = set()
     try:
-        _, entries = pending_entries(PATH, files=LogDisk(machine.content), store=calm.store)
+        _, entries = pending_entries(PATH, files=calm.log_files, store=calm.store)
     except (NotFoundError, InvalidInputError):  # it died before there was any log
         return values
     for entry in entries:

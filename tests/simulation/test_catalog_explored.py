@@ -24,8 +24,19 @@ def explored(case, chaos=CALM):
         (Committing(counters="a", own_keys="x"), 300),
         (Committing(counters="a", own_keys="", compacts=True), 100),
         (Committing(counters="a", own_keys="", recovers=True), 100),
+        (Committing(counters="a", own_keys="", anew=True), 100),
+        (Committing(own_keys="", numbered=True), 100),
+        (Committing(counters="a", own_keys="", anew=True, numbered=True), 100),
     ],
-    ids=["two conflict", "one rebases", "over a compaction", "a recoverer"],
+    ids=[
+        "two conflict",
+        "one rebases",
+        "over a compaction",
+        "a recoverer",
+        "a new beginning",
+        "two conflict, numbered",
+        "a new beginning, numbered",
+    ],
 )
 def test_H21_commits_with_a_death_and_a_late_request_anywhere(case, states):
     """H21: who was told committed is there, who was told conflict is not, nobody is there twice."""
@@ -44,8 +55,10 @@ def test_H21_a_recoverer_beside_two_commits_in_all_orders():
         Committing(own_keys="", recovers=True),
         Committing(own_keys="x"),
         Committing(counters="a", own_keys="x", compacts=True),
+        Committing(counters="a", own_keys="x", anew=True),
+        Committing(counters="a", own_keys="x", numbered=True, recovers=True),
     ],
-    ids=["two conflict and a recoverer", "three commits", "a compaction"],
+    ids=["two conflict and a recoverer", "three commits", "a compaction", "anew", "numbered"],
 )
 def test_H21_larger_instances(case):
     """H21: the same with more who take part."""
@@ -59,8 +72,19 @@ def test_H21_larger_instances(case):
         (Collecting(travellers="t"), 200),
         (Collecting(travellers="t", at=2), 200),
         (Collecting(writers="w"), 500),
+        (Collecting(readers="r", numbered=True), 300),
+        (Collecting(travellers="t", numbered=True), 200),
+        (Collecting(writers="w", numbered=True), 500),
     ],
-    ids=["the newest state", "an old state", "the state of a checkpoint", "a commit"],
+    ids=[
+        "the newest state",
+        "an old state",
+        "the state of a checkpoint",
+        "a commit",
+        "the newest state, numbered",
+        "an old state, numbered",
+        "a commit, numbered",
+    ],
 )
 def test_H22_a_collection_between_every_two_steps_of_a_session(case, states):
     """H22: nothing that a living lease protects is ever gone, in whatever order."""
@@ -70,8 +94,13 @@ def test_H22_a_collection_between_every_two_steps_of_a_session(case, states):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
-    [Collecting(readers="r"), Collecting(travellers="t"), Collecting(writers="w")],
-    ids=["the newest state", "an old state", "a commit"],
+    [
+        Collecting(readers="r"),
+        Collecting(travellers="t"),
+        Collecting(writers="w"),
+        Collecting(writers="w", numbered=True),
+    ],
+    ids=["the newest state", "an old state", "a commit", "a commit, numbered"],
 )
 def test_H22_collections_with_a_death_and_a_late_request_anywhere(case):
     """H22: whoever dies and whatever arrives late, nothing is gone under a living lease."""

@@ -107,7 +107,7 @@ def test_an_order_column_decides_wherever_the_rows_are(numbers, db, url):
     assert kinds_of(db) == ["begin", "abort"]
     assert numbers_of(db) == {}
     assert sweep_everything(db) == set()
-    report = reef.spark.bulk_load(both, url, "t", duplicates="order", order_by="_turn")
+    report = reef.spark.bulk_load(both, url, "t", order_by="_turn")
     assert numbers_of(db) == {k: n + 10_000 if n < 100 else n for k, n in model().items()}
     assert (report.rows, report.duplicates) == (3000, 200)
     draw = twice.selectExpr("id", "n", "1 AS _turn")
@@ -126,6 +126,12 @@ def test_an_order_column_decides_wherever_the_rows_are(numbers, db, url):
         (["id", "n AS m"], {}, "column m: there is no such column"),
         (["id", "n"], {"key": "n"}, "is 'id', not 'n'"),
         (["id", "n"], {"duplicates": "order"}, "go together"),
+        (["id", "n"], {"duplicates": "refuse", "order_by": "n"}, "go together"),
+        (["id", "n", "'put' AS _op"], {"replace": True}, "puts only"),
+        (["id", "n"], {"partitions": 0}, "partitions=0"),
+        (["id", "n"], {"segment_bytes": -1}, "segment_bytes=-1"),
+        (["id", "n"], {"sort_bytes": 0}, "sort_bytes=0"),
+        (["id", "n"], {"idempotency_key": ""}, "idempotency key has 1 to"),
     ],
 )
 def test_bad_input_is_told_before_anything_is_written(numbers, db, url, bad, options, why):
@@ -145,6 +151,20 @@ def test_an_unknown_namespace_without_a_key_is_not_made(numbers, db, url):
     with pytest.raises(reef.InvalidInputError, match="keys are null"):
         reef.spark.bulk_load(numbers.selectExpr("nullif(id, '000007') AS id"), url, "t", key="id")
     assert db.namespaces() == []
+
+
+def test_a_namespace_that_grows_between_check_and_begin(numbers, db, url):
+    """Rows are written as the job's schema has them: to the reader a segment is what that says."""
+    db.create("t", pa.schema([("id", pa.string()), ("n", pa.int32())]))
+
+    def grow(step):
+        if step.stage == "checked":
+            db.alter("t", COLUMNS)
+
+    narrow = numbers.selectExpr("id", "CAST(n AS INT) AS n")
+    reef.spark.bulk_load(narrow, url, "t", progress=grow)
+    assert numbers_of(db) == model()
+    assert reef.jobs.verify(db, "t", deep=True).problems == []
 
 
 def test_preflight_alone(numbers, db, url):

@@ -12,6 +12,7 @@ from reef.jobs.appending import Appender
 from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
 from reef.spark.lease import SharedLease
+from reef.spark.target import Target
 from tests.spark.writing import (
     TABLE,
     Write,
@@ -111,6 +112,23 @@ def test_rows_may_expire(table, url):
     assert sorted(rows_of(table)) == ["b", "c"]
 
 
+def test_only_puts_say_when_they_expire(table, url):
+    """Patches and deletes may stand beside puts that do; a patch that does itself is refused."""
+    columns = struct(
+        id=st.StringType(), n=st.LongType(), _op=st.StringType(), _expires_at=st.TimestampType()
+    )
+    Write(url, schema=columns).run(
+        [
+            {"id": "a", "n": 1, "_op": "put", "_expires_at": 1_000_000},
+            {"id": "b", "n": 2, "_op": "patch"},
+            {"id": "c", "_op": "delete", "_expires_at": 1_000_000},
+        ]
+    )
+    assert rows_of(table) == {"b": {"n": 2, "t": "old"}}
+    with pytest.raises(reef.InvalidInputError, match="a patch cannot change when a row expires"):
+        Write(url, schema=columns).run([{"id": "b", "_op": "patch", "_expires_at": 1_000_000}])
+
+
 @pytest.mark.parametrize("folds", [False, True])
 def test_a_repeated_idempotency_key_changes_nothing(table, url, folds):
     """The tasks stage nothing at all, before and after a fold."""
@@ -152,7 +170,8 @@ def test_H38_a_key_twice_is_refused_within_and_across_partitions(table, url):
 
 
 @pytest.mark.parametrize("order", ["n", "_at"])
-def test_an_order_column_decides_between_rows_of_a_partition(table, url, order):
+@pytest.mark.parametrize("named", [{}, {"duplicates": "order"}])
+def test_an_order_column_decides_between_rows_of_a_partition(table, url, order, named):
     """It may be a column of the table, or one that is there for this only."""
     columns = struct(
         **{"id": st.StringType(), "n": st.LongType(), "t": st.StringType(), "_at": st.IntegerType()}
@@ -166,10 +185,8 @@ def test_an_order_column_decides_between_rows_of_a_partition(table, url, order):
     if order == "n":
         columns = st.StructType(columns.fields[:3])
         rows = [{k: v for k, v in row.items() if k != "_at"} for row in rows]
-    Write(url, schema=columns, duplicates="order", orderColumn=order).run(rows, some("x"))
+    Write(url, schema=columns, orderColumn=order, **named).run(rows, some("x"))
     assert rows_of(table)["a"] == {"n": 3, "t": "z"}
-    with pytest.raises(reef.InvalidInputError, match="into one partition"):
-        Write(url, schema=columns, duplicates="order", orderColumn=order).run(rows, rows[:1])
 
 
 # --- namespaces -------------------------------------------------------------------------
@@ -209,8 +226,32 @@ def test_a_namespace_is_made_from_the_columns(db, url):
         (TABLE, {"namespace": "a/b"}, reef.InvalidInputError, "not the name"),
         (TABLE, {"namespace": "new", "key": "x"}, reef.InvalidInputError, "no key column 'x'"),
         (TABLE, {"namespace": "new", "key": "n"}, reef.InvalidInputError, "key"),
+        (
+            struct(id=st.StringType(), _n=st.LongType()),
+            {"namespace": "new", "key": "id"},
+            reef.InvalidInputError,
+            "_n: names that begin with _ are Reef's own",
+        ),
+        (
+            struct(_id=st.StringType()),
+            {"namespace": "new", "key": "_id"},
+            reef.InvalidInputError,
+            "_id: names that begin with _ are Reef's own",
+        ),
         (TABLE, {"key": "n"}, reef.InvalidInputError, "is 'id', not 'n'"),
-        (TABLE, {"orderColumn": "n"}, reef.InvalidInputError, "go together"),
+        (TABLE, {"duplicates": "order"}, reef.InvalidInputError, "go together"),
+        (
+            TABLE,
+            {"duplicates": "refuse", "orderColumn": "n"},
+            reef.InvalidInputError,
+            "go together",
+        ),
+        (
+            TABLE,
+            {"namespace": "new", "key": "id", "idempotencyKey": "x" * 5000},
+            reef.InvalidInputError,
+            "idempotency key has 1 to",
+        ),
         (TABLE, {"vectors": "q=2"}, reef.InvalidInputError, "'q' is not there"),
         (TABLE, {"vectors": "n=2"}, reef.InvalidInputError, "array of float"),
         (struct(n=st.LongType()), {}, reef.InvalidInputError, "key column is missing"),
@@ -386,6 +427,26 @@ def test_a_live_writer_goes_on_and_later_lsns_win(table, url):
         fold(table, "t")
 
 
+def test_an_overwrite_beside_a_live_writer(table, url):
+    """What was written before its LSN is gone, also what was not there when it began; what comes
+    later stays.
+    """
+    live = table.writer("t", background=False)
+    write = Write(url, overwrite=True)
+    messages = [write.task(some("xb", 20))]
+    live.upsert(some("qx", 10))
+    write.writer.commit(messages)
+    live.upsert(some("a", 30))
+    live.patch([{"id": "b", "t": "patched"}, {"id": "q", "t": "patched"}])
+    for _ in range(2):
+        assert rows_of(table) == {
+            "a": {"n": 30, "t": None},
+            "b": {"n": 20, "t": "patched"},
+            "x": {"n": 20, "t": None},
+        }
+        fold(table, "t")
+
+
 def test_segments_get_about_the_size_that_is_asked_for(table, url):
     """A task whose rows need several writes them in order, without overlap."""
     write = Write(url, segmentBytes=10_000, sortBytes=50_000)
@@ -396,6 +457,50 @@ def test_segments_get_about_the_size_that_is_asked_for(table, url):
     assert all(a.max_key < b.min_key for a, b in pairwise(segments))
     write.writer.commit([message])
     assert len(rows_of(table)) == 3003
+
+
+def test_a_namespace_that_grows_before_the_begin(table, url, monkeypatch):
+    """Rows are written as the job's schema says, not as that of the first look: a segment has no
+    other word for the width of its numbers.
+    """
+    table.create(
+        "narrow",
+        pa.schema([("id", pa.string()), ("n", pa.int32()), ("v", pa.list_(pa.float32(), 2))]),
+    )
+    wide = [("id", pa.string()), ("n", pa.int64()), ("v", pa.list_(pa.float64(), 2))]
+    grown = pa.schema([*wide, ("m", pa.int8())])
+    monkeypatch.setattr(Target, "make", lambda *_: table.alter("narrow", grown))
+    columns = struct(id=st.StringType(), n=st.IntegerType(), v=st.ArrayType(st.FloatType()))
+    Write(url, "narrow", columns).run(some("abcdefg", 7, v=[1.5, 2.5]))
+    expected = {key: {"n": 7, "v": [1.5, 2.5], "m": None} for key in "abcdefg"}
+    for _ in range(2):
+        assert rows_of(table, "narrow") == expected
+        fold(table, "narrow")
+
+
+def test_a_namespace_that_is_another_one_by_the_begin(table, url, monkeypatch):
+    """Dropped and made anew with other columns: the write is refused, and its job given up."""
+
+    def anew(*_):
+        table.drop("t")
+        table.create("t", pa.schema([("id", pa.string()), ("other", pa.int64())]))
+
+    monkeypatch.setattr(Target, "make", anew)
+    with pytest.raises(reef.InvalidInputError, match="column n: there is no such column"):
+        Write(url)
+    assert kinds_of(table)[-2:] == ["begin", "abort"]
+    assert leases_of(table) == []
+
+
+def test_errors_come_without_the_frames_inside_of_reef(table, url):
+    """Spark shows the whole traceback and every cause: only where Spark has called is left."""
+    with pytest.raises(reef.InvalidInputError) as caught:
+        Write(url, schema=struct(id=st.StringType(), m=st.LongType()))
+    assert "told" in [entry.name for entry in caught.traceback][-1]
+    with pytest.raises(reef.NotFoundError) as caught:
+        Write(url, "none")
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
 
 
 def test_the_schema_is_that_of_the_begin(table, url):

@@ -2,7 +2,9 @@
 
 import pickle
 import random
+import tempfile
 from decimal import Decimal
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +18,7 @@ from reef.spark.checks import count_partitions
 from reef.spark.options import Place
 from reef.spark.parts import PartPlan, first_error, stage_part
 from reef.spark.rows import RowsPlan
+from reef.spark.scratch import scratch_folder
 from reef.spark.sorting import RowSorter, sorted_places
 from reef.spark.write_options import WriteOptions
 
@@ -254,6 +257,19 @@ def test_values_are_converted_only_where_nothing_is_lost(db):
             wanted.versions(table([{**fine, **bad}], given))
 
 
+def test_what_does_not_fit_into_memory_goes_where_spark_keeps_its_own(tmp_path, monkeypatch):
+    """The first disk of the executor that can be written; elsewhere, the system's."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path / 'gone'},{disk}")
+    with scratch_folder() as folder:
+        assert Path(folder).parent == disk
+    assert list(disk.iterdir()) == []
+    monkeypatch.delenv("SPARK_LOCAL_DIRS")
+    with scratch_folder() as folder:
+        assert Path(folder).parent == Path(tempfile.gettempdir())
+
+
 # --- options ------------------------------------------------------------------------
 
 GIVEN = {"path": "/tmp/x", "namespace": "t"}
@@ -275,7 +291,8 @@ def test_options_are_read_whatever_their_case():
         {"op": "upsert"},
         {"duplicates": "last"},
         {"duplicates": "order"},
-        {"orderColumn": "n"},
+        {"duplicates": "refuse", "orderColumn": "n"},
+        {"idempotencyKey": ""},
         {"vectors": "a"},
         {"vectors": "a=x"},
         {"segmentBytes": "0"},

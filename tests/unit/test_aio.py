@@ -672,6 +672,7 @@ def test_every_method_of_the_engine_is_there():
     different = {
         "Database": {"metrics", "store", "events", "over", "working"},
         "Writer": {"check_process", "at_hand", "manifest"},
+        "LocalWriter": {"check_process", "at_hand", "manifest"},
         "Reader": {"at_hand"},
         "PinnedReader": {"at_hand"},
         "Transaction": {"at_hand", "check", "has_read"},
@@ -679,7 +680,7 @@ def test_every_method_of_the_engine_is_there():
     from reef.engine.transactions import Transaction
 
     sync = [reef.Database, reef.Writer, reef.Reader, reef.PinnedReader, Transaction]
-    sync += [reef.Snapshot, reef.ChangeCursor]
+    sync += [reef.Snapshot, reef.ChangeCursor, reef.LocalWriter]
     for engine in sync:
         face = getattr(reef.aio, engine.__name__)
         public = {name for name in dir(engine) if not name.startswith("_")}

@@ -80,6 +80,43 @@ def test_tiered_does_not_rewrite_large_segments_into_as_many():
     assert plan_tiered([segment(f"s{n}", 100, level=2) for n in range(7)], SETTINGS) is None
 
 
+def test_tiered_moves_what_a_load_has_brought():
+    """Its segments do not overlap, and have their size: a rewrite would make the same again."""
+    loaded = [
+        segment("l0", 40, "af", visible_lsn=7),
+        segment("l1", 40, "gm", visible_lsn=7),
+        segment("l2", 40, "nz", visible_lsn=7),
+    ]
+    plan = plan_tiered(loaded, SETTINGS)
+    assert (plan.level, plan.inputs, ids(plan.moved)) == (1, (), ["l0", "l1", "l2"])
+    assert {found.level for found in plan.moved} == {1}
+
+
+@pytest.mark.parametrize(
+    ("other", "inputs", "moved"),
+    [
+        ({"keys": "ad", "size": 30}, ["l0", "other"], ["l1"]),  # what overlaps is merged
+        ({"keys": "ad", "size": 1, "visible_lsn": 0, "tombstones": 1}, ["l0", "other"], ["l1"]),
+        ({"keys": "01", "size": 30}, [], ["l0", "l1"]),  # one alone is not rewritten
+        ({"keys": "az", "size": 30}, ["l0", "l1", "other"], []),
+    ],
+)
+def test_tiered_merges_what_a_load_overlaps(other, inputs, moved):
+    """Written rows over loaded ones are merged with them, as ever."""
+    loaded = [segment("l0", 40, "af", visible_lsn=7), segment("l1", 60, "gm", visible_lsn=7)]
+    size = other.pop("size")
+    plan = plan_tiered([*loaded, segment("other", size, **other)], SETTINGS)
+    assert (ids(plan.inputs), ids(plan.moved)) == (inputs, moved)
+
+
+def test_tiered_merges_small_loads_and_those_with_deletes():
+    """Many small ones are what compaction is for; and deletes go only in a merge."""
+    small = [segment(f"l{n}", 20, f"{n}{n}", visible_lsn=n + 1) for n in range(6)]
+    assert len(plan_tiered(small, SETTINGS).inputs) == 5
+    deletes = [segment(f"l{n}", 40, f"{n}{n}", visible_lsn=7, tombstones=1) for n in range(3)]
+    assert len(plan_tiered(deletes, SETTINGS).inputs) == 3
+
+
 # --- leveled --------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ import os
 import pickle
 import threading
 import time
+from contextlib import suppress
 from itertools import count
 
 import pytest
@@ -278,14 +279,24 @@ def test_only_finished_objects_are_told_of(tmp_path):
 
 def test_threads_and_files_are_given_back(tmp_path):
     """A closed notifier leaves no thread and no descriptor."""
-    before = len(os.listdir("/proc/self/fd"))
+    gc.collect()  # what others have left behind must not go while we count
+    before = _watching()
     for _ in range(5):
         news = DirectoryNotifier(str(tmp_path))
         news.bell("a")
         news.close()
         assert news._listener.join(10)
         DirectoryNotifier(str(tmp_path)).close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert _watching() == before
+
+
+def _watching():
+    """Return the descriptors of the kinds that a notifier uses are open in this process."""
+    links = []
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the listing's own, or one that another thread has closed
+            links.append(os.readlink(f"/proc/self/fd/{number}"))
+    return sorted(link for link in links if "inotify" in link or "eventfd" in link)
 
 
 def test_a_reader_after_a_fork_looks_by_itself(tmp_path):

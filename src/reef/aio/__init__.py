@@ -17,12 +17,13 @@ from reef.aio.database import Database, open
 from reef.aio.handle import Opening
 from reef.aio.reading import PinnedReader, Reader
 from reef.aio.views import ChangeCursor, Changes, Snapshot
-from reef.aio.writing import Transaction, Writer
+from reef.aio.writing import LocalWriter, Transaction, Writer
 
 __all__ = [
     "ChangeCursor",
     "Changes",
     "Database",
+    "LocalWriter",
     "Opening",
     "PinnedReader",
     "Reader",

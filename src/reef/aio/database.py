@@ -10,8 +10,8 @@ from reef.aio.handle import Handle, Opening, hop
 from reef.aio.reading import PinnedReader, Reader
 from reef.aio.threads import THREADS_MAX, Threads
 from reef.aio.views import ChangeCursor, Snapshot
-from reef.aio.writing import Writer
-from reef.engine import database, reader
+from reef.aio.writing import LocalWriter, Writer
+from reef.engine import database, reader, writer
 from reef.engine.history import pinned
 from reef.engine.history.moments import AsOf
 from reef.runtime import REAL
@@ -45,16 +45,27 @@ class Database(Handle[database.Database]):
     cursors = hop(database.Database.cursors)
     drop_cursor = hop(database.Database.drop_cursor)
 
-    def writer(self, name: str, *, take_over: bool = True, **settings: Any) -> Opening[Writer]:
+    @overload
+    def writer(
+        self, name: str, *, durability: Literal["local"], **settings: Any
+    ) -> Opening[LocalWriter]: ...
+    @overload
+    def writer(
+        self, name: str, *, durability: Literal["object"] = "object", **settings: Any
+    ) -> Opening[Writer]: ...
+    def writer(
+        self, name: str, *, durability: Literal["object", "local"] = "object", **settings: Any
+    ) -> Any:
         """Take the writer role of a namespace, which is made if there is none.
 
-        With `take_over=False`, ConflictError if another writer was there within the last minute.
+        With `take_over=False`, ConflictError if another writer was there within the last minute;
+        with `durability="local"` and `local_log`, a write is acknowledged on the local disk.
         """
-        return Opening(
-            self._threads,
-            lambda: self._sync.writer(name, take_over=take_over, **settings),
-            Writer,
-        )
+
+        def make() -> writer.Writer:
+            return self._sync.writer(name, durability=durability, **settings)
+
+        return Opening(self._threads, make, LocalWriter if durability == "local" else Writer)
 
     @overload
     def reader(

@@ -15,12 +15,16 @@ from reef.aio.threads import Lane, Threads, answer_of
 from reef.engine import transactions, writer
 from reef.engine.batch import Batch
 from reef.engine.commit.opening import ReplayReport
+from reef.engine.local import writer as local
+from reef.engine.local.backlog import Left
+from reef.engine.local.opening import LocalRecovery
+from reef.engine.local.receipts import LocalReceipt
 from reef.engine.worker import Worker
 from reef.engine.writable import Options
 from reef.runtime import Future
 from reef.types import Receipt
 
-__all__ = ["Transaction", "Writer"]
+__all__ = ["LocalWriter", "Transaction", "Writer"]
 
 T = TypeVar("T")
 
@@ -110,6 +114,33 @@ class Writer(Readable[writer.Writer]):
     def background(self) -> Worker | None:
         """What folds, compacts and sweeps behind it; holding it back takes no time."""
         return self._sync.background
+
+
+class LocalWriter(Writer):
+    """A writer with a local log in front of its bucket: `durability="local"`."""
+
+    _sync: local.LocalWriter
+
+    async def flush(self, timeout_s: float | None = None) -> None:
+        """Return when everything that was written before is in the bucket."""
+        await answer_of(self._lane.submit(lambda: None))  # all of it is handed over
+        await self._run(lambda: self._sync.flush(timeout_s))
+
+    async def wait_for(self, receipt: LocalReceipt, timeout_s: float | None = None) -> int:
+        """Return the LSN of a receipt when its batch is in the bucket, as its `wait` does."""
+        if receipt.lsn is not None:
+            return receipt.lsn
+        return await self._run(lambda: receipt.wait(timeout_s))
+
+    @property
+    def pending(self) -> Left:
+        """What is on the local disk, and not known to be in the bucket."""
+        return self._sync.pending
+
+    @property
+    def local_recovery(self) -> LocalRecovery:
+        """What opening it took up from the local log."""
+        return self._sync.local_recovery
 
 
 class Transaction(Readable[transactions.Transaction]):

@@ -4,17 +4,22 @@
 it is used, may be shared by threads, and can be sent to other processes with its store.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self, TypeVar
 
 from reef.catalog import commit
 from reef.catalog.cache import CACHE_BYTES, BlobCache, MemoryBlobCache
+from reef.catalog.checkpoint_format import CheckpointMeta
 from reef.catalog.compactor import COMPACT_AFTER, Compactor
 from reef.catalog.head import Head
 from reef.catalog.parts import Parts
 from reef.catalog.pinning import pin, pin_at
 from reef.catalog.recovery import recover_orphans
-from reef.catalog.sessions import Key, ReadSession, WriteSession, as_key
+from reef.catalog.restart import begin_anew
+from reef.catalog.sessions import Key, ReadSession, WriteSession, as_key, incomplete
 from reef.catalog.settings import BYTES, Codec, Retention
 from reef.catalog.snapshot import CommitReceipt, Snapshot
 from reef.catalog.verify import CatalogReport, verify
@@ -90,8 +95,7 @@ class Catalog:
         self.metrics = metrics or Metrics()
         self.events = Events()
         self._lock = leaf_lock()
-        self._parts: tuple[int, Parts | None] = (0, None)
-        """And the process that made them."""
+        self._made: _Made | None = None
         self._recovered = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -99,6 +103,11 @@ class Catalog:
             name: getattr(self, name) for name in ("cache", "retention", "backoff", "codec")
         }
         return _reopen, (self.store, self.names.root, settings)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
 
     def __repr__(self) -> str:
         return f"<Catalog {self.store.url}/{self.names.root}>"
@@ -129,14 +138,15 @@ class Catalog:
         """Call `change(session)`, commit, and return what it returned.
 
         After a conflict it is called again, with a new session, a bounded number of times. It is
-        applied once: before another try it is certain that the last one is not committed.
+        applied once: before another try it is certain that the last one is not committed. One
+        that ends the session itself, by `commit()` or `end()`, has had its way.
         """
         backoff = Backoff(self.store.runtime, self.backoff)
         while True:
             try:
                 with self.session_write() as session:
                     result = change(session)
-                    if self._committed(session):
+                    if session.ended or self._committed(session):
                         return result
                     lost = ConflictError("a commit without an answer was found not to have landed")
             except ConflictError as error:
@@ -188,15 +198,17 @@ class Catalog:
         parts = self._readable()
         if parts is None:
             return empty
-        for attempt in range(1, READS_MAX + 1):
+        for _ in range(READS_MAX):
             known = parts.heads.load()
             try:
                 return read(parts.view(Snapshot.of(known)))
-            except NotFoundError:
-                unchanged = parts.heads.load().head.revision == known.head.revision
-                if unchanged or attempt == READS_MAX:
-                    raise
-        raise AssertionError("the loop returns or raises")
+            except NotFoundError as error:
+                if parts.heads.load().head.revision == known.head.revision:
+                    raise incomplete(known.head.last_txn_id, error) from error
+        raise UnavailableError(
+            f"what is read of {self!r} is collected faster than it can be read",
+            hint="Read in a session, or have more grace: Retention.grace_s",
+        )
 
     # --- upkeep -------------------------------------------------------------------
     def recover_orphans(self) -> int:
@@ -210,6 +222,22 @@ class Catalog:
         """
         return Compactor(self._writable(), compact_after=compact_after)
 
+    def checkpoint(self) -> CheckpointMeta | None:
+        """Return what the newest checkpoint says of itself; None if there is none yet."""
+        return self._latest(lambda view: view.checkpoint(), None)
+
+    def begin_anew(self, make: Callable[[], Mapping[str, Any]]) -> None:
+        """Put what `make()` returns in the place of a history that can no longer be read.
+
+        For what can be made again from elsewhere: whatever the catalog held is given up, and
+        sessions that are open get a ConflictError. If others are first, it is made once more.
+        """
+
+        def encoded() -> dict[bytes, bytes]:
+            return {as_key(key): self.codec.encode(value) for key, value in make().items()}
+
+        begin_anew(self._writable(), encoded)
+
     def verify(self) -> CatalogReport:
         """Read everything that is needed, and return every problem."""
         parts = self._readable()
@@ -218,22 +246,37 @@ class Catalog:
     # --- the parts ----------------------------------------------------------------
     def _writable(self) -> Parts:
         """Return the parts, once the bucket's conditional writes are proved."""
-        return self._known() or self._make(agree_on_cas(self.store))
+        return self._known(proved=True) or self._make(agree_on_cas(self.store))
 
     def _readable(self) -> Parts | None:
         """Return the parts; None if nobody has ever written here, so that there is no head."""
-        known = self._known()
-        if known is None:
-            verdict = remembered(self.store)
-            return None if verdict is None else self._make(verdict)
-        return known
+        known = self._known(proved=False)
+        if known is not None:
+            return known
+        verdict = remembered(self.store)
+        if verdict is not None:
+            return self._make(verdict)
+        # Written, if at all, by way of a root above this one, which keeps the verdict.
+        shown = self._shown()
+        return None if shown is None else self._make(shown, proved=False)
 
-    def _known(self) -> Parts | None:
+    def _shown(self) -> Verdict | None:
+        """Return the verdict that must have been, by the form of the head that is there."""
+        verdict = partial(Verdict, format=1, cas=self.store.cas, proved_at_s=0.0)
+        with suppress(NotFoundError):
+            self.store.head(self.names.head)
+            return verdict(if_match=True)
+        numbered = next(iter(self.store.list(self.names.heads)), None)
+        return None if numbered is None else verdict(if_match=False)
+
+    def _known(self, *, proved: bool) -> Parts | None:
         """Return the parts that this process made; a fork makes its own, with free locks."""
-        process, parts = self._parts
-        return parts if process == self.store.runtime.process_id() else None
+        made = self._made
+        if made is None or made.process != self.store.runtime.process_id():
+            return None
+        return made.parts if made.proved or not proved else None
 
-    def _make(self, verdict: Verdict) -> Parts:
+    def _make(self, verdict: Verdict, *, proved: bool = True) -> Parts:
         parts = Parts.of(
             as_proved(self.store, verdict),
             self.names,
@@ -244,10 +287,19 @@ class Catalog:
             events=self.events,
         )
         with self._lock:
-            known = self._known()
+            known = self._known(proved=proved)
             if known is None:
-                self._parts = (self.store.runtime.process_id(), parts)
+                self._made = _Made(self.store.runtime.process_id(), parts, proved)
             return known or parts
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """The parts, who made them, and whether they may be written with."""
+
+    process: int
+    parts: Parts
+    proved: bool
 
 
 EMPTY = Snapshot("", 0, 0, None, None, 0, Head().recent)

@@ -45,7 +45,7 @@ class Collected:
 # --- phase 1 --------------------------------------------------------------------------
 
 
-def compute_plan(parts: Parts) -> KnownPlan | None:
+def compute_plan(parts: Parts) -> GcPlan | None:
     """Install a plan; None if there is one, if there is nothing to do, or if others were first."""
     with parts.limits.plans.pass_through():
         installed = parts.plans.load()
@@ -64,7 +64,8 @@ def compute_plan(parts: Parts) -> KnownPlan | None:
             return None
         plan = _plan(known, segments, going, now_s + parts.retention.grace_s)
         parts.metrics.counter("catalog.gc_plans").add()
-        return parts.plans.swap(installed, plan)
+        swapped = parts.plans.swap(installed, plan)
+        return None if swapped is None else swapped.plan
 
 
 def watermark_of(head: Head, leases: Iterable[FoundLease]) -> int:

@@ -94,7 +94,6 @@ def _commit_somewhere(
         newest = publish_segment(parts, base, segment)
         if newest is None:
             return segment
-        parts.metrics.counter("catalog.cas_conflicts").add()
         base = _rebased(parts, base, newest, footprint)
         if not backoff.wait():
             raise ConflictError(
@@ -139,11 +138,13 @@ def publish_segment(parts: Parts, known: KnownHead, segment: Segment) -> KnownHe
             if swap is Swap.LANDED:
                 parts.metrics.histogram("catalog.publish_seconds").record(began.elapsed_s())
                 return None
+            if swap is Swap.LOST:
+                parts.metrics.counter("catalog.cas_conflicts").add()
             parts.runtime.reach("catalog head lost")
             known = parts.heads.load()
+            there = on_chain(parts, known.head, segment.seq, segment.write_id)
         except ReefError as error:
             _unknown(segment, error)
-        there = on_chain(parts, known.head, segment.seq, segment.write_id)
         if there is None:
             _unknown(segment, "its part of the chain was collected")
         if there:
@@ -168,19 +169,9 @@ def on_chain(parts: Parts, head: Head, seq: int, write_id: str) -> bool | None:
 
 def _rebased(parts: Parts, base: KnownHead, newest: KnownHead, footprint: Footprint) -> KnownHead:
     """Step 4: return the newest head if nothing since `base` conflicts."""
-    if newest.head.revision <= base.head.revision:
-        return base
-    since = base.head.last_segment_seq
-    try:
-        chain = Chain(newest.head.last_segment_seq, newest.head.recent)
-        others = parts.segments.chain(chain, since) if chain.last_seq > since else []
-    except NotFoundError as error:
-        raise ConflictError(
-            f"what was committed after transaction {base.head.last_txn_id} is collected already",
-            kind=Kind.COLLECTED,
-            hint="Begin another session; keep long ones alive with start_lease_keeper()",
-        ) from error
-    for other in others:
+    if newest.head.write_id == base.head.write_id:  # a compaction at the most
+        return newest if newest.head.revision > base.head.revision else base
+    for other in _since(parts, base.head, newest.head):
         key = footprint.conflict(other)
         if key is not None:
             raise ConflictError(
@@ -191,6 +182,26 @@ def _rebased(parts: Parts, base: KnownHead, newest: KnownHead, footprint: Footpr
                 txn_id=other.txn_id,
             )
     return newest
+
+
+def _since(parts: Parts, base: Head, newest: Head) -> list[Segment]:
+    """Return what was committed between two heads; ConflictError if that cannot be told."""
+    try:
+        chain = Chain(newest.last_segment_seq, newest.recent)
+        others = parts.segments.chain(chain, base.last_segment_seq)
+    except NotFoundError as error:
+        raise ConflictError(
+            f"what was committed after transaction {base.last_txn_id} is collected already",
+            kind=Kind.COLLECTED,
+            hint="Begin another session; keep long ones alive with start_lease_keeper()",
+        ) from error
+    if not others or others[0].base_write_id != base.write_id:
+        raise ConflictError(
+            f"transaction {base.last_txn_id}, at which this session began, is not in the history "
+            f"of transaction {newest.last_txn_id}: the catalog was lost, and begun again",
+            hint="Begin another session",
+        )
+    return others
 
 
 def resolve(parts: Parts, receipt: CommitReceipt) -> bool:

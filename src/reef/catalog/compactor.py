@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from reef.catalog.checkpoint_format import CheckpointMeta, Pair, pair_hash
 from reef.catalog.collection import Collected, apply_plan, compute_plan, delete_and_reset
-from reef.catalog.gc_plan import KnownPlan
+from reef.catalog.gc_plan import GcPlan
 from reef.catalog.head import CheckpointRef, with_checkpoint
 from reef.catalog.parts import Parts
 from reef.catalog.pinning import pin
@@ -129,7 +129,11 @@ class Compactor:
                 )
 
     # --- collection ---------------------------------------------------------------
-    def gc_compute(self) -> KnownPlan | None:
+    def gc_plan(self) -> GcPlan:
+        """Return the plan that is installed; an empty one if there is none."""
+        return self._parts.plans.load().plan
+
+    def gc_compute(self) -> GcPlan | None:
         """Phase 1: install a plan; None if there is one, or nothing to do."""
         return compute_plan(self._parts)
 

@@ -10,6 +10,7 @@ in the middle of deleting it. So the document remembers from where on states are
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -17,12 +18,15 @@ import msgspec
 from reef.catalog.checkpoint_format import pair_hash
 from reef.catalog.documents import decode_document, encode_document
 from reef.catalog.register import Register, Swap, Version
+from reef.errors import ConflictError, CorruptionError
 from reef.formats.coding import unsupported
 from reef.runtime import Runtime
+from reef.stores.fetch import read_again
 
 __all__ = ["GcPlan", "GcPlanStore", "KnownPlan", "SeqRange", "names_hash"]
 
 FORMAT = 1
+SWAPS_MAX = 10
 
 
 class SeqRange(msgspec.Struct, frozen=True):
@@ -88,13 +92,7 @@ class GcPlanStore:
 
     def load(self) -> KnownPlan:
         """Return the plan; an empty one if there is none."""
-        version = self._register.load()
-        if version.body is None:
-            return KnownPlan(GcPlan(), version)
-        plan = decode_document(version.body, GcPlan, version.name)
-        if plan.version > FORMAT:
-            raise unsupported(version.name, "plan of a catalog", plan.version, FORMAT)
-        return KnownPlan(plan, version)
+        return read_again(lambda: _known(self._register.load()))
 
     def swap(self, known: KnownPlan, plan: GcPlan) -> KnownPlan | None:
         """Put a plan in the place of another; None if that is not certain."""
@@ -110,6 +108,30 @@ class GcPlanStore:
         """Empty the plan, so that the next one can be made."""
         return self.swap(known, GcPlan()) is not None
 
+    def give_up(self, before_seq: int) -> None:
+        """Empty the plan, damaged or not, and give up all states that begin before a segment."""
+        for _ in range(SWAPS_MAX):
+            version = self._register.load()
+            kept = 0
+            with suppress(CorruptionError):
+                kept = _known(version).plan.retained_from
+            plan = GcPlan(retained_from=max(kept, before_seq), nonce=self._runtime.ulid())
+            if self._register.swap(version, encode_document(plan))[0] is Swap.LANDED:
+                return
+        raise ConflictError(
+            f"the plan of the catalog was changed by others {SWAPS_MAX} times in a row",
+            hint="Try again when less is going on",
+        )
+
     def trim(self, now_s: float) -> int:
         """Remove superseded plans, where each has a number of its own."""
         return self._register.trim(now_s)
+
+
+def _known(version: Version) -> KnownPlan:
+    if version.body is None:
+        return KnownPlan(GcPlan(), version)
+    plan = decode_document(version.body, GcPlan, version.name)
+    if plan.version > FORMAT:
+        raise unsupported(version.name, "plan of a catalog", plan.version, FORMAT)
+    return KnownPlan(plan, version)

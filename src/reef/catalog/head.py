@@ -17,6 +17,7 @@ from reef.catalog.register import Register, Swap, Version
 from reef.catalog.segment_format import Segment
 from reef.formats.coding import corrupt, unsupported
 from reef.runtime import Runtime, leaf_lock
+from reef.stores.fetch import read_again
 
 __all__ = ["CheckpointRef", "Head", "HeadStore", "KnownHead", "with_checkpoint", "with_segment"]
 
@@ -136,17 +137,23 @@ class HeadStore:
         self._runtime = runtime
         self._lock = leaf_lock()
         self._last: KnownHead | None = None
+        self._notes = 0
+        """How often it was set."""
 
     @property
     def last(self) -> KnownHead | None:
-        """The newest head that was ever seen here, without looking again."""
+        """The newest head that was seen here, without looking again."""
         return self._last
 
     def load(self) -> KnownHead:
         """Return the newest head; an empty one if there is none yet."""
+        notes = self._notes
+        return self._seen(read_again(self._load), notes)
+
+    def _load(self) -> KnownHead:
         version = self._register.load()
         head = Head() if version.body is None else decode_head(version.body, version.name)
-        return self._seen(KnownHead(head, version))
+        return KnownHead(head, version)
 
     def publish(self, known: KnownHead, head: Head) -> tuple[Swap, KnownHead]:
         """Put a head in the place of a known one."""
@@ -162,8 +169,21 @@ class HeadStore:
         """Remove superseded heads, where each has a number of its own."""
         return self._register.trim(now_s)
 
-    def _seen(self, known: KnownHead) -> KnownHead:
+    def replace(self, version: Version, head: Head) -> Swap:
+        """Put a head in the place of whatever a version holds, damaged or not."""
+        return self._register.swap(version, encode_head(head))[0]
+
+    def version(self) -> Version:
+        """Return the newest version, not decoded."""
+        return self._register.load()
+
+    def _seen(self, known: KnownHead, notes: int = -1) -> KnownHead:
+        """Remember a head. Answers overtake each other, so an older one is not, unless no other
+        was seen since it was asked for: then the catalog was lost, and begun again.
+        """
         with self._lock:
-            if self._last is None or self._last.head.revision <= known.head.revision:
-                self._last = known
+            last = self._last
+            newer = last is None or last.head.revision <= known.head.revision
+            if newer or notes == self._notes:
+                self._last, self._notes = known, self._notes + 1
         return known

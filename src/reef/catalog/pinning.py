@@ -11,21 +11,29 @@ from reef.catalog.head import KnownHead
 from reef.catalog.keeper import HeldLease
 from reef.catalog.parts import Parts
 from reef.catalog.snapshot import Snapshot
-from reef.errors import Kind, NotFoundError
+from reef.errors import Kind, NotFoundError, UnavailableError
 
 __all__ = ["pin", "pin_at"]
+
+PINS_MAX = 5
 
 
 def pin(parts: Parts, *, owner: str) -> tuple[KnownHead, HeldLease]:
     """Return the newest head, and a lease that protects it."""
     before = parts.heads.last or parts.heads.load()
-    lease = _take(parts, Snapshot.of(before), owner)
-    parts.runtime.reach("catalog lease written")
-    try:
-        return parts.heads.load(), lease
-    except BaseException:
-        lease.release()
-        raise
+    for _ in range(PINS_MAX):
+        lease = _take(parts, Snapshot.of(before), owner)
+        parts.runtime.reach("catalog lease written")
+        try:
+            known = parts.heads.load()
+        except BaseException:
+            lease.release()
+            raise
+        if known.head.checkpoint_seq >= before.head.checkpoint_seq:
+            return known, lease
+        lease.release()  # heads never go back: the catalog was lost, and this holds too little
+        before = known
+    raise UnavailableError("the head of the catalog goes back again and again")
 
 
 def pin_at(parts: Parts, snapshot: Snapshot, *, owner: str) -> HeldLease:

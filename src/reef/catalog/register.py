@@ -118,6 +118,9 @@ class _Numbered(Register):
         for _ in range(LISTINGS_MAX):
             seen = self._store.runtime.stopwatch()
             numbers = self._numbers(self._known - 1)
+            if not numbers and self._known:  # the newest never goes: all of it was lost
+                self._known = 0
+                continue
             if not numbers:
                 return Version(None, self._prefix, "", seen)
             try:

@@ -30,7 +30,7 @@ from reef.errors import (
 )
 from reef.types import KeyRange
 
-__all__ = ["Key", "ReadSession", "WriteSession", "as_key"]
+__all__ = ["Key", "ReadSession", "WriteSession", "as_key", "incomplete"]
 
 Key = bytes | str
 KEY_BYTES_MAX = 65_535
@@ -53,6 +53,15 @@ def as_key(key: Key) -> bytes:
     return encoded
 
 
+def incomplete(txn_id: int, error: NotFoundError) -> CorruptionError:
+    """Return what it means that an object is gone which nobody may have collected."""
+    return CorruptionError(
+        f"the state of transaction {txn_id} is incomplete: {error.message}",
+        hint="Run `reef catalog verify`",
+        **error.context,
+    )
+
+
 class _Session:
     """What both kinds have in common: a pinned state, and a lease on it."""
 
@@ -67,6 +76,11 @@ class _Session:
     def snapshot(self) -> Snapshot:
         """The state that is read."""
         return self._view.snapshot
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was committed, or given up."""
+        return self._ended
 
     # --- reading ------------------------------------------------------------------
     def get(self, key: Key) -> Any:
@@ -98,12 +112,7 @@ class _Session:
             return read()
         except NotFoundError as error:
             if not self._lease.lapsed:
-                raise CorruptionError(
-                    f"the state of transaction {self.snapshot.txn_id} is incomplete: "
-                    f"{error.message}",
-                    hint="Run `reef catalog verify`",
-                    **error.context,
-                ) from error
+                raise incomplete(self.snapshot.txn_id, error) from error
             raise ConflictError(
                 f"the state of transaction {self.snapshot.txn_id} was collected: {error.message}",
                 kind=Kind.COLLECTED,
@@ -193,13 +202,15 @@ class WriteSession(_Session):
 
     def _stage(self, key: bytes, value: bytes | None) -> None:
         self._check_open()
-        self._staged_bytes += len(key) + len(value or b"") + RECORD_BYTES
-        if self._staged_bytes > SEGMENT_BYTES_MAX:
+        staged_bytes = self._staged_bytes + _record_bytes(key, value)
+        if key in self._staged:
+            staged_bytes -= _record_bytes(key, self._staged[key])
+        if staged_bytes > SEGMENT_BYTES_MAX:
             raise InvalidInputError(
                 f"a session of a catalog stages up to {SEGMENT_BYTES_MAX:,} bytes",
                 hint="A catalog is for metadata: keep the data in a namespace, and its name here",
             )
-        self._staged[key] = value
+        self._staged[key], self._staged_bytes = value, staged_bytes
 
     # --- reading ------------------------------------------------------------------
     def _read(self, key: bytes) -> bytes | None:
@@ -233,3 +244,7 @@ class WriteSession(_Session):
             return commit(self._parts, self._base, footprint, self._staged, self._lease.id)
         finally:
             self.end()
+
+
+def _record_bytes(key: bytes, value: bytes | None) -> int:
+    return len(key) + len(value or b"") + RECORD_BYTES

@@ -1,10 +1,11 @@
 """Verification of a catalog: every byte that is needed, and whether it all adds up.
 
-The head and the plan decode. Every checkpoint that is there is read whole: its pairs sum up to
-its set hash, and the hash that it carried on is that of the one before. Every segment of the
-chain from the oldest checkpoint to the head decodes and stands on its predecessor; applied to one
-checkpoint they give exactly the next. Segments that are in nobody's chain are counted as orphans,
-and are no problem. Nothing is changed, and nothing comes from a cache.
+The head and the plan decode, and no object has a number behind those of the head, which would
+have been lost then. Every checkpoint that is not given up is read whole: its pairs sum up to its
+set hash, and the hash that it carried on is that of the one before. Every segment of the chain from
+the oldest checkpoint to the head decodes and stands on its predecessor; applied to one checkpoint
+they give exactly the next. Segments that are in nobody's chain are counted as orphans, and are no
+problem. Nothing is changed, and nothing comes from a cache.
 """
 
 from collections.abc import Callable
@@ -74,19 +75,33 @@ def verify(parts: Parts) -> CatalogReport:
     """
     for _ in range(LOOKS_MAX):
         report = CatalogReport()
+        newest = _newest_number(parts)  # before the head: it is never behind what there is
         known = report.attempt(parts.names.head, parts.heads.load)
-        report.attempt(parts.names.plan, parts.plans.load)
+        plan = report.attempt(parts.names.plan, parts.plans.load)
         if known is None:
             return report
-        _verify(parts, known.head, report)
+        ends = known.head.last_segment_seq
+        report.expect(
+            parts.names.head,
+            newest <= ends + 1,
+            f"the head ends with segment {ends}, and there are objects of number {newest}: "
+            "it was lost, or put back",
+        )
+        _verify(parts, known.head, plan.plan.retained_from if plan else 0, report)
         if not report.problems or parts.heads.load().head.revision == known.head.revision:
             return report
     return report
 
 
-def _verify(parts: Parts, head: Head, report: CatalogReport) -> None:
+def _newest_number(parts: Parts) -> int:
+    """Return the highest number of a segment or a checkpoint."""
+    found = (*parts.segments.found(), *parts.checkpoints.found())
+    return max((each.seq for each in found), default=0)
+
+
+def _verify(parts: Parts, head: Head, retained_from: int, report: CatalogReport) -> None:
     report.transactions = head.last_txn_id
-    checkpoints = _checkpoints(parts, head, report)
+    checkpoints = _checkpoints(parts, head, retained_from, report)
     segments = _segments(parts, head, checkpoints, report)
     _replay(parts, checkpoints, segments, report)
 
@@ -94,10 +109,13 @@ def _verify(parts: Parts, head: Head, report: CatalogReport) -> None:
 Checked = tuple[CheckpointMeta, list[Pair]]
 
 
-def _checkpoints(parts: Parts, head: Head, report: CatalogReport) -> list[Checked]:
-    """Read them all, oldest first, and compare each with its own sum and the one before."""
+def _checkpoints(
+    parts: Parts, head: Head, retained_from: int, report: CatalogReport
+) -> list[Checked]:
+    """Read those not given up, oldest first; compare each with its own sum and the one before."""
     store = CheckpointStore(parts.store, parts.names, None)
-    found = [each for each in store.found() if each.seq <= head.checkpoint_seq]
+    wanted = range(min(retained_from, head.checkpoint_seq), head.checkpoint_seq + 1)
+    found = [each for each in store.found() if each.seq in wanted]
     if head.checkpoint_id is not None:
         name = parts.names.checkpoint(head.checkpoint_id)
         there = any(each.id == head.checkpoint_id for each in found)

@@ -8,6 +8,7 @@ oldest, and then in the checkpoint, of which only the block that the key lies in
 
 from collections.abc import Mapping
 
+from reef.catalog.checkpoint_format import CheckpointMeta
 from reef.catalog.checkpoints import CheckpointStore
 from reef.catalog.segment_format import Segment
 from reef.catalog.segments import SegmentStore
@@ -43,6 +44,11 @@ class View:
         for segment in self.segments():
             state = laid_over(state, segment.records, wanted)
         return dict(sorted(state.items()))
+
+    def checkpoint(self) -> CheckpointMeta | None:
+        """Return what the snapshot's checkpoint says of itself, if it has one."""
+        checkpoint = self.snapshot.checkpoint
+        return None if checkpoint is None else self._checkpoints.meta(checkpoint)
 
     def segments(self) -> list[Segment]:
         """Return the segments after the checkpoint, oldest first."""

@@ -47,8 +47,8 @@ def verify_command(output: Output, url: str, prefix: str, options: tuple[str, ..
 def rebuild_command(output: Output, db: Database) -> None:
     """Make the registry of a bucket from its namespaces.
 
-    For a bucket whose `catalog/` is lost, or that is older than its registry. One LIST per
-    namespace, and its newest manifest; safe beside everything else.
+    For a bucket whose `catalog/` is lost or damaged, or that is older than its registry. One LIST
+    per namespace, and its newest manifest; safe beside everything else.
 
     Example: reef catalog rebuild ./data
     """

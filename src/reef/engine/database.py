@@ -212,6 +212,8 @@ class Database:
         if not take_over:
             check_role_is_free(self.store, Namespace(name))
         local = LocalDurability.of(durability, local_log, reapply=reapply, files=self.log_files)
+        if local is not None:
+            wanted = local.settings(wanted)
         writer = self._open_writer(Namespace(name), wanted, local)
         if background and self._start_worker is not None:
             writer.background = self._start_worker(self, writer, work)

@@ -8,13 +8,15 @@ cannot be reached.
 """
 
 from contextlib import suppress
+from functools import partial
 from platform import node
 from types import TracebackType
 from typing import Any
 
 from reef.catalog import Catalog, WriteSession
 from reef.engine.jobs_seen import RunningJob, jobs_of
-from reef.errors import ReefError
+from reef.engine.registry_upkeep import keep_short
+from reef.errors import CorruptionError, ReefError
 from reef.paths import Namespace
 from reef.runtime import Condition, Task
 from reef.stores import Store
@@ -39,7 +41,10 @@ class JobBoard:
 
     def jobs(self, namespaces: list[str]) -> list[RunningJob]:
         """Return what is on the board for some namespaces, the oldest first."""
-        found = [(k.decode(), v) for k, v in self.catalog.scan_latest(prefix=PREFIX)]
+        try:
+            found = [(k.decode(), v) for k, v in self.catalog.scan_latest(prefix=PREFIX)]
+        except CorruptionError:  # what the bucket itself tells of is there
+            return []
         if not found:
             return []
         now_ms = int(self.catalog.store.now() * 1000)
@@ -59,6 +64,7 @@ class JobBoard:
             session.put(PREFIX + job_id, stamped)
 
         self.catalog.transact(put)
+        keep_short(self.catalog)
 
     def take_down(self, job_id: str) -> None:
         """Remove a job that has ended."""
@@ -122,7 +128,8 @@ class Working:
 
 def running_jobs(store: Store, board: JobBoard | None, names: list[str]) -> list[RunningJob]:
     """Return the jobs of some namespaces: those on the board, and those that the bucket shows."""
-    seen = [job for name in names for job in jobs_of(store, Namespace(name))]
+    looks = [partial(jobs_of, store, Namespace(name)) for name in names]
+    seen = [job for jobs in store.runtime.gather(looks) for job in jobs]
     return _merged([] if board is None else board.jobs(names), seen)
 
 

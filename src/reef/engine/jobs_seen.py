@@ -13,7 +13,7 @@ from typing import Any
 from reef.engine.log import Log
 from reef.engine.log_rules import LogReader, contiguous
 from reef.engine.wal_headers import HeaderTask, run_header_task
-from reef.errors import NotFoundError
+from reef.errors import CorruptionError, NotFoundError
 from reef.formats.manifest import Manifest, OpenJob
 from reef.formats.wal_object import WalHeader
 from reef.manifest.head import HeadFinder
@@ -54,7 +54,7 @@ def jobs_of(store: Store, names: Namespace) -> list[RunningJob]:
     """Return the bulk jobs that are open in a namespace, and its compactor."""
     try:
         head = HeadFinder(store, names).find(fallback=True).manifest
-    except NotFoundError:  # dropped since it was listed
+    except (CorruptionError, NotFoundError):  # for `verify` to tell; or dropped since it was listed
         return []
     jobs = _open_jobs(store, names, head)
     if not jobs and not head.compactor_job:

@@ -104,8 +104,9 @@ class Namespaces:
     def undrop(self, namespace: Namespace) -> Manifest:
         """Bring a dropped namespace back, as it was; one that is there stays as it is."""
         publisher = self._publisher(namespace)
-        if publisher.heads.find(dropped=True).manifest.dropped is None:
-            return publisher.heads.find().manifest
+        found = publisher.heads.find(dropped=True).manifest
+        if dropping.undrop(found) is None:
+            return found
         with self._changing(namespace):
             return publisher.publish(dropping.undrop, dropped=True)
 

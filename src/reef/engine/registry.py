@@ -7,7 +7,8 @@ the last one writes down what the manifest says by then. So an entry without ope
 and one with some is looked up; a process that dies in between leaves one that is looked up.
 
 The first change in a bucket without a registry, or whose registry was lost, takes in the
-namespaces that a listing shows, in the same transaction.
+namespaces that a listing shows, in the same transaction. In one whose registry is damaged no name
+is made or dropped before a rebuild: until then nobody could tell.
 """
 
 from collections.abc import Iterator
@@ -16,8 +17,9 @@ from typing import Any
 
 from reef.catalog import JSON, Catalog, WriteSession
 from reef.engine.job_board import JobBoard
+from reef.engine.registry_upkeep import keep_short
 from reef.engine.stats import list_states, namespace_state
-from reef.errors import CorruptionError, NotFoundError, ReefError
+from reef.errors import CorruptionError, ReefError
 from reef.formats.manifest import NamespaceState
 from reef.paths import Namespace
 from reef.stores import Store
@@ -29,7 +31,6 @@ REGISTRY = "catalog"
 COMPLETE = "registry"
 """The key that says that all namespaces are in it."""
 PREFIX = "namespace/"
-COMPACT_AFTER = 64
 STALE_MS = 3600 * 1000
 """A rebuild closes changes that were begun longer ago than this: their process is gone."""
 
@@ -52,7 +53,7 @@ class Registry:
         """Return the names of those in a state; None if there is no registry that can tell."""
         try:
             found = {key.decode(): value for key, value in self.catalog.scan_latest()}
-        except (CorruptionError, NotFoundError):  # the bucket stays the truth
+        except CorruptionError:  # the bucket stays the truth
             return None
         if COMPLETE not in found:
             return None
@@ -76,21 +77,35 @@ class Registry:
         self._store.runtime.reach("registry behind")
         with suppress(ReefError):  # it is done; the entry is looked up until it is closed
             self._close(namespace.name, change)
-            self._keep_short()
+            keep_short(self.catalog)
 
     def _begin(self, name: str, change: str) -> None:
-        lacking = self.catalog.get_latest(COMPLETE) is None
-        listed = list_states(self._store) if lacking else {}
-        now_ms = int(self._store.now() * 1000)
+        try:
+            lacking = self.catalog.get_latest(COMPLETE) is None
+            listed = list_states(self._store) if lacking else {}  # long, so before the session
+            now_ms = int(self._store.now() * 1000)
+            self.catalog.transact(lambda session: self._note(session, name, change, now_ms, listed))
+        except CorruptionError as error:
+            raise CorruptionError(
+                f"the registry of namespaces is damaged: {error.message}",
+                hint="Make it again from the namespaces: reef catalog rebuild URL",
+                **error.context,
+            ) from error
 
-        def begin(session: WriteSession) -> None:
-            if session.get(COMPLETE) is None:
-                self._take_in(session, listed)
-            entry = session.get(PREFIX + name) or {"state": None, "changes": {}}
-            entry["changes"][change] = now_ms
-            session.put(PREFIX + name, entry)
-
-        self.catalog.transact(begin)
+    def _note(
+        self,
+        session: WriteSession,
+        name: str,
+        change: str,
+        now_ms: int,
+        listed: dict[str, NamespaceState],
+    ) -> None:
+        if session.get(COMPLETE) is None:  # and if it was there just now, it was lost since
+            listed = listed or list_states(self._store)
+            self._take_in(session, listed, self._entries(session))
+        entry = session.get(PREFIX + name) or {"state": None, "changes": {}}
+        entry["changes"][change] = now_ms
+        session.put(PREFIX + name, entry)
 
     def _close(self, name: str, change: str) -> None:
         def close(session: WriteSession) -> None:
@@ -103,33 +118,50 @@ class Registry:
 
         self.catalog.transact(close)
 
-    def _take_in(self, session: WriteSession, listed: dict[str, NamespaceState]) -> None:
-        session.put(COMPLETE, {"format": 1})
-        for name, state in listed.items():
-            session.put(PREFIX + name, {"state": state, "changes": {}})
+    def _take_in(
+        self,
+        session: WriteSession,
+        listed: dict[str, NamespaceState],
+        known: dict[str, Entry],
+    ) -> None:
+        """Take in what is not known: an entry that is there may be newer than the listing."""
+        new = {name: state for name, state in listed.items() if name not in known}
+        for key, entry in _taken_in(new).items():
+            session.put(key, entry)
 
-    def _keep_short(self) -> None:
-        head = self.catalog.snapshot()
-        if head.last_segment_seq - head.floor >= COMPACT_AFTER:
-            self.catalog.compactor().compact_and_gc()
+    def _entries(self, session: WriteSession) -> dict[str, Entry]:
+        found = session.scan_range(prefix=PREFIX)
+        return {key.decode().removeprefix(PREFIX): entry for key, entry in found}
 
     # --- making it again ----------------------------------------------------------
     def rebuild(self) -> dict[str, NamespaceState]:
-        """Make the registry from the namespaces there are; return them."""
+        """Make the registry from the namespaces there are; return them.
+
+        One that is sound is corrected. One that is not is given up, with the jobs on its board.
+        """
+        if self.catalog.verify().problems:
+            self.catalog.begin_anew(lambda: _taken_in(list_states(self._store)))
         listed = list_states(self._store)
         stale_ms = int(self._store.now() * 1000) - STALE_MS
 
         def rebuild(session: WriteSession) -> None:
-            known = {k.decode(): v for k, v in session.scan_range(prefix=PREFIX)}
-            before = {key.removeprefix(PREFIX): entry for key, entry in known.items()}
-            self._take_in(session, {n: s for n, s in listed.items() if n not in before})
-            for name, entry in before.items():
+            known = self._entries(session)
+            self._take_in(session, listed, known)
+            for name, entry in known.items():
+                if not entry["changes"] and entry["state"] == listed.get(name):
+                    continue
+                # The listing may be older than the entry: only the manifest tells.
                 young = {c: at for c, at in entry["changes"].items() if at > stale_ms}
                 state = namespace_state(self._store, name)
                 _put(session, name, {"state": state, "changes": young})
 
         self.catalog.transact(rebuild)
         return listed
+
+
+def _taken_in(listed: dict[str, NamespaceState]) -> dict[str, Entry]:
+    entries = {PREFIX + name: {"state": state, "changes": {}} for name, state in listed.items()}
+    return {COMPLETE: {"format": 1}, **entries}
 
 
 def _put(session: WriteSession, name: str, entry: Entry) -> None:

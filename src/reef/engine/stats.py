@@ -8,6 +8,7 @@ clock, which dates the objects (H30).
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -37,6 +38,8 @@ __all__ = [
     "namespace_stats",
 ]
 
+OBJECTS_MAX = 100
+"""Of one namespace, listed on the way to the next: a page holds those of several."""
 LOOKED_AT_MAX = 64
 """Objects of the log that are opened in search of a writer's, or of rows."""
 
@@ -174,21 +177,26 @@ def namespace_stats(store: Store, namespace: Namespace) -> NamespaceStats:
 
 
 def list_states(store: Store) -> dict[str, NamespaceState]:
-    """Return the namespaces there are, dropped ones too: one LIST each, and their heads."""
-    states = {name: namespace_state(store, name) for name in _listed_names(store)}
-    return {name: state for name, state in states.items() if state is not None}
+    """Return the namespaces there are, dropped ones too: a listing, and the head of each."""
+    names = list(_listed_names(store))
+    states = store.runtime.gather([partial(namespace_state, store, name) for name in names])
+    return {n: state for n, state in zip(names, states, strict=True) if state is not None}
 
 
 def _listed_names(store: Store) -> Iterator[str]:
-    """Skip from each namespace to the next: its objects need not be listed."""
-    after = ""
-    while True:
-        info = next(iter(store.list("namespaces/", after)), None)
-        if info is None:
-            return
-        name = info.key.split("/")[1]
-        yield name
-        after = f"namespaces/{name}0"  # the character after '/', so behind all that it has
+    """List, but skip what is left of a namespace that turns out to have many objects."""
+    after: str | None = ""
+    while after is not None:
+        name, seen, listed, after = "", 0, store.list("namespaces/", after), None
+        for info in listed:
+            found = info.key.split("/")[1]
+            if found != name:
+                name, seen = found, 0
+                yield name
+            seen += 1
+            if seen == OBJECTS_MAX:
+                after = f"namespaces/{name}0"  # the character after '/', so behind all it has
+                break
 
 
 def namespace_state(store: Store, name: str) -> NamespaceState | None:

@@ -18,15 +18,19 @@ import pyarrow as pa
 
 from reef.formats.coding import ALIGNMENT, Buffer, corrupt, crc32c, padding
 
-__all__ = ["BLOCK_HEAD_BYTES", "BlockKind", "Codec", "decode_block", "encode_block"]
+__all__ = ["BLOCK_HEAD_BYTES", "BlockKind", "Codec", "Packer", "decode_block", "encode_block"]
 
 HEAD = struct.Struct("<IIBBHI")
 BLOCK_HEAD_BYTES = HEAD.size
 CHECKED_FROM = 8
+CODEC_AT = 9
 RATIO_MAX = 1024
 RATIO_SLACK_BYTES = 64 * 1024
 ZSTD_LEVEL = 1
 """Higher levels cost far more time than they save bytes on keys and small values."""
+SAVED_MIN = 8
+"""Compression that saves less than an eighth costs every reader more than it is worth."""
+UNTRIED_MAX = 15
 
 
 class BlockKind(IntEnum):
@@ -57,10 +61,36 @@ _compressors: dict[int, pa.Codec] = {
 
 
 def encode_block(kind: BlockKind, payload: bytes, codec: Codec = Codec.ZSTD) -> bytes:
-    """Return a block; stored as it is where compression does not help."""
+    """Return a block; stored as it is where compression does not save an eighth."""
     codec, stored = _compress(payload, codec)
     checked = struct.pack("<BBHI", kind, codec, 0, len(payload)) + stored + padding(len(stored))
     return struct.pack("<II", len(stored), crc32c(checked)) + checked
+
+
+class Packer:
+    """Makes the blocks of one segment, and remembers which columns do not shrink.
+
+    A column of noise, or of what was compressed before, would cost a pass of the compressor for
+    every block. After a block that did not shrink, some of its column are stored as they are: one,
+    then two, then four and so on, until one shrinks again.
+    """
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self._failures: dict[int, int] = {}
+        self._untried: dict[int, int] = {}
+
+    def block(self, kind: BlockKind, payload: bytes, column: int = -1) -> bytes:
+        """Return a block; `column` is -1 for the keys."""
+        if self._untried.get(column):
+            self._untried[column] -= 1
+            return encode_block(kind, payload, Codec.NONE)
+        made = encode_block(kind, payload, self._codec)
+        shrinks = made[CODEC_AT] != Codec.NONE
+        failures = 0 if shrinks else self._failures.get(column, 0) + 1
+        self._failures[column] = failures
+        self._untried[column] = 0 if shrinks else min((1 << failures) // 2, UNTRIED_MAX)
+        return made
 
 
 def decode_block(data: Buffer, kind: BlockKind, name: str, offset: int) -> Buffer:
@@ -95,4 +125,5 @@ def _compress(payload: bytes, codec: Codec) -> tuple[Codec, bytes]:
     stored: bytes = _compressors[codec].compress(payload, asbytes=True)
     if len(payload) > len(stored) * RATIO_MAX + RATIO_SLACK_BYTES:
         return _compress(payload, Codec.LZ4)  # which never shrinks beyond 1 in 255
-    return (codec, stored) if len(stored) < len(payload) else (Codec.NONE, payload)
+    saves = len(payload) - len(stored) >= max(1, len(payload) // SAVED_MIN)
+    return (codec, stored) if saves else (Codec.NONE, payload)

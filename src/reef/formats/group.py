@@ -14,18 +14,19 @@ bytes could ask for gigabytes.
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from reef.formats.batch import OpKind
-from reef.formats.block import BlockKind, Codec, decode_block, encode_block
+from reef.formats.block import BlockKind, Packer, decode_block
 from reef.formats.coding import ALIGNMENT, U32, Buffer, corrupt, padding, shared_bytes
 from reef.formats.columns import ColumnSet, encode_columns
 from reef.formats.prefix import add_prefix, strip_prefix
 from reef.formats.schema import Field, Schema
 from reef.formats.versions import Versions
 
-__all__ = ["decode_column_block", "decode_key_block", "encode_group"]
+__all__ = ["decode_column_block", "decode_key_block", "encode_group", "group_ends", "row_bytes"]
 
 KEY_REST, LSN, SEQ, KIND, EXPIRES = 1, 2, 3, 4, 5
 SYSTEM_COLUMNS = {KEY_REST, LSN, SEQ, KIND}
@@ -34,17 +35,20 @@ KIND_MAX = int(OpKind.PATCH)
 U8, U32_DTYPE, I64 = np.dtype("<u1"), np.dtype("<u4"), np.dtype("<i8")
 GROWTH_MAX = 16
 GROWTH_SLACK_BYTES = 1 << 20
+LARGE_SEGMENT_BYTES = 16 << 20
+LARGER_TIMES_MAX = 4
+GROUP_BYTES_MAX = 1 << 20
 
 
-def encode_group(rows: Versions, codec: Codec) -> tuple[bytes, dict[int, bytes]]:
+def encode_group(rows: Versions, packer: Packer) -> tuple[bytes, dict[int, bytes]]:
     """Return the key block, and the column blocks of the columns that have values."""
     first, last = rows.keys[0].as_py(), rows.keys[len(rows) - 1].as_py()
     prefix = first[: shared_bytes(first, last)]  # sorted: what the ends share, all share
-    keys = _encode_keys(rows, prefix, codec)
+    keys = _encode_keys(rows, prefix, packer)
     if not _may_grow(keys, prefix, len(rows)):
-        keys = _encode_keys(rows, b"", codec)
+        keys = _encode_keys(rows, b"", packer)
     blocks = {
-        number: encode_block(BlockKind.COLUMN, encode_columns(len(rows), {number: array}), codec)
+        number: packer.block(BlockKind.COLUMN, encode_columns(len(rows), {number: array}), number)
         for number, array in rows.fields.items()
         if array.null_count < len(array)
     }
@@ -56,7 +60,7 @@ def _may_grow(block: Buffer, prefix: bytes, rows: int) -> bool:
     return len(prefix) * rows <= GROWTH_MAX * len(block) + GROWTH_SLACK_BYTES
 
 
-def _encode_keys(rows: Versions, prefix: bytes, codec: Codec) -> bytes:
+def _encode_keys(rows: Versions, prefix: bytes, packer: Packer) -> bytes:
     columns: dict[int, Any] = {
         KEY_REST: strip_prefix(rows.keys, len(prefix)) if prefix else rows.keys,
         LSN: rows.lsns,
@@ -68,7 +72,7 @@ def _encode_keys(rows: Versions, prefix: bytes, codec: Codec) -> bytes:
     columns |= {TOUCHED + number: array for number, array in rows.touched.items()}
     head = U32.pack(len(prefix)) + prefix
     payload = head + padding(len(head)) + encode_columns(len(rows), columns)
-    return encode_block(BlockKind.KEYS, payload, codec)
+    return packer.block(BlockKind.KEYS, payload)
 
 
 def decode_key_block(data: Buffer, schema: Schema, name: str, offset: int) -> Versions:
@@ -126,23 +130,38 @@ def decode_column_block(data: Buffer, field: Field, rows: int, name: str, offset
     return columns.array(number, field.arrow)
 
 
-def group_ends(rows: Versions, group_bytes: int) -> list[int]:
-    """Return where to cut rows into groups of about `group_bytes`, between keys only."""
-    sizes = np.cumsum(_row_bytes(rows))
-    same_as_next = pc.equal(rows.keys[:-1], rows.keys[1:]).to_numpy(zero_copy_only=False)
+def group_ends(
+    keys: pa.Array, sizes: npt.NDArray[np.int64], group_bytes: int, before: int = 0
+) -> list[int]:
+    """Return where to cut rows into groups, between keys only.
+
+    `sizes` are the bytes up to the end of each row, `before` those of the segment's groups so far.
+    """
+    same_as_next = pc.equal(keys[:-1], keys[1:]).to_numpy(zero_copy_only=False)
     ends: list[int] = []
     start_bytes = 0
-    while not ends or ends[-1] < len(rows):
-        end = int(np.searchsorted(sizes, start_bytes + group_bytes, side="right"))
+    while not ends or ends[-1] < len(keys):
+        wanted = start_bytes + _next_group_bytes(group_bytes, before + start_bytes)
+        end = int(np.searchsorted(sizes, wanted, side="right"))
         end = max(end, (ends[-1] if ends else 0) + 1)
-        while end < len(rows) and same_as_next[end - 1]:
+        while end < len(keys) and same_as_next[end - 1]:
             end += 1
         ends.append(end)
         start_bytes = int(sizes[end - 1])
     return ends
 
 
-def _row_bytes(rows: Versions) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+def _next_group_bytes(group_bytes: int, before: int) -> int:
+    """Return how large the next group is to be: in a large segment up to four times as large.
+
+    A small segment is read key by key, a large one is mostly scanned, and what a scan costs is
+    by the group.
+    """
+    larger = group_bytes * before // LARGE_SEGMENT_BYTES
+    return max(group_bytes, min(larger, LARGER_TIMES_MAX * group_bytes, GROUP_BYTES_MAX))
+
+
+def row_bytes(rows: Versions) -> npt.NDArray[np.int64]:
     """Return about how many bytes each row takes."""
     sizes = np.full(len(rows), 13, dtype=np.int64)  # LSN, sequence and kind
     sizes += pc.binary_length(rows.keys).to_numpy(zero_copy_only=False)

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from reef.formats.batch import OpKind
-from reef.formats.block import BlockKind, Codec, encode_block
+from reef.formats.block import BlockKind, Codec, Packer, encode_block
 from reef.formats.coding import Buffer, crc32c, crc32c_extend
 from reef.formats.filter import FilterBuilder, Hashes, hash_keys
-from reef.formats.group import encode_group, group_ends
+from reef.formats.group import encode_group, group_ends, row_bytes
 from reef.formats.schema import Schema
 from reef.formats.segment import (
     END,
@@ -51,10 +51,14 @@ class SegmentWriter:
     _unsummed: list[_Unsummed] = field(default_factory=list)
     _pending: Versions | None = None
     _set_hash: SetHash = EMPTY
+    _grouped: int = 0
     _offset: int = 0
     _checksum: int = 0
     _tombstones: int = 0
     _patches: int = 0
+
+    def __post_init__(self) -> None:
+        self._packer = Packer(self.codec)
 
     @property
     def bytes_written(self) -> int:
@@ -92,15 +96,17 @@ class SegmentWriter:
         """Cut off whole groups; what is left over waits for the next piece."""
         parts = [part for part in (self._pending, piece) if part is not None]
         rows = concat_versions(parts, self.schema)
-        ends = group_ends(rows, self.group_bytes)
+        sizes = np.cumsum(row_bytes(rows))
+        ends = group_ends(rows.keys, sizes, self.group_bytes, self._grouped)
         start = 0
         for end in ends if last else ends[:-1]:
             yield from self._group(rows.slice(start, end))
             start = end
+        self._grouped += int(sizes[start - 1]) if start else 0
         self._pending = None if last else rows.slice(start, len(rows))
 
     def _group(self, rows: Versions) -> Iterator[bytes]:
-        keys, columns = encode_group(rows, self.codec)
+        keys, columns = encode_group(rows, self._packer)
         group = GroupEntry(
             rows.keys[0].as_py(),
             rows.keys[len(rows) - 1].as_py(),

@@ -1,7 +1,8 @@
 """Which segments to merge next: pure functions from a manifest's segments to one job.
 
 *Tiered*: in the lowest level whose smallest segments add up to the level's threshold, those are
-merged into the next level. Rows are rewritten seldom, reads look into more segments.
+merged into the next level. Rows are rewritten seldom, reads look into more segments. What a
+load has brought goes down as it is, where it is large and overlaps nothing.
 
 *Leveled*: level 0 is merged among itself while it is small; when it holds as much as one large
 segment, it goes down, together with all that overlaps it, into level 1, whose segments do not
@@ -89,7 +90,7 @@ def plan_tiered(segments: Segments, settings: CompactSettings) -> CompactPlan | 
         chosen = _crossing(smallest, threshold, settings)
         if chosen:
             why = f"{len(chosen)} segments of level {level} cross {threshold} bytes"
-            return _merge(chosen, level + 1, why)
+            return _merge_tier(chosen, level + 1, why, settings)
         if len(smallest) > settings.inputs_max:
             # Too many to be looked into one by one, and too small to go down.
             why = f"more than {settings.inputs_max} segments in level {level}"
@@ -107,6 +108,26 @@ def _crossing(smallest: Segments, threshold: int, settings: CompactSettings) -> 
         if total >= threshold and count >= settings.tier_segments_min:
             return smallest[:count]
     return ()
+
+
+def _merge_tier(chosen: Segments, level: int, why: str, settings: CompactSettings) -> CompactPlan:
+    """Merge what overlaps; loaded segments of a good size that overlap nothing here are moved.
+
+    A load has sorted its rows and cut them into segments once: to merge those with each other
+    would rewrite all of them and gain nothing.
+    """
+    good_bytes = settings.tier_bytes // settings.tier_segments_min
+    lone = [group[0] for group in _overlapping_groups(chosen) if len(group) == 1]
+    moved = [s for s in lone if s.visible_lsn and _is_plain(s) and data_bytes(s) >= good_bytes]
+    if not moved:
+        return _merge(chosen, level, why)
+    going = {segment.id for segment in moved}
+    inputs = [segment for segment in chosen if segment.id not in going]
+    if len(inputs) == 1:  # it waits for company
+        inputs = []
+    return CompactPlan(
+        level, tuple(inputs), tuple(replace_level(segment, level) for segment in moved), why=why
+    )
 
 
 # --- leveled --------------------------------------------------------------------------

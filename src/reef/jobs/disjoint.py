@@ -40,6 +40,7 @@ __all__ = [
     "check_replaced",
     "overlapping_clusters",
     "shared_keys",
+    "staged_entry",
 ]
 
 CACHE_BYTES = 32 << 20
@@ -154,7 +155,7 @@ def _pieces(
     everything = KeyRange()
     cursors: list[Cursor] = [
         SegmentCursor(
-            reading, _entry(segment), everything, reverse=False, schema=schema, columns=()
+            reading, staged_entry(segment), everything, reverse=False, schema=schema, columns=()
         )
         for segment in cluster
     ]
@@ -177,7 +178,7 @@ def _repeated(piece: Sequence[Versions]) -> list[bytes]:
     return found
 
 
-def _entry(segment: JobSegment) -> SegmentEntry:
+def staged_entry(segment: JobSegment) -> SegmentEntry:
     """Return what reading goes by; a staged segment has no LSN yet."""
     return SegmentEntry(
         id=segment.id,

@@ -11,9 +11,10 @@ from itertools import chain, repeat
 from typing import NamedTuple
 
 from reef.errors import InvalidInputError
-from reef.locallog.codec import BinaryCodec, EntryCodec, uvarint, uvarints
+from reef.locallog.codec import BinaryCodec, EntryCodec
 from reef.locallog.entry import LogEntry
 from reef.locallog.frames import ENTRY_BYTES_MAX, FRAME, FRAME_BYTES, PADS, FrameType
+from reef.locallog.varint import uvarint, uvarints
 
 __all__ = ["Framed", "frame_all", "frame_entries"]
 
@@ -66,6 +67,8 @@ def _by_columns(entries: Sequence[LogEntry]) -> Framed | None:
     if not all([e.term == term and e.type == kind and not e.extensions for e in entries]):
         return None
     data = [entry.data for entry in entries]
+    if set(map(type, data)) != {bytes}:
+        return None
     times = [entry.appended_at.raw for entry in entries]
     lengths = list(map(len, data))
     width = len(uvarint(first))

@@ -1,5 +1,8 @@
 """What a log holds: entries, typed, with a time that keeps every bit it came with.
 
+    uvarint index, uvarint term, uvarint type,
+    uvarint length + data, uvarint length + extensions, time (15 or 16 bytes)
+
 `EntryTime` is the binary form of a Go time: seconds since the year 1, nanoseconds and a zone.
 Python's datetime has no nanoseconds, and a datetime that went through UTC has forgotten its
 zone, so the bytes are kept as they are and only looked into when somebody asks.
@@ -12,7 +15,8 @@ from typing import ClassVar
 
 import msgspec
 
-from reef.errors import InvalidInputError
+from reef.errors import CorruptionError, InvalidInputError
+from reef.locallog.varint import read_uvarint, uvarint, uvarints
 
 __all__ = ["EntryTime", "EntryType", "LogEntry"]
 
@@ -149,4 +153,42 @@ class LogEntry(msgspec.Struct, frozen=True, gc=False):
     extensions: bytes = b""
     """For whatever is put between Raft and the log."""
     appended_at: EntryTime = ZERO_TIME
-    """The leader's clock; the zero time if nobody said."""
+    """The leader's clock; the zero time if nobody said. A datetime is taken, too."""
+
+    def __post_init__(self) -> None:
+        given: object = self.appended_at
+        if isinstance(given, datetime):
+            msgspec.structs.force_setattr(self, "appended_at", EntryTime.from_datetime(given))
+
+    def encode(self) -> bytes:
+        """Return the entry's bytes in the format's own codec."""
+        data, extensions = self.data, self.extensions
+        return b"".join(
+            (
+                uvarint(self.index),
+                uvarints(self.term, self.type, len(data)),
+                data,
+                uvarints(len(extensions)),
+                extensions,
+                self.appended_at.raw,
+            )
+        )
+
+    @classmethod
+    def decode(cls, payload: bytes) -> "LogEntry":
+        """Return the entry of such bytes; CorruptionError if they are none."""
+        try:
+            index, at = read_uvarint(payload, 0)
+            term, at = read_uvarint(payload, at)
+            kind, at = read_uvarint(payload, at)
+            length, at = read_uvarint(payload, at)
+            data = payload[at : at + length]
+            at += length
+            extension_length, at = read_uvarint(payload, at)
+            extensions = payload[at : at + extension_length]
+            appended_at = EntryTime(payload[at + extension_length :])
+        except (IndexError, InvalidInputError) as error:
+            raise CorruptionError(f"{len(payload)} bytes are not an entry: {error}") from error
+        if len(data) != length or len(extensions) != extension_length:
+            raise CorruptionError(f"{len(payload)} bytes are not an entry: lengths go beyond them")
+        return cls(index, term, kind, data, extensions, appended_at)

@@ -152,10 +152,13 @@ class Frame(NamedTuple):
         return self.offset + FRAME_BYTES + self.length + (-self.length & 7)
 
 
-def frames(read: Read, size: int) -> Iterator[Frame]:
-    """Yield all frames from the first on, up to zeros, a bad header, or the file's end."""
+def frames(read: Read, size: int, start: int = HEADER_BYTES) -> Iterator[Frame]:
+    """Yield all frames from the first on, up to zeros, a bad header, or the file's end.
+
+    From another `start` they are those of a batch that is believed to begin there.
+    """
     window = _Window(read, size)
-    offset, batch_start = HEADER_BYTES, 0
+    offset, batch_start = start, 0 if start == HEADER_BYTES else start
     while offset + FRAME_BYTES <= size:
         kind, number = FRAME.unpack_from(*window.at(offset, FRAME_BYTES))
         if kind == FrameType.COMMIT:

@@ -1,13 +1,14 @@
 """Looking at a log without owning it: what is there, what is damaged, what it holds.
 
 Nothing is locked and nothing is changed, so a log that is in use can be looked at; a batch
-that is being written then looks like one that a crash has torn, which is no damage. Every
-checksum of every segment is checked, every entry decoded, every index compared with what it
-points to, and the meta store's pages with its freelist.
+that is being written then looks like one that a crash has torn, which is no damage. What its
+owner changes while one looks may seem to be damage: so that is looked at twice. Every checksum of
+every segment is checked, every entry decoded, every index compared with what it points to, and
+the meta store's pages with its freelist.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,13 +17,39 @@ from reef.locallog.bolt import BoltReader, read_meta
 from reef.locallog.codec import BINARY, EntryCodec
 from reef.locallog.entry import LogEntry
 from reef.locallog.frames import Frame, FrameType, frames
-from reef.locallog.metastore import META_NAME, LogState, SegmentInfo, read_meta_store
-from reef.locallog.opening import check_codec, index_count, list_segments
-from reef.locallog.recovery import Kept, Scan, check_header, recover, scan_segment
+from reef.locallog.metastore import (
+    META_NAME,
+    LogState,
+    SegmentInfo,
+    look_at,
+    read_meta_store,
+    refuse_lost_meta,
+)
+from reef.locallog.opening import check_codec, index_count, list_segments, lost_entries
+from reef.locallog.recovery import (
+    Kept,
+    Scan,
+    check_header,
+    check_no_strays,
+    leftover_end,
+    recover,
+    scan_segment,
+)
 from reef.locallog.segment import Sealed, Segment, Tail
 from reef.locallog.vfs import OS_FILES, File, FileSystem
 
-__all__ = ["LogReport", "Problem", "SegmentReport", "dump_entries", "dump_frames", "verify_log"]
+__all__ = [
+    "LogReport",
+    "Problem",
+    "SegmentReport",
+    "check_is_log",
+    "dump_entries",
+    "dump_frames",
+    "verify_log",
+]
+
+LOOKS_MAX = 50
+"""How often something is looked at again that has changed meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +102,39 @@ def verify_log(
     path: str, *, codec: EntryCodec = BINARY, files: FileSystem = OS_FILES, deep: bool = True
 ) -> LogReport:
     """Look at all of a log; without `deep`, entries are not decoded."""
+    check_is_log(files, path)
+    report = _look(path, codec, files, deep=deep)
+    for _ in range(LOOKS_MAX):
+        before = report
+        if not before.problems:
+            break
+        report = _look(path, codec, files, deep=deep)
+        if report.problems == before.problems:
+            break
+    return report
+
+
+def check_is_log(files: FileSystem, path: str) -> None:
+    """Raise if a directory is no log: NotFoundError, or CorruptionError if it was one."""
+    if not files.exists(f"{path}/{META_NAME}"):
+        if files.exists(path):
+            refuse_lost_meta(files, path)
+        raise NotFoundError(f"{path} is not a log: it has no {META_NAME}")
+
+
+def _look(path: str, codec: EntryCodec, files: FileSystem, *, deep: bool) -> LogReport:
     report = LogReport(path)
-    state = _state(files, path, report)
-    if state is None:
+    try:
+        list_segments(files, path)
+        _check_freelist(files.open(f"{path}/{META_NAME}", writable=False), report)
+        state, stable, segments = _open_all(files, path)
+    except ReefError as error:
+        report.blame(META_NAME, error)
         return report
-    report.next_segment_id = state.next_segment_id
-    for info in state.segments or ():
+    report.next_segment_id, report.stable_keys = state.next_segment_id, len(stable)
+    for info, file in segments:
         try:
-            _check_segment(files, path, info, codec, report, deep=deep)
+            _check_segment(file, info, codec, report, deep=deep)
         except ReefError as error:
             report.blame(info.name, error)
     if report.segments:
@@ -93,26 +145,40 @@ def verify_log(
     return report
 
 
-def _state(files: FileSystem, path: str, report: LogReport) -> LogState | None:
-    if not files.exists(f"{path}/{META_NAME}"):
-        raise NotFoundError(f"{path} is not a log: it has no {META_NAME}")
-    try:
-        list_segments(files, path)
-        _check_freelist(files.open(f"{path}/{META_NAME}", writable=False), report)
+def _open_all(
+    files: FileSystem, path: str
+) -> tuple[LogState, Mapping[bytes, bytes], list[tuple[SegmentInfo, File | None]]]:
+    """Return state, values and open files of one moment; a file that is missing is None.
+
+    A truncation may delete a file between the look at the meta store and the look at the file:
+    then the meta store says so.
+    """
+    for _ in range(LOOKS_MAX):
         state, stable = read_meta_store(files, path)
-    except ReefError as error:
-        report.blame(META_NAME, error)
+        segments = [(info, _open_file(files, path, info)) for info in state.segments or ()]
+        is_whole = all(file is not None for info, file in segments if info.sealed)
+        if is_whole or read_meta_store(files, path)[0] == state:
+            break
+    return state, stable, segments
+
+
+def _open_file(files: FileSystem, path: str, info: SegmentInfo) -> File | None:
+    try:
+        return files.open(f"{path}/{info.name}", writable=False)
+    except FileNotFoundError:
         return None
-    report.stable_keys = len(stable)
-    return state
 
 
 def _check_freelist(file: File, report: LogReport) -> None:
     """A page that is used and yet free would be overwritten by the Go library."""
-    reader = BoltReader(file, read_meta(file, META_NAME), META_NAME)
-    for element in reader.elements(reader.meta.root):
-        reader.note_pages(element.value)
-    wrong = reader.free_pages() & (reader.pages | reader.freelist_pages() | {0, 1})
+
+    def look() -> set[int]:
+        reader = BoltReader(file, read_meta(file, META_NAME), META_NAME)
+        for element in reader.elements(reader.meta.root):
+            reader.note_pages(element.value)
+        return reader.free_pages() & (reader.pages | reader.freelist_pages() | {0, 1})
+
+    wrong = look_at(file, look)
     if wrong:
         report.problems.append(
             Problem(META_NAME, f"pages {sorted(wrong)} are used, and on the freelist")
@@ -120,31 +186,26 @@ def _check_freelist(file: File, report: LogReport) -> None:
 
 
 def _check_segment(
-    files: FileSystem,
-    path: str,
-    info: SegmentInfo,
-    codec: EntryCodec,
-    report: LogReport,
-    *,
-    deep: bool,
+    file: File | None, info: SegmentInfo, codec: EntryCodec, report: LogReport, *, deep: bool
 ) -> None:
     found = SegmentReport(info.name, info.sealed, info.min_index, info.max_index)
-    try:
-        file = files.open(f"{path}/{info.name}", writable=False)
-    except FileNotFoundError as error:
-        if info.sealed:
-            raise CorruptionError("is missing") from error
-        found.last_index = info.base_index - 1  # opening the log makes it
-        report.segments.append(found)
-        return
+    if file is None and info.sealed:
+        raise CorruptionError("is missing")
     report.segments.append(found)
+    if file is None:
+        found.last_index = info.base_index - 1  # opening the log makes it
+        _blame_lost(info, 0, report)
+        return
     found.file_bytes = file.size()
+    known = codec if info.codec == codec.id else None
     if info.sealed:
         _check_sealed(file, info, found, report)
+        segment: Segment = _sealed(file, info, codec)
     else:
-        _check_tail(file, info, codec if info.codec == codec.id else None, found, report)
-    if deep and info.codec == codec.id:
-        _check_entries(_segment(file, info, codec), found, report)
+        offsets = _check_tail(file, info, known, found, report)
+        segment = Tail(info, file, codec, offsets, found.data_bytes)
+    if deep and known:
+        _check_entries(segment, found, report)
 
 
 def _check_sealed(file: File, info: SegmentInfo, found: SegmentReport, report: LogReport) -> None:
@@ -165,29 +226,54 @@ def _check_sealed(file: File, info: SegmentInfo, found: SegmentReport, report: L
 
 
 def _check_tail(
-    file: File, info: SegmentInfo, codec: EntryCodec | None, found: SegmentReport, report: LogReport
-) -> None:
+    file: File,
+    info: SegmentInfo,
+    codec: EntryCodec | None,
+    found: SegmentReport,
+    report: LogReport,
+) -> list[int]:
     kept, scan = recover(file, info, codec)
     found.last_index = info.base_index + len(kept.offsets) - 1
     found.data_bytes = kept.end
     found.commits = sum(commit.end <= kept.end for commit in scan.commits)
-    found.torn_bytes = len(file.read(file.size(), kept.end).rstrip(b"\0"))
+    found.torn_bytes = leftover_end(file, kept.end) - kept.end
     _blame_commits(info, scan, found.commits, report)
+    _blame_lost(info, len(kept.offsets), report)
+    try:
+        _check_behind(file, info, codec, kept, scan)
+    except CorruptionError as error:
+        report.blame(info.name, error)
+    return kept.offsets
+
+
+def _check_behind(
+    file: File, info: SegmentInfo, codec: EntryCodec | None, kept: Kept, scan: Scan
+) -> None:
+    """Raise if whole batches lie behind damage, and were not appended only now."""
+    if leftover_end(file, kept.end) == kept.end:
+        return
+    try:
+        check_no_strays(file, info, codec, kept, scan)
+    except CorruptionError:
+        if recover(file, info, codec)[0].end == kept.end:
+            raise
 
 
 def _blame_commits(info: SegmentInfo, scan: Scan, count: int, report: LogReport) -> None:
+    start = 0
     for commit in scan.commits[:count]:
         if not commit.valid:
-            start = max((c.end for c in scan.commits if c.end < commit.end), default=0)
             message = f"the checksum of bytes {start} to {commit.end - 8} does not match"
             report.problems.append(Problem(info.name, message, start))
+        start = commit.end
 
 
-def _segment(file: File, info: SegmentInfo, codec: EntryCodec) -> Segment:
-    if info.sealed:
-        return Sealed(info, file, codec, index_count(file, info))
-    kept: Kept = recover(file, info, codec)[0]
-    return Tail(info, file, codec, kept.offsets, kept.end)
+def _blame_lost(info: SegmentInfo, count: int, report: LogReport) -> None:
+    report.problems += [Problem(info.name, what) for what in lost_entries(info, count)]
+
+
+def _sealed(file: File, info: SegmentInfo, codec: EntryCodec) -> Sealed:
+    return Sealed(info, file, codec, index_count(file, info))
 
 
 def _check_entries(segment: Segment, found: SegmentReport, report: LogReport) -> None:
@@ -205,24 +291,31 @@ def dump_entries(
     path: str, *, codec: EntryCodec = BINARY, files: FileSystem = OS_FILES
 ) -> Iterator[LogEntry]:
     """Yield all entries in order; CorruptionError at the first that cannot be read."""
-    infos = _segments(files, path)
-    check_codec(path, infos, codec)
-    for info in infos:
-        try:
-            file = files.open(f"{path}/{info.name}", writable=False)
-        except FileNotFoundError as error:
-            if info.sealed:
-                raise CorruptionError(f"{path}: {info.name} is missing") from error
-            return
-        segment = _segment(file, info, codec)
-        yield from segment.entries(info.min_index, segment.last_index)
+    check_is_log(files, path)
+    state, _, segments = _open_all(files, path)
+    check_codec(path, state.segments or (), codec)
+    for info, file in segments:
+        if file is not None:
+            yield from _dump_segment(file, info, codec)
+        elif info.sealed:
+            raise CorruptionError(f"{path}: {info.name} is missing", object=info.name)
+
+
+def _dump_segment(file: File, info: SegmentInfo, codec: EntryCodec) -> Iterator[LogEntry]:
+    if info.sealed:
+        yield from _sealed(file, info, codec).entries(info.min_index, info.max_index)
+        return
+    kept, scan = recover(file, info, codec)
+    tail = Tail(info, file, codec, kept.offsets, kept.end)
+    yield from tail.entries(info.min_index, tail.last_index)
+    _check_behind(file, info, codec, kept, scan)
 
 
 def dump_frames(path: str, *, files: FileSystem = OS_FILES) -> Iterator[tuple[str, Frame]]:
     """Yield all frames that are in the files, whatever the log makes of them."""
-    for info in _segments(files, path):
-        if files.exists(f"{path}/{info.name}"):
-            file = files.open(f"{path}/{info.name}", writable=False)
+    check_is_log(files, path)
+    for info, file in _open_all(files, path)[2]:
+        if file is not None:
             for frame in frames(file.read, file.size()):
                 yield info.name, frame
 
@@ -230,9 +323,3 @@ def dump_frames(path: str, *, files: FileSystem = OS_FILES) -> Iterator[tuple[st
 def frame_name(frame: Frame) -> str:
     """Return what a frame is, in a word."""
     return FrameType(frame.type).name.lower()
-
-
-def _segments(files: FileSystem, path: str) -> tuple[SegmentInfo, ...]:
-    if not files.exists(f"{path}/{META_NAME}"):
-        raise NotFoundError(f"{path} is not a log: it has no {META_NAME}")
-    return read_meta_store(files, path)[0].segments or ()

@@ -23,8 +23,9 @@ from types import TracebackType
 from typing import TypeVar
 
 from reef.errors import ClosedError, InvalidInputError, Kind, OutcomeUnknownError, UnavailableError
-from reef.locallog.batching import Framed, frame_entries
-from reef.locallog.codec import BINARY, EntryCodec
+from reef.locallog.arguments import framed, stable_key, stable_value
+from reef.locallog.batching import Framed
+from reef.locallog.codec import BINARY, EntryCodec, check_id
 from reef.locallog.entry import LogEntry
 from reef.locallog.frames import SEGMENT_BYTES_MAX
 from reef.locallog.metastore import LogState, open_meta_store, rfc3339
@@ -58,11 +59,12 @@ class View:
     def first_index(self) -> int:
         if self.sealed:
             return self.sealed[0].info.min_index
-        return self.tail.info.min_index if self.tail.count else 0
+        first = self.tail.info.min_index
+        return first if first <= self.tail.last_index else 0
 
     @property
     def last_index(self) -> int:
-        return self.tail.last_index if self.tail.count or self.sealed else 0
+        return self.tail.last_index if self.first_index else 0
 
     def segment_of(self, index: int) -> Sealed | Tail:
         """Return the segment that has an entry, which is known to be in the log."""
@@ -91,6 +93,7 @@ class LocalLog(ProcessBound):
                 f"segment_bytes is {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}, not {segment_bytes}",
                 kind=Kind.INVALID_OPTION,
             )
+        check_id(codec)
         self.path = os.path.abspath(path)
         self.codec = codec
         self._segment_bytes = segment_bytes
@@ -162,12 +165,12 @@ class LocalLog(ProcessBound):
                 yield from segment.entries(low, end)
             low = end + 1
 
-    def get(self, key: bytes) -> bytes | None:
+    def get(self, key: bytes | str) -> bytes | None:
         """Return what `set` kept; None if there is nothing."""
         self._looking()
-        return self._meta.stable.get(key)
+        return self._meta.stable.get(stable_key(key))
 
-    def get_uint64(self, key: bytes) -> int:
+    def get_uint64(self, key: bytes | str) -> int:
         """Return what `set_uint64` kept; 0 if there is nothing."""
         value = self.get(key)
         if not value:
@@ -194,12 +197,11 @@ class LocalLog(ProcessBound):
         """
         if not entries:
             return
-        _check_indexes(entries)
-        framed = frame_entries(self.codec, entries)
+        frames = framed(self.codec, entries)
         with self._lock:
             self._ready()
             tail = self._tail_for(entries[0].index)
-            batch = tail.encode(framed)
+            batch = tail.encode(frames)
             self._changing(lambda: self._append(tail, batch))
             if batch.index_start:
                 self._start_rotation(tail.last_index, batch.index_start)
@@ -224,13 +226,14 @@ class LocalLog(ProcessBound):
 
             self._changing(truncate)
 
-    def set(self, key: bytes, value: bytes | None) -> None:
-        """Keep a value durably, beside the log; None removes it."""
+    def set(self, key: bytes | str, value: bytes | None) -> None:
+        """Keep a value durably, beside the log; None removes it. A text key is UTF-8."""
+        name, kept = stable_key(key), stable_value(value)
         with self._lock:
             self._ready()
-            self._changing(lambda: self._meta.set_stable(key, value))
+            self._changing(lambda: self._meta.set_stable(name, kept))
 
-    def set_uint64(self, key: bytes, value: int) -> None:
+    def set_uint64(self, key: bytes | str, value: int) -> None:
         """Keep a number of 64 bits durably."""
         if not 0 <= value < 1 << 64:
             raise InvalidInputError(f"{value} does not fit into 64 bits without a sign")
@@ -320,7 +323,10 @@ class LocalLog(ProcessBound):
             except BaseException as error:
                 self._failure = error
 
-        self._rotation = self._runtime.spawn(rotate, name="reef-log-rotation")
+        try:
+            self._rotation = self._runtime.spawn(rotate, name="reef-log-rotation")
+        except RuntimeError:  # no thread is to be had: the append has succeeded all the same
+            rotate()
 
     def _turn_to(self, state: LogState) -> None:
         """Make another state true: the commit first, then files, then what readers see."""
@@ -350,16 +356,6 @@ class LocalLog(ProcessBound):
 
     def _new_tail(self) -> NewTail:
         return NewTail(self.codec.id, self._segment_bytes, rfc3339(self._runtime.wall_ns()))
-
-
-def _check_indexes(entries: Sequence[LogEntry]) -> None:
-    first = entries[0].index
-    for place, entry in enumerate(entries):
-        if entry.index != first + place or first < 1:
-            raise InvalidInputError(
-                f"entry {entry.index} stands where {max(first, 1) + place} is expected",
-                hint="Indexes begin at 1 or above, and leave none out",
-            )
 
 
 class _told:  # noqa: N801 - reads as a word in `with`

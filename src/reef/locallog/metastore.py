@@ -8,21 +8,39 @@ Whoever has the file locked owns the log.
 """
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TypeVar
 
 import msgspec
 
-from reef.errors import UNDECODABLE, ConflictError, CorruptionError, InvalidInputError
+from reef.errors import (
+    UNDECODABLE,
+    ConflictError,
+    CorruptionError,
+    InvalidInputError,
+    UnavailableError,
+)
+from reef.locallog.bolt import read_meta
 from reef.locallog.bolt_writer import BoltFile, write_empty
 from reef.locallog.entry import EntryTime
 from reef.locallog.frames import SEGMENT_BYTES_MAX, segment_name
 from reef.locallog.vfs import File, FileSystem
 from reef.runtime import Runtime
 
-__all__ = ["META_NAME", "LogState", "MetaStore", "SegmentInfo"]
+__all__ = [
+    "META_NAME",
+    "LogState",
+    "MetaStore",
+    "SegmentInfo",
+    "look_at",
+    "open_meta_store",
+    "read_meta_store",
+    "refuse_lost_meta",
+]
 
+T = TypeVar("T")
 META_NAME = "wal-meta.db"
 STATE_BUCKET, STATE_KEY = b"wal-meta", b"m"
 STABLE_BUCKET = b"stable"
@@ -30,6 +48,8 @@ UNSEALED = "0001-01-01T00:00:00Z"
 KEY_BYTES_MAX = 32768
 U64_MAX = (1 << 64) - 1
 LOCK_POLL_S = 0.02
+LOOKS_MAX = 100
+"""How often a meta store that changes is read again."""
 
 
 class SegmentInfo(msgspec.Struct, frozen=True, rename="pascal"):
@@ -144,8 +164,28 @@ class MetaStore:
 
 def read_meta_store(files: FileSystem, path: str) -> tuple[LogState, Mapping[bytes, bytes]]:
     """Return state and stable values as they are, without owning the log."""
-    loaded = _load(BoltFile(files.open(f"{path}/{META_NAME}", writable=False), META_NAME))
+    file = files.open(f"{path}/{META_NAME}", writable=False)
+    loaded = look_at(file, lambda: _load(BoltFile(file, META_NAME)))
     return loaded.state, loaded.stable
+
+
+def look_at(file: File, look: Callable[[], T]) -> T:
+    """Look at a meta store that its owner may commit to meanwhile.
+
+    A commit may use the pages again that are just being read. What was seen counts if the meta is
+    the same before and behind it, and damage is damage only then.
+    """
+    for _ in range(LOOKS_MAX):
+        before = read_meta(file, META_NAME)
+        try:
+            seen = look()
+        except CorruptionError:
+            if read_meta(file, META_NAME) == before:
+                raise
+            continue
+        if read_meta(file, META_NAME) == before:
+            return seen
+    raise UnavailableError(f"{META_NAME} changes faster than it can be read", hint="Try again")
 
 
 def _load(bolt: BoltFile) -> _Loaded:
@@ -193,6 +233,8 @@ def _try_open(files: FileSystem, path: str) -> File | None:
     except FileNotFoundError:
         return _try_create(files, path)
     if file.try_lock() and files.same_file(file, target):
+        file.sync()  # whoever wrote what is read now may have died before its syncs
+        files.sync_directory(path)
         return file
     file.close()
     return None
@@ -208,7 +250,7 @@ def _try_create(files: FileSystem, path: str) -> File | None:
     try:
         if not folder.try_lock() or files.exists(target):
             return None
-        _refuse_lost_meta(files, path)
+        refuse_lost_meta(files, path)
         if files.exists(temporary):
             files.unlink(temporary)
         file = files.create(temporary)
@@ -222,8 +264,8 @@ def _try_create(files: FileSystem, path: str) -> File | None:
         folder.close()
 
 
-def _refuse_lost_meta(files: FileSystem, path: str) -> None:
-    """The meta store is made before the first segment: segments alone are no new log."""
+def refuse_lost_meta(files: FileSystem, path: str) -> None:
+    """Raise if segments have no meta store: it is made first, so they are no new log."""
     left = sorted(name for name in files.names(path) if name.endswith(".wal"))
     if left:
         raise CorruptionError(

@@ -19,7 +19,14 @@ from reef.locallog.codec import EntryCodec
 from reef.locallog.frames import FRAME, FRAME_BYTES, FrameType
 from reef.locallog.metastore import LogState, MetaStore, SegmentInfo
 from reef.locallog.plans import NewTail, plan_rotation, plan_tail
-from reef.locallog.recovery import RecoveryReport, check_header, erase, recover
+from reef.locallog.recovery import (
+    RecoveryReport,
+    check_header,
+    check_no_strays,
+    erase,
+    leftover_end,
+    recover,
+)
 from reef.locallog.segment import Sealed, Tail
 from reef.locallog.vfs import File, FileSystem
 
@@ -132,12 +139,30 @@ def _open_tail(
         file = files.open(f"{path}/{info.name}", writable=True)
     except FileNotFoundError:
         report.created_tail = True
+        report.damaged += lost_entries(info, 0)
         return create_tail(files, path, info, codec), 0
     kept, scan = recover(file, info, codec)
-    report.damaged += [f"{info.name}, the batch that ends at {end}" for end in kept.damaged]
+    end = leftover_end(file, kept.end)
+    if end > kept.end:
+        check_no_strays(file, info, codec, kept, scan)
+        erase(file, kept.end, end)
+    if end:  # also what was there: whoever wrote it may have died before the sync
+        file.sync()
+    report.damaged += [f"{info.name}, the batch that ends at {place}" for place in kept.damaged]
+    report.damaged += lost_entries(info, len(kept.offsets))
     report.dropped_entries = len(scan.offsets) - len(kept.offsets)
-    report.dropped_bytes = erase(file, kept.end)
+    report.dropped_bytes = end - kept.end
     return Tail(info, file, codec, kept.offsets, kept.end), kept.index_start
+
+
+def lost_entries(info: SegmentInfo, count: int) -> list[str]:
+    """Return what a tail of `count` entries has lost, as far as the meta store knows.
+
+    A truncation of the head within the tail says that there was an entry behind it.
+    """
+    if info.base_index + count > info.min_index or info.min_index == info.base_index:
+        return []
+    return [f"{info.name}, which had entry {info.min_index}"]
 
 
 def create_tail(files: FileSystem, path: str, info: SegmentInfo, codec: EntryCodec) -> Tail:

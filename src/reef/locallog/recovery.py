@@ -7,31 +7,48 @@ crash tears at most the last batch. The scan checks every commit's checksum; wha
   the torn batch: it was never acknowledged, and is dropped.
 - Unless valid commits follow whose entries have the indexes that belong there. No crash does
   that: an older batch was damaged later. Nothing is dropped then, and the damage is told.
+- Unless whole batches lie where the scan did not get, since a length was damaged (`strays`).
+  What is between cannot be read any more, so that is an error, and nothing is touched.
 
-The second look at the entries is for a batch whose frame header was torn, so that the scan
-has strayed into a payload, and the payload is itself a log.
+The look at the entries is for a batch whose frame header was torn, so that the scan has strayed
+into a payload, and the payload is itself a log.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from reef.errors import CorruptionError
-from reef.locallog.codec import EntryCodec, decode_entry
+from reef.locallog.codec import BINARY, EntryCodec, decode_entry
 from reef.locallog.frames import (
     ENTRY_BYTES_MAX,
     FRAME_BYTES,
     HEADER_BYTES,
+    Frame,
     FrameType,
     SegmentHeader,
     frames,
     read_header,
 )
 from reef.locallog.metastore import SegmentInfo
+from reef.locallog.strays import stray_batch
 from reef.locallog.vfs import File
 
-__all__ = ["Commit", "Kept", "RecoveryReport", "Scan", "check_header", "recover", "scan_segment"]
+__all__ = [
+    "Commit",
+    "Kept",
+    "RecoveryReport",
+    "Scan",
+    "check_header",
+    "check_no_strays",
+    "erase",
+    "leftover_end",
+    "recover",
+    "scan_segment",
+]
 
 ZERO_BYTES = 1 << 20
+BINARY_ENTRY_BYTES = 32
+"""The least that an entry of the format's own codec takes, with its frame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,30 +70,30 @@ class Scan:
     offsets: list[int]
     lengths: list[int]
     commits: list[Commit]
-
-    @property
-    def end(self) -> int:
-        """Where the last commit ends."""
-        return self.commits[-1].end if self.commits else 0
+    end: int
+    """Where it ended: behind the last frame."""
 
 
 def scan_segment(file: File) -> Scan:
     """Pass over all frames of a file."""
-    scan = Scan([], [], [])
-    index_start = index_length = 0
+    offsets: list[int] = []
+    lengths: list[int] = []
+    commits: list[Commit] = []
+    index_start, index_length, end = 0, 0, HEADER_BYTES
     for frame in frames(file.read, file.size()):
+        end = frame.end
         if frame.type == FrameType.ENTRY:
-            scan.offsets.append(frame.offset)
-            scan.lengths.append(frame.length)
+            offsets.append(frame.offset)
+            lengths.append(frame.length)
             index_start = 0
         elif frame.type == FrameType.INDEX:
             index_start, index_length = frame.offset + FRAME_BYTES, frame.length
         else:
-            count = len(scan.offsets)
+            count = len(offsets)
             sealed = index_start if index_length == 4 * count else 0
-            scan.commits.append(Commit(frame.end, frame.valid, count, sealed))
+            commits.append(Commit(frame.end, frame.valid, count, sealed))
             index_start = 0
-    return scan
+    return Scan(offsets, lengths, commits, end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +123,8 @@ class RecoveryReport:
     deleted_files: list[str] = field(default_factory=list)
     """Segments that the log no longer has."""
     damaged: list[str] = field(default_factory=list)
-    """Batches whose checksum does not match although they were acknowledged: run verify."""
+    """Batches that were acknowledged, and whose checksum does not match; a tail that has lost
+    entries. Run verify."""
 
 
 def recover(file: File, info: SegmentInfo, codec: EntryCodec | None) -> tuple[Kept, Scan]:
@@ -139,13 +157,42 @@ def _choose(scan: Scan, is_own: Callable[[int], bool]) -> Kept:
 
 def _is_own(file: File, scan: Scan, place: int, info: SegmentInfo, codec: EntryCodec) -> bool:
     """Whether the entry at a place of a file has the index that belongs there."""
-    if scan.lengths[place] > ENTRY_BYTES_MAX:
-        return False
-    data = file.read(scan.lengths[place], scan.offsets[place] + FRAME_BYTES)
+    found = _index_of(file, scan.offsets[place], scan.lengths[place], codec)
+    return found == info.base_index + place
+
+
+def _index_of(file: File, offset: int, length: int, codec: EntryCodec) -> int:
+    """Return the index that an entry says it has; 0 if it is none."""
+    if length > ENTRY_BYTES_MAX:
+        return 0
     try:
-        return decode_entry(codec, data).index == info.base_index + place
+        return decode_entry(codec, file.read(length, offset + FRAME_BYTES)).index
     except CorruptionError:
-        return False
+        return 0
+
+
+def check_no_strays(
+    file: File, info: SegmentInfo, codec: EntryCodec | None, kept: Kept, scan: Scan
+) -> None:
+    """Raise if whole batches lie behind what counts, where the scan did not get (H27)."""
+    next_index = info.base_index + len(kept.offsets)
+    entry_bytes = BINARY_ENTRY_BYTES if info.codec == BINARY.id else FRAME_BYTES
+
+    def is_later(entry: Frame, gap: int) -> bool:
+        if codec is None:
+            return True
+        index = _index_of(file, entry.offset, entry.length, codec)
+        return next_index < index <= next_index + gap // entry_bytes
+
+    found = stray_batch(file.read, file.size(), kept.end, scan.end, is_later)
+    if found is not None:
+        raise CorruptionError(
+            f"{info.name}, offset {kept.end}: what should be entry {next_index} cannot be read, "
+            f"and a whole batch follows at {found}",
+            hint="No crash does that, so nothing was dropped: bring the file back from a copy",
+            object=info.name,
+            offset=kept.end,
+        )
 
 
 def check_header(file: File, info: SegmentInfo) -> None:
@@ -160,18 +207,19 @@ def check_header(file: File, info: SegmentInfo) -> None:
         )
 
 
-def erase(file: File, start: int) -> int:
-    """Overwrite with zeros what lies behind the last commit, durably; return how much it was.
+def leftover_end(file: File, start: int) -> int:
+    """Return where what lies behind the last commit ends; `start` if it is all zeros."""
+    size, end = file.size(), start
+    for offset in range(start, size, ZERO_BYTES):
+        used = len(file.read(min(ZERO_BYTES, size - offset), offset).rstrip(b"\0"))
+        end = offset + used if used else end
+    return end
+
+
+def erase(file: File, start: int, end: int) -> None:
+    """Overwrite with zeros what lies behind the last commit; it is durable after a sync.
 
     Frames that were left there could be taken for a part of whatever is torn next.
     """
-    size, last = file.size(), start
-    for offset in range(start, size, ZERO_BYTES):
-        data = file.read(min(ZERO_BYTES, size - offset), offset)
-        used = len(data.rstrip(b"\0"))
-        if used:
-            file.write(bytes(used), offset)
-            last = offset + used
-    if last > start:
-        file.sync()
-    return last - start
+    for offset in range(start, end, ZERO_BYTES):
+        file.write(bytes(min(ZERO_BYTES, end - offset)), offset)

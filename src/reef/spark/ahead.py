@@ -1,8 +1,10 @@
-"""Reading ahead: the next groups of a task are fetched and decoded while Spark takes the last.
+"""Reading ahead: the next groups of a task are fetched while the last are decoded and taken.
 
 A scan says which reads come next (`expect`). As many of them as fit into a bound of bytes are
 begun on threads, of all segments that the task merges, so that a task waits for the bucket
-once, not at every read of every segment. A task that is stopped gives up what it has not used.
+once, not at every read of every segment. Decoding stays with the task's own thread: Spark has
+given every core a task, and threads of one process would only wait for each other. A task that
+is stopped gives up what it has not used.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,9 +12,9 @@ from types import TracebackType
 
 from reef.engine.reading.cache import ByteCache
 from reef.engine.reading.segments import SegmentStore
+from reef.formats.coding import Buffer
 from reef.formats.manifest import SegmentEntry
 from reef.formats.segment_tail import SegmentTail
-from reef.formats.versions import Versions
 from reef.paths import Namespace
 from reef.runtime import Future
 from reef.stores import Store
@@ -20,10 +22,10 @@ from reef.stores import Store
 __all__ = ["AHEAD_BYTES", "KnownTails", "ReadAhead"]
 
 AHEAD_BYTES = 16 << 20
-"""As stored, of all segments of a task; decoded it is some three times as much."""
+"""As stored, of all segments of a task."""
 THREADS = 4
 
-Read = tuple[str, tuple[int, ...]]
+Read = tuple[str, tuple[tuple[int, int], ...]]
 
 
 class KnownTails(SegmentStore):
@@ -48,7 +50,7 @@ class ReadAhead(KnownTails):
 
     def __init__(self, store: Store, namespace: Namespace, tails: dict[str, SegmentTail]) -> None:
         super().__init__(store, namespace, tails)
-        self._coming: dict[Read, tuple[Future[Versions], int]] = {}
+        self._coming: dict[Read, tuple[Future[Sequence[Buffer]], int]] = {}
         self._pool = store.runtime.pool(THREADS, name="read ahead")
         self._left = AHEAD_BYTES
 
@@ -68,28 +70,19 @@ class ReadAhead(KnownTails):
         self, entry: SegmentEntry, numbers: Sequence[int], columns: Iterable[int] | None = None
     ) -> None:
         """Begin a read that is asked for soon, if there is room."""
-        read = (entry.id, tuple(numbers))
-        size = self._bytes_of(entry, numbers)
+        key, spans = self._spans(entry, numbers, columns)
+        read = (key, tuple(spans))
+        size = sum(end - start for start, end in spans)
         if read in self._coming or size > self._left:
             return
         self._left -= size
-        rows = self._pool.submit(super().rows, entry, numbers, columns)
-        self._coming[read] = rows, size
+        self._coming[read] = self._pool.submit(self._store.get_ranges, key, spans), size
 
-    def rows(
-        self, entry: SegmentEntry, numbers: Sequence[int], columns: Iterable[int] | None = None
-    ) -> Versions:
+    def _read_ranges(self, key: str, spans: Sequence[tuple[int, int]]) -> Sequence[Buffer]:
         """Return what was begun, or read it now."""
-        coming = self._coming.pop((entry.id, tuple(numbers)), None)
+        coming = self._coming.pop((key, tuple(spans)), None)
         if coming is None:
-            return super().rows(entry, numbers, columns)
-        rows, size = coming
+            return super()._read_ranges(key, spans)
+        fetched, size = coming
         self._left += size
-        return rows.result()
-
-    def _bytes_of(self, entry: SegmentEntry, numbers: Sequence[int]) -> int:
-        """Return about how much is read: all columns, as this is only a bound."""
-        index = self.tail(entry).index
-        chosen = list(numbers)
-        columns = sum(int(lengths[chosen].sum()) for lengths in index.column_blocks.values())
-        return int(index.key_blocks[chosen].sum()) + columns
+        return fetched.result()

@@ -17,6 +17,7 @@ from reef.engine.database import Database
 from reef.errors import InvalidInputError, Kind
 from reef.formats.batch import KEY_BYTES_MAX
 from reef.spark.options import Place
+from reef.spark.ranges import column_of
 from reef.spark.session import parallelism
 from reef.spark.target import Target, find_target
 
@@ -45,6 +46,8 @@ class Preflight:
     """About as many as the rows have in memory, by a sample."""
     partitions: int
     problems: tuple[str, ...]
+    row_bytes: int = 0
+    """Of a mean row in memory, by the same sample."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -71,9 +74,8 @@ def check_load(
     problems = _try(target, sample)
     counted = _count(df, target.schema.key.name) if count else _Counted(None, 0, 0, 0)
     problems += counted.problems(target.schema.key.name)
-    size = None
-    if counted.rows is not None:
-        size = counted.rows * sample.nbytes // max(1, sample.num_rows)
+    row_bytes = sample.nbytes // max(1, len(sample))
+    size = None if counted.rows is None else counted.rows * sample.nbytes // max(1, len(sample))
     if partitions is None:
         wanted = segment_bytes or IngestSettings().segment_bytes
         partitions = count_partitions(size, wanted, parallelism(df.sparkSession))
@@ -88,6 +90,7 @@ def check_load(
         size,
         partitions,
         tuple(problems),
+        row_bytes,
     )
 
 
@@ -141,7 +144,7 @@ def _count(df: Any, key: str) -> _Counted:
     """One pass over the keys alone: sources that have columns read no others."""
     from pyspark.sql import functions as fn
 
-    column = df[f"`{key}`"]
+    column = column_of(df, key)
     length = fn.octet_length(column)
     wrong = (length < 1) | (length > KEY_BYTES_MAX)
     (row,) = df.select(

@@ -22,8 +22,9 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from reef.engine.batch import check_idempotency_key
 from reef.engine.database import Database
-from reef.errors import InternalError
+from reef.errors import InternalError, InvalidInputError, Kind
 from reef.jobs.ingest import BulkJob
 from reef.paths import Namespace
 from reef.runtime import Runtime
@@ -34,7 +35,7 @@ from reef.spark.parts import PartPlan, StagedPart, first_error, stage_part
 from reef.spark.ranges import by_ranges
 from reef.spark.session import larger_batches
 from reef.spark.sorting import SORT_BYTES
-from reef.spark.write_options import check_duplicates
+from reef.spark.write_options import check_duplicates, check_replacing
 from reef.stores import Store
 from reef.types import KeyRange, Receipt
 
@@ -80,7 +81,7 @@ def bulk_load(
     key: str | None = None,
     idempotency_key: str | None = None,
     replace: bool = False,
-    duplicates: Literal["refuse", "order"] = "refuse",
+    duplicates: Literal["refuse", "order"] | None = None,
     order_by: str | None = None,
     vectors: Mapping[str, int] | None = None,
     segment_bytes: int | None = None,
@@ -97,7 +98,11 @@ def bulk_load(
     leaves out the pass over the keys, where computing them twice costs more than it tells.
     """
     check_duplicates(duplicates, order_by)
-    place = Place(url, Namespace(namespace), store_options or {})
+    check_idempotency_key(idempotency_key)
+    settings = _settings(segment_bytes, partitions, sort_bytes)
+    if replace:
+        check_replacing("put", df.columns)
+    place = Place(str(url), Namespace(namespace), store_options or {})
     db = place.database()
     load = _Load(db, place, df, progress or _nothing)
     with load.stage("check"):
@@ -114,7 +119,6 @@ def bulk_load(
         )
         load.tell("checked", checks=checks)
         raise_if_bad(checks)
-    settings = {} if segment_bytes is None else {"segment_bytes": segment_bytes}
     everything = KeyRange() if replace else None
     with load.stage("begin"):
         target.make(db, place.namespace)
@@ -125,7 +129,7 @@ def bulk_load(
         parts: list[StagedPart] = []
         if job.receipt is None:
             with load.stage("stage"):
-                plan = PartPlan(job.staging, target.rows, sort_bytes)
+                plan = PartPlan(job.staging, target.rows_under(job.schema), sort_bytes)
                 parts = load.run(plan, job, checks)
         with load.stage("commit"):
             receipt = load.commit(job, parts)
@@ -145,7 +149,8 @@ def preflight(
     store_options: Mapping[str, Any] | None = None,
 ) -> Preflight:
     """Return what `bulk_load` would find before it writes anything."""
-    place = Place(url, Namespace(namespace), store_options or {})
+    _settings(segment_bytes, partitions)
+    place = Place(str(url), Namespace(namespace), store_options or {})
     _, checks = check_load(
         place.database(),
         place,
@@ -157,6 +162,19 @@ def preflight(
         segment_bytes=segment_bytes,
     )
     return checks
+
+
+def _settings(
+    segment_bytes: int | None, partitions: int | None, sort_bytes: int = SORT_BYTES
+) -> dict[str, Any]:
+    """Return the settings of the job; InvalidInputError before anything is looked at."""
+    numbers = {"partitions": partitions, "sort_bytes": sort_bytes, "segment_bytes": segment_bytes}
+    for name, number in numbers.items():
+        if number is not None and (not isinstance(number, int) or number < 1):
+            raise InvalidInputError(
+                f"{name}={number!r} is not a number from 1 on", kind=Kind.INVALID_OPTION
+            )
+    return {} if segment_bytes is None else {"segment_bytes": segment_bytes}
 
 
 class _Load:
@@ -192,7 +210,7 @@ class _Load:
 
         watching = self._progress is not _nothing
         with (
-            larger_batches(self._df.sparkSession),
+            larger_batches(self._df.sparkSession, checks.row_bytes),
             watch(self._store, self._names, job.id, so_far if watching else None),
         ):
             looked_at = checks.rows is not None

@@ -187,9 +187,11 @@ def _names(given: Mapping[str, str]) -> tuple[str, ...] | None:
     text = given.get("columns")
     if text is None:
         return None
-    if text.lstrip().startswith("["):
-        return _texts("columns", text)
     names = tuple(name.strip() for name in text.split(","))
+    if text.lstrip().startswith("["):
+        names = _texts("columns", text)
+    if not names:
+        raise _bad("the option columns names no column", "Leave it away for all of them")
     if not all(names):
         raise _bad(f"the option columns={text!r} has an empty name")
     return names

@@ -19,6 +19,7 @@ from reef.formats.wal_object import JobSegment
 from reef.jobs.staging import Staging
 from reef.runtime import Runtime
 from reef.spark.lease import SharedLease
+from reef.spark.notes import OrderNotes
 from reef.spark.rows import RowsPlan
 from reef.spark.sorting import SORT_BYTES, RowSorter
 
@@ -34,6 +35,8 @@ class PartPlan:
     sort_bytes: int = SORT_BYTES
     lease: SharedLease | None = None
     """The job's own, where no driver beats for it."""
+    apart: bool = False
+    """Whether rows of a key may be in other parts too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,10 @@ class StagedPart:
     partition: int
     attempt: int
     segments: tuple[JobSegment, ...] = ()
+    notes: tuple[JobSegment, ...] = ()
+    """How high each row stands in the order, where rows of other parts may stand higher."""
+    undecided: int = 0
+    """Keys of which two rows stand equally high."""
     rows: int = 0
     duplicates: int = 0
     spilled: int = 0
@@ -60,21 +67,32 @@ def stage_part(
 ) -> StagedPart:
     """Stage the rows of one partition."""
     clock = _Clock(plan.staging.store.runtime)
-    sorter = RowSorter(plan.rows, plan.sort_bytes)
+    apart = plan.apart and plan.rows.order is not None
+    sorter = RowSorter(plan.rows, plan.sort_bytes, apart)
     part = StagedPart(partition, attempt)
     try:
         checked = _checked(plan, clock.timed("receive", batches), clock, partition)
-        segments = plan.staging.stage(_alive(plan, sorter.sorted(checked)))
+        rows = _alive(plan, sorter.sorted(checked))
+        if apart:
+            part = _stage_with_notes(plan, rows, part)
+        else:
+            part = replace(part, segments=plan.staging.stage(rows))
     except InvalidInputError as error:
         return replace(part, error=error)
     return replace(
         part,
-        segments=segments,
         rows=sorter.rows,
         duplicates=sorter.duplicates,
         spilled=sorter.spilled,
         seconds=clock.seconds(),
     )
+
+
+def _stage_with_notes(plan: PartPlan, rows: Iterable[Versions], part: StagedPart) -> StagedPart:
+    with OrderNotes(plan.rows) as notes:
+        segments = plan.staging.stage(notes.taken(rows))
+        noted = notes.stage(plan.staging) if segments else ()
+        return replace(part, segments=segments, notes=noted, undecided=notes.undecided)
 
 
 def first_error(parts: Iterable[StagedPart]) -> ReefError | None:

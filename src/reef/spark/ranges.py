@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-__all__ = ["bounds_of", "by_ranges", "range_of", "sample_keys"]
+__all__ = ["bounds_of", "by_ranges", "column_of", "range_of", "sample_keys"]
 
 SAMPLED_PER_PARTITION = 200
 """Partitions are then even to within about a tenth."""
@@ -21,11 +21,16 @@ PARTITIONS_MAX = 512
 """Larger trees are more than Spark compiles into one method."""
 
 
+def column_of(df: Any, name: str) -> Any:
+    """Return a column by its name, whatever is in it: dots, backticks."""
+    return df["`" + name.replace("`", "``") + "`"]
+
+
 def by_ranges(df: Any, key: str, partitions: int, *, sample: bool) -> Any:
     """Return the same rows, each range of keys in one partition."""
     if partitions == 1:
         return df.repartition(1)
-    column = df[f"`{key}`"].cast("binary")
+    column = column_of(df, key).cast("binary")
     bounds: list[bytes] = []
     if sample and partitions <= PARTITIONS_MAX:
         bounds = bounds_of(sample_keys(df, key, SAMPLED_PER_PARTITION * partitions), partitions)
@@ -54,7 +59,7 @@ def sample_keys(df: Any, key: str, count: int) -> list[bytes]:
     """Return about `count` keys, chosen by their hashes; all if there are no more."""
     from pyspark.sql import functions as fn
 
-    column = df[f"`{key}`"].cast("binary")
+    column = column_of(df, key).cast("binary")
     hashed = df.select(column.alias("key"), fn.xxhash64(column).alias("hash"))
     lowest = hashed.where("key IS NOT NULL").orderBy("hash").limit(count)
     return [bytes(row["key"]) for row in lowest.select("key").collect()]

@@ -100,6 +100,10 @@ class RowsPlan:
         return parts
 
     def _of_kind(self, rows: pa.Table, kind: OpKind) -> Versions:
+        if kind is OpKind.PATCH and EXPIRES_AT in rows.column_names:
+            expiry = rows.column(EXPIRES_AT)
+            if expiry.null_count == len(expiry):  # it is there for the puts among them
+                rows = rows.drop_columns(EXPIRES_AT)
         if kind is not OpKind.DELETE:
             return staged_rows(to_ops(rows, self.schema, kind=kind))
         key = self.schema.key

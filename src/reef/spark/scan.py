@@ -22,6 +22,7 @@ from reef.formats.versions import Versions
 from reef.spark.ahead import KnownTails, ReadAhead
 from reef.spark.counts import Counts, CountsSum, counts_of, send_home
 from reef.spark.pin import Pin, memory_of, replayed
+from reef.spark.plainly import each_plainly, plainly
 from reef.spark.plan import (
     GROUPS_SENT_MAX,
     Piece,
@@ -70,6 +71,7 @@ class ReefReader(DataSourceReader):
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
 
+    @plainly
     def partitions(self) -> list[Share]:
         """Return the shares, in the order of their keys."""
         reading = self._reading
@@ -85,7 +87,7 @@ class ReefReader(DataSourceReader):
         """Yield the rows of a share, by key."""
         if not isinstance(partition, Share):
             raise TypeError(f"{partition!r} is not a share of a read of Reef")
-        return _read(self._reading, partition)
+        return each_plainly(_read(self._reading, partition))
 
 
 # --- on the driver --------------------------------------------------------------------
@@ -177,7 +179,11 @@ def _of_good_size(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
         rows += len(batch)
         size += batch.nbytes
         if rows >= BATCH_ROWS or size >= BATCH_BYTES_MAX:
-            yield pa.concat_batches(waiting)
+            yield _joined(waiting)
             waiting, rows, size = [], 0, 0
     if waiting:
-        yield pa.concat_batches(waiting)
+        yield _joined(waiting)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

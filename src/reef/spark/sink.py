@@ -13,8 +13,7 @@ tombstone over all keys, which sorts below the rows.
 
 Spark gives a sink whatever partitions the DataFrame has, so the segments of different tasks
 interleave. The commit reads the keys of those that overlap: a key that stands in two of them is
-refused (H38). So an order column decides between rows of one partition; to have it decide
-between all, bring rows of a key together (`df.repartition("id")`) or use `bulk_load`.
+refused (H38), unless there is an order column, which then decides (`settling`).
 """
 
 from collections.abc import Iterator
@@ -25,13 +24,14 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from reef.errors import InternalError, InvalidInputError, Kind
+from reef.errors import InternalError, InvalidInputError
 from reef.jobs.ingest import BulkJob
 from reef.spark.lease import SharedLease
 from reef.spark.parts import PartPlan, StagedPart, first_error, stage_part
-from reef.spark.rows import OP
+from reef.spark.plainly import plainly
+from reef.spark.settling import settled
 from reef.spark.target import find_target
-from reef.spark.write_options import WriteOptions
+from reef.spark.write_options import WriteOptions, check_replacing
 from reef.types import KeyRange
 
 __all__ = ["PartMessage", "ReefWriter"]
@@ -47,14 +47,11 @@ class PartMessage(WriterCommitMessage):
 class ReefWriter(DataSourceArrowWriter):
     """One write of one DataFrame. Pickled to the tasks, and to the process that commits."""
 
+    @plainly
     def __init__(self, options: Any, schema: StructType, overwrite: bool) -> None:
         wanted = WriteOptions.of(options)
-        if overwrite and (wanted.op != "put" or OP in schema.names):
-            raise InvalidInputError(
-                "an overwrite leaves exactly the rows of the DataFrame: it has puts only",
-                kind=Kind.INVALID_OPTION,
-                hint='Use mode("append") for patches and deletes',
-            )
+        if overwrite:
+            check_replacing(wanted.op, schema.names)
         place = wanted.place
         db = place.database()
         target = find_target(
@@ -74,11 +71,16 @@ class ReefWriter(DataSourceArrowWriter):
             replace=KeyRange() if overwrite else None,
             **wanted.settings,
         )
+        try:
+            rows = target.rows_under(job.schema)
+        except InvalidInputError:
+            job.abort()
+            raise
         self._handle = job.handle
         lease = SharedLease(
             job.handle.store, place.namespace, job.handle.lease_id, job.handle.settings.lease_ttl_s
         )
-        self._plan = PartPlan(job.staging, target.rows, wanted.sort_bytes, lease)
+        self._plan = PartPlan(job.staging, rows, wanted.sort_bytes, lease, apart=True)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage one partition."""
@@ -92,6 +94,7 @@ class ReefWriter(DataSourceArrowWriter):
             return PartMessage(StagedPart(partition, attempt))
         return PartMessage(stage_part(self._plan, iterator, partition, attempt))
 
+    @plainly
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Make what the tasks sent home visible, all of it at one LSN, or raise."""
         if self._handle.receipt is not None:
@@ -102,7 +105,7 @@ class ReefWriter(DataSourceArrowWriter):
             raise error
         job = BulkJob.resume(self._handle)
         try:
-            segments = [segment for part in parts for segment in part.segments]
+            segments = settled(job.staging, self._plan.rows, parts)
             if job.replace is not None:
                 segments += job.staging.stage([], job.replace)
             job.commit(segments, interleaved=True)
@@ -110,6 +113,7 @@ class ReefWriter(DataSourceArrowWriter):
             job.let_go()  # Spark calls abort next, in a process of its own
             raise
 
+    @plainly
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Give the job up, unless it has committed; a failed task's message is None (H39)."""
         if self._handle.receipt is None:

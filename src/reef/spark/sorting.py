@@ -12,9 +12,8 @@ Where nothing decides, or two are equally high, it is an error: never chance (H3
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +24,9 @@ from reef.engine.reading.cursors import Cursor, merged
 from reef.errors import InvalidInputError, Kind
 from reef.formats.versions import KeysInOrder, Versions, concat_versions
 from reef.spark.rows import RowsPlan
+from reef.spark.scratch import scratch_folder
 
-__all__ = ["SORT_BYTES", "RowSorter", "sorted_places"]
+__all__ = ["RUN_ROWS", "SORT_BYTES", "UNDECIDED", "RowSorter", "sorted_places"]
 
 Places = npt.NDArray[np.int64]
 SORT_BYTES = 256 << 20
@@ -100,6 +100,8 @@ class RowSorter:
 
     plan: RowsPlan
     sort_bytes: int = SORT_BYTES
+    apart: bool = False
+    """Rows of other tasks may stand higher: the order column stays on, and a draw is no error."""
     rows: int = 0
     duplicates: int = 0
     """Rows that gave way to another one of their key."""
@@ -107,7 +109,7 @@ class RowSorter:
 
     def sorted(self, pieces: Iterable[Versions]) -> Iterator[Versions]:
         """Yield all rows by key, each key once."""
-        with TemporaryDirectory(prefix="reef-sort-") as folder:
+        with scratch_folder() as folder:
             runs: list[_Run] = []
             gathered: list[Versions] = []
             size = 0
@@ -128,8 +130,11 @@ class RowSorter:
             if last is not None:
                 yield self._bare(last)
             return
-        cursors: list[Cursor] = [*runs, *([_Run([last])] if last is not None else [])]
-        for parts in merged(cursors, reverse=False):
+        yield from self.merge([*runs, *([_Run([last])] if last is not None else [])])
+
+    def merge(self, runs: Sequence[Cursor]) -> Iterator[Versions]:
+        """Yield the rows of sorted runs by key, each key once."""
+        for parts in merged(runs, reverse=False):
             yield self._bare(self._settled(parts))
 
     def _settled(self, parts: list[Versions]) -> Versions:
@@ -150,7 +155,7 @@ class RowSorter:
 
     def _bare(self, rows: Versions) -> Versions:
         """Without the order column, which has done its work."""
-        if self.plan.order is None:
+        if self.plan.order is None or self.apart:
             return rows
         undecided = np.flatnonzero(rows.seqs == UNDECIDED)
         if len(undecided):

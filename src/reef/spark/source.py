@@ -25,6 +25,7 @@ from reef.formats.schema import Schema
 from reef.spark.counts import Counts, counts_of
 from reef.spark.options import ReadOptions
 from reef.spark.pin import Pin, take_pin
+from reef.spark.plainly import plainly
 from reef.spark.scan import Reading, ReefReader
 from reef.spark.schema import arrow_schema, check_same, spark_schema
 
@@ -46,6 +47,7 @@ class ReefSource(DataSource):
     def name(cls) -> str:
         return "reef"
 
+    @plainly
     def schema(self) -> StructType:
         """Return the columns of the moment that is read."""
         wanted = ReadOptions.of(self.options)
@@ -55,6 +57,7 @@ class ReefSource(DataSource):
             self._asked = counts_of(pin.store, "planning.")
             return spark_schema(schema, wanted.columns)
 
+    @plainly
     def reader(self, schema: StructType) -> ReefReader:
         """Return what plans and reads; `schema` may be one that the user gave."""
         wanted = ReadOptions.of(self.options)

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from reef.engine.where.parser import parse_text
+from reef.engine.where.literals import literal_text
+from reef.engine.where.parser import Op, RawCondition, parse_text, parse_tuples, quote_name
 from reef.errors import InvalidInputError, Kind
 from reef.spark.meter import TaskMeter
 
@@ -28,23 +29,28 @@ class Table:
     spark: Any
     url: str
     namespace: str
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Not shown: the store's may be secret."""
     conditions: tuple[str, ...] = ()
     filters: tuple[Any, ...] = ()
     columns: tuple[str, ...] | None = None
 
     def where(self, *conditions: Any) -> "Table":
-        """Keep the rows that match all of these: Reef's conditions, or columns of Spark's."""
-        texts = [c for c in conditions if isinstance(c, str)]
-        for text in texts:
-            parse_text(text)
-        filters = tuple(c for c in conditions if not isinstance(c, str))
+        """Keep the rows that match all of these: Reef's conditions, as text or tuples, or columns
+        of Spark's.
+        """
+        ours = [_condition(c) for c in conditions if isinstance(c, str | tuple | list)]
+        filters = [c for c in conditions if not isinstance(c, str | tuple | list)]
         return replace(
-            self, conditions=(*self.conditions, *texts), filters=(*self.filters, *filters)
+            self,
+            conditions=(*self.conditions, *filter(None, ours)),
+            filters=(*self.filters, *filters),
         )
 
     def select(self, *columns: str) -> "Table":
         """Read only these columns, in this order."""
+        if not columns:
+            raise _bad("no column is chosen", "Name some, or leave select away")
         for name in columns:
             if not isinstance(name, str):
                 raise _bad(f"a column is chosen by its name, got {name!r}")
@@ -108,6 +114,23 @@ def table(spark: Any, url: str, namespace: str, **store_options: Any) -> Table:
     """Return a table of a bucket; `store_options` are those of `reef.open`."""
     options = {f"store.{name}": _word(value) for name, value in store_options.items()}
     return Table(spark, str(url), namespace, options)
+
+
+def _condition(given: Any) -> str:
+    """Return conditions as text, which is how options say them; checked as far as they can be."""
+    if isinstance(given, str):
+        parse_text(given)
+        return given.strip()
+    tuples = given if isinstance(given, list) else [given]
+    return " AND ".join(map(_said, parse_tuples(tuples)))
+
+
+def _said(condition: RawCondition) -> str:
+    words = [quote_name(condition.column), condition.op.value]
+    literals = [literal_text(value) for value in condition.values]
+    if condition.op in (Op.IN, Op.NOT_IN):
+        return " ".join([*words, f"({', '.join(literals)})"])
+    return " ".join([*words, *literals])
 
 
 def _word(value: Any) -> str:

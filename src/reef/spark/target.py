@@ -13,11 +13,12 @@ import pyarrow as pa
 from pyspark.sql import types as st
 
 from reef.engine.database import Database
+from reef.engine.rows import EXPIRES_AT
 from reef.errors import InvalidInputError, Kind, NotFoundError
 from reef.formats.schema import Schema
 from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
-from reef.spark.rows import RowsPlan
+from reef.spark.rows import OP, RowsPlan
 from reef.spark.schema import arrow_schema
 
 __all__ = ["Target", "arrow_columns", "find_target"]
@@ -30,6 +31,18 @@ class Target:
     schema: Schema
     rows: RowsPlan
     exists: bool
+    given: pa.Schema
+
+    def rows_under(self, schema: Schema) -> RowsPlan:
+        """Return what becomes of the rows in a job that has begun with this schema.
+
+        The namespace may have grown since it was looked at, and a segment is what its job's
+        schema says it is. InvalidInputError if the rows do not fit any more.
+        """
+        if schema.fingerprint == self.schema.fingerprint:
+            return self.rows
+        order = None if self.rows.order is None else self.rows.order.name
+        return RowsPlan.of(self.given, schema, self.rows.op, order)
 
     def make(self, db: Database, namespace: Namespace) -> None:
         """Make the namespace, unless it is there."""
@@ -67,7 +80,7 @@ def find_target(
             f"the key column of {namespace.name} is {schema.key.name!r}, not {key!r}",
             kind=Kind.INVALID_OPTION,
         )
-    return Target(schema, RowsPlan.of(given, schema, op, order_column), exists)
+    return Target(schema, RowsPlan.of(given, schema, op, order_column), exists, given)
 
 
 def arrow_columns(columns: st.StructType, vectors: Mapping[str, int]) -> pa.Schema:
@@ -107,8 +120,11 @@ def _arrow_field(field: st.StructField, size: int | None) -> pa.Field:
 
 
 def _own_columns(given: pa.Schema, order_column: str | None) -> pa.Schema:
-    """Return the columns that a new namespace gets: names with _ in front mean something else."""
-    own = [field for field in given if not field.name.startswith("_")]
+    """Return the columns that a new namespace gets: all but those that only say something.
+
+    Other names with _ in front are refused by its schema.
+    """
+    saying = {OP, EXPIRES_AT}
     if order_column is not None and order_column.startswith("_"):
-        own = [field for field in own if field.name != order_column]
-    return pa.schema(own)
+        saying.add(order_column)
+    return pa.schema([field for field in given if field.name not in saying])

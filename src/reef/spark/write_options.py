@@ -2,8 +2,8 @@
 
 op               put (default), patch or delete: what rows do, unless a column _op says so
 idempotencyKey   a write with a key that was committed before changes nothing
-duplicates       refuse (default) or order: what happens to rows of one key
-orderColumn      the column that decides where duplicates is order: the highest counts
+orderColumn      the column that decides between rows of one key: the highest counts
+duplicates       refuse or order: the same in words; without an order column they are refused
 key              the key column of a namespace that is yet to be made
 vectors          its vector columns: embedding=384,other=16
 segmentBytes     about how large segments get
@@ -11,17 +11,18 @@ sortBytes        what a task holds in memory before it sorts on disk
 leaseSeconds     how long the job lives without any of its tasks
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from reef.config import IngestSettings
+from reef.engine.batch import check_idempotency_key
 from reef.errors import InvalidInputError, Kind
 from reef.spark.options import Place, known_options
-from reef.spark.rows import OPS
+from reef.spark.rows import OP, OPS
 from reef.spark.sorting import SORT_BYTES
 
-__all__ = ["LEASE_S", "WriteOptions", "check_duplicates"]
+__all__ = ["LEASE_S", "WriteOptions", "check_duplicates", "check_replacing"]
 
 WRITING = (
     "op",
@@ -58,8 +59,9 @@ class WriteOptions:
         op = given.get("op", "put").lower()
         if op not in OPS:
             raise _bad(f"the option op={op!r} is not one of {', '.join(OPS)}")
-        duplicates, order = given.get("duplicates", "refuse").lower(), given.get("orderColumn")
-        check_duplicates(duplicates, order)
+        order = given.get("orderColumn")
+        check_duplicates(given.get("duplicates"), order)
+        check_idempotency_key(given.get("idempotencyKey"))
         settings = {
             "segment_bytes": _number(given, "segmentBytes", IngestSettings().segment_bytes),
             "lease_ttl_s": float(_number(given, "leaseSeconds", int(LEASE_S))),
@@ -77,14 +79,26 @@ class WriteOptions:
         )
 
 
-def check_duplicates(duplicates: str, order_column: str | None) -> None:
-    """Raise unless it is said, once and clearly, what happens to rows of one key."""
-    if duplicates not in ("refuse", "order"):
+def check_duplicates(duplicates: str | None, order_column: str | None) -> None:
+    """Raise unless it is clear what happens to rows of one key; an order column alone says it."""
+    if duplicates is None:
+        return
+    wanted = str(duplicates).lower()
+    if wanted not in ("refuse", "order"):
         raise _bad(f"duplicates={duplicates!r} is not 'refuse' or 'order'")
-    if (duplicates == "order") != (order_column is not None):
+    if (wanted == "order") != (order_column is not None):
         raise _bad(
             "duplicates='order' and an order column go together",
             "The highest value of the order column decides which row of a key counts",
+        )
+
+
+def check_replacing(op: str, columns: Collection[str]) -> None:
+    """Raise unless rows that replace everything are what is there afterwards."""
+    if op != "put" or OP in columns:
+        raise _bad(
+            "an overwrite leaves exactly the rows of the DataFrame: it has puts only",
+            'Use mode("append"), or no replace, for patches and deletes',
         )
 
 

@@ -10,6 +10,9 @@ failure after any number of those steps, the disks that it may leave. Of what wa
 - every name leads to what it led to at the last sync of the directory, or at any time since;
 - a change of size is kept or lost.
 
+A process may also die alone: `restart` lets go of its locks, and what it had not synced is still
+seen, and still not durable.
+
 All of it independently, write by write and name by name, which is what reordering amounts to:
 two writes of the same bytes without a sync between them are refused, for there order would
 matter beyond that.
@@ -73,6 +76,11 @@ class LogDisk:
     def mark(self, mark: Any) -> None:
         """Write down how far the test is."""
         self.trace.append(Step("mark", mark=mark))
+
+    def restart(self) -> None:
+        """Let the process die, and not the machine: another one may open the files."""
+        for node in (*self._nodes, self._folder):
+            node.locked = False
 
     def content(self) -> dict[str, bytes]:
         """Return all files as a running system sees them."""
@@ -259,15 +267,17 @@ def _torn(step: Step) -> Iterator[Step]:
             yield Step("write", step.node, offset=step.offset, data=hole)
 
 
-def crashes(disk: LogDisk) -> Iterator[tuple[int, dict[str, bytes]]]:
+def crashes(disk: LogDisk, first: int = 0) -> Iterator[tuple[int, dict[str, bytes]]]:
     """Yield every disk that a power failure may leave, with the steps that came before it.
+
+    Failures within the `first` steps are left out.
 
     Where a step changes nothing that is not durable, the disks of the step before stand for
     its own too, so marks must be judged by the step that is yielded.
     """
     pending = _Pending(disk)
     for done in range(len(disk.trace) + 1):
-        for chosen in product(*pending.name_choices()):
+        for chosen in product(*pending.name_choices()) if done >= first else ():
             names = {name: node for name, node in chosen if node >= 0}
             nodes = sorted(set(names.values()))
             for states in product(*(pending.states(node) for node in nodes)):

@@ -150,3 +150,14 @@ def test_jobs_of_a_dropped_namespace_are_not_asked_for(world):
     world.db.drop(NAME)
     assert world.db.jobs() == []
     assert world.db.jobs(NAME) == []
+
+
+def test_damage_elsewhere_hides_no_job(world):
+    """Of a namespace whose manifests are damaged, or of the board: `verify` is for that."""
+    db = Database(world.bucket, registry=Registry(world.bucket))
+    db.create("damaged")
+    Publisher(world.bucket, USERS).publish(raise_compactor_epoch)
+    broken = [*world.bucket.list("namespaces/damaged/manifest/"), *world.bucket.list("catalog/")]
+    for info in broken:
+        world.bucket.put(info.key, world.bucket.get(info.key)[:-3])
+    assert [job.kind for job in db.jobs()] == ["compact"]

@@ -112,6 +112,37 @@ def test_upload_bytes_bound_an_object(open_local):
     assert len({r.lsn for r in receipts}) >= 3
 
 
+def test_an_upload_is_not_cut_by_what_holds_for_puts(open_local):
+    """`upload_bytes` may be larger than the groups and the queue of a writer without a log."""
+    writer = open_local(
+        upload_bytes=1 << 20, group_bytes_max=10_000, queue_bytes_max=20_000, write_deadline_s=5.0
+    )
+    receipts = [writer.put(f"k{n}", bytes(1000), wait=False).result() for n in range(300)]
+    writer.flush()
+    assert len({receipt.lsn for receipt in receipts}) == 1
+
+
+def test_a_log_that_refuses_has_not_got_it(open_local):
+    """After its rotation has failed, the next put is refused, and its outcome is no secret."""
+    writer = open_local()
+
+    def no_space(*_):
+        raise OSError(28, "No space left on device")
+
+    writer._front.log._meta.set_state = no_space
+    for n in range(5):
+        writer.put(f"k{n}", bytes(1000))
+    with pytest.raises(ClosedError, match="No space left"):
+        writer.put("late", b"1")
+    assert not writer.is_open
+
+
+def test_its_names_are_public():
+    """What users annotate and look for."""
+    assert issubclass(reef.LocalWriter, reef.Writer)
+    assert issubclass(reef.LocalReceipt, reef.Receipt)
+
+
 def test_the_interval_uploads_by_itself(open_local, store):
     """Nobody waits, and yet it is in the bucket soon."""
     writer = open_local(upload_interval_ms=5.0)
@@ -298,7 +329,7 @@ def test_transactions_see_what_was_written_and_conflict_with_what_is(open_local)
 def test_a_full_backlog_makes_writers_wait(store, open_local):
     """While the bucket is away there is room up to a bound, then UnavailableError."""
     bucket, rule = down(store, times=0)
-    writer = open_local(bucket=bucket, local_backlog_bytes_max=5000, write_deadline_s=0.1)
+    writer = open_local(bucket=bucket, local_backlog_bytes_max=20_000, write_deadline_s=0.1)
     rule.times = None
     written = 0
     with suppress(UnavailableError):
@@ -314,6 +345,20 @@ def test_a_full_backlog_makes_writers_wait(store, open_local):
     assert writer.pending.batches == 0
     assert writer.put("more", b"1").wait()
     assert len(list(Database(store).reader("users").scan())) == written + 1
+
+
+def test_small_batches_count_for_what_they_take(store, open_local):
+    """In memory that is more than their bytes: so many that all of them fit in."""
+    bucket, rule = down(store, times=0)
+    writer = open_local(bucket=bucket, local_backlog_bytes_max=100_000, write_deadline_s=0.1)
+    rule.times = None
+    written = 0
+    with suppress(UnavailableError):
+        for written in range(1000):
+            writer.put(f"k{written}", b"1")
+    assert 30 <= written <= 100
+    rule.times = rule.struck
+    writer.flush()
 
 
 def test_the_log_loses_its_head(open_local, path):
@@ -583,7 +628,14 @@ def test_the_async_face_has_it(tmp_path):
             async with db.writer("users", upload_interval_ms=NEVER_MS, **log) as writer:
                 await asyncio.gather(*(writer.put(f"k{n}", b"v") for n in range(50)))
                 assert await writer.get("k1") == b"v"
-                await writer.flush()
+                assert isinstance(writer, aio.LocalWriter)
+                assert writer.local_recovery.replayed == 0
+                receipt = await writer.put("k50", b"v")
+                assert (receipt.lsn, writer.pending.batches) == (None, 51)
+                assert await writer.wait_for(receipt) == receipt.lsn == 2
+                assert await writer.wait_for(receipt, timeout_s=0.0) == 2
+                assert writer.pending.batches == 0
+                await writer.flush(timeout_s=5.0)
                 return writer.unfolded.objects
 
     assert asyncio.run(run()) == 2

@@ -9,8 +9,13 @@ import pytest
 import reef
 from reef.catalog import JSON, Catalog
 from reef.engine.database import Database
-from reef.engine.registry import COMPACT_AFTER, Registry
-from reef.errors import ConflictError
+from reef.engine.job_board import JobBoard
+from reef.engine.registry import Registry
+from reef.engine.registry_upkeep import COMPACT_AFTER
+from reef.errors import ConflictError, CorruptionError, Kind, NotFoundError
+from reef.manifest.dropping import clear_dropped
+from reef.manifest.publish import Publisher
+from reef.paths import Namespace
 from reef.stores import Wrapper
 from reef.testing import Simulation
 from tests.collecting import At
@@ -143,6 +148,73 @@ def test_a_lost_catalog_is_made_again(bucket):
     assert not Catalog(bucket, prefix="catalog").verify().problems
 
 
+def test_a_handle_that_knew_a_lost_catalog_goes_on(bucket):
+    """A process that runs on makes, drops and lists names, however much it remembers."""
+    db = opened(bucket)
+    for number in range(COMPACT_AFTER):
+        db.create(f"n{number}")
+    bucket.delete_many([info.key for info in bucket.list("catalog/")])
+    assert len(db.namespaces()) == COMPACT_AFTER
+    db.create("z")
+    db.drop("n0")
+    assert len(db.namespaces()) == len(opened(bucket).namespaces()) == COMPACT_AFTER
+    assert entries(bucket)["n0"] == {"state": "dropped", "changes": {}}
+    assert Catalog(bucket, prefix="catalog").verify().problems == []
+
+
+def test_a_listing_does_not_overrule_who_has_looked_since(bucket):
+    """The registry is lost while a name is dropped, and made again from an older listing."""
+    opened(bucket).create("a")
+
+    def lose():
+        bucket.delete_many([info.key for info in bucket.list("catalog/")])
+
+    drop = At(bucket, "create", "/manifest/", lose)
+    late = At(bucket, "put", "catalog/leases/", lambda: opened(drop).drop("a"))
+    lose()
+    opened(late).create("b")  # it has listed, and is about to begin its transaction
+    assert opened(bucket).namespaces() == ["b"]
+    assert opened(bucket).namespaces(dropped=True) == ["a"]
+
+
+@pytest.mark.parametrize("kind", ["HEAD.json", "segments/", "checkpoints/", "gc/"])
+@pytest.mark.parametrize("lost", [False, True], ids=["damaged", "lost"])
+def test_a_damaged_registry_is_made_again(bucket, kind, lost):
+    """Until then names are listed, and whoever would change them is told what to do, if need be."""
+    db = opened(bucket)
+    for number in range(COMPACT_AFTER + 1):
+        db.create(f"n{number:02}")
+    db.drop("n00")
+    for info in list(bucket.list(f"catalog/{kind}")):
+        bucket.delete(info.key) if lost else bucket.put(info.key, bucket.get(info.key)[:-3])
+    everything = [f"n{number:02}" for number in range(1, COMPACT_AFTER + 1)]
+    assert opened(bucket).namespaces() == db.namespaces() == everything
+    if kind in ("segments/", "checkpoints/") or (kind == "HEAD.json" and not lost):
+        with pytest.raises(CorruptionError) as refused:
+            opened(bucket).create("z")
+        assert "reef catalog rebuild" in refused.value.hint
+    assert list(Registry(bucket).rebuild()) == ["n00", *everything]
+    assert Catalog(bucket, prefix="catalog").verify().problems == []
+    assert entries(bucket)["n00"]["state"] == "dropped"
+    for one in (db, opened(bucket)):
+        one.create("y")
+        assert one.namespaces() == sorted([*everything, "y"])
+
+
+def test_a_rebuild_looks_up_only_what_differs(bucket):
+    """One listing of all; in the transaction itself, which others can spoil, next to nothing."""
+    db = opened(bucket)
+    for number in range(20):
+        db.create(f"n{number:02}")
+    counted = Counted(bucket)
+    store, calls = counted.inner, counted.calls
+    registry = Registry(counted)
+    registry.rebuild()
+    first = next(n for n, (_, key) in enumerate(calls) if key.startswith("catalog/leases"))
+    assert not [key for _, key in calls[first:] if key.startswith("namespaces/")]
+    assert sorted(entries(store)) == db.namespaces()
+
+
 def test_a_rebuild_corrects_what_is_wrong(bucket):
     """Names that a process without a registry has made or dropped; changes of dead processes."""
     db, other = opened(bucket), Database(bucket)
@@ -255,6 +327,57 @@ def test_the_chain_of_changes_stays_short(bucket):
     snapshot = Catalog(bucket, prefix="catalog").snapshot()
     assert snapshot.checkpoint_id
     assert snapshot.last_segment_seq - snapshot.floor < COMPACT_AFTER
+
+
+def test_a_new_process_reads_a_short_chain(bucket):
+    """Whenever it comes: the head, the checkpoint, and a bounded number of segments."""
+    db = opened(bucket)
+    for number in range(2 * COMPACT_AFTER):
+        db.create(f"n{number:02}")
+        counted = Counted(bucket)
+        assert len(opened(counted).namespaces()) == number + 1
+        assert len(counted.calls) <= COMPACT_AFTER + 4, counted.calls
+
+
+def test_heartbeats_of_jobs_do_not_make_the_chain_long(bucket):
+    """Whoever renews an entry folds what has gathered."""
+    db = opened(bucket)
+    db.create("a")
+    board = JobBoard(Catalog(bucket, prefix="catalog", codec=JSON))
+    for _ in range(3 * COMPACT_AFTER):
+        entry = {"kind": "export", "namespace": "a", "where": "m:1", "progress": {}}
+        board.put_up("one", entry)
+        snapshot = board.catalog.snapshot()
+        assert snapshot.last_segment_seq - snapshot.floor < COMPACT_AFTER
+    assert db.namespaces() == ["a"]
+
+
+def test_what_cannot_be_brought_back_leaves_no_change_open(bucket):
+    """An undrop that is refused is not looked up for ever after."""
+    db = opened(bucket)
+    db.create("a")
+    db.drop("a")
+    Publisher(bucket, Namespace("a")).publish(clear_dropped, dropped=True)
+    with pytest.raises(NotFoundError) as refused:
+        db.undrop("a")
+    assert refused.value.kind is Kind.COLLECTED
+    assert entries(bucket)["a"] == {"state": "dropped", "changes": {}}
+
+
+@pytest.mark.parametrize("objects", [3, 99, 100, 101, 250])
+def test_a_listing_without_a_registry_skips_many_objects_and_no_name(bucket, objects):
+    """One LIST for many small namespaces, and one more for each that is large."""
+    names = ["a", "a-b", "a.b", "a0", "aa", "b"]
+    for name in names:
+        Database(bucket).create(name)
+    for number in range(objects):
+        for name in ("a", "aa", "b"):
+            bucket.put(f"namespaces/{name}/wal/{number:020}.wal", b"x")
+    bucket.put("namespaces/not a name/x", b"somebody else's")
+    counted = Counted(bucket)
+    assert Database(counted).namespaces() == names
+    listings = [key for call, key in counted.calls if (call, key) == ("list", "namespaces/")]
+    assert len(listings) == (1 if objects < 99 else 4)
 
 
 def test_a_damaged_catalog_hides_no_namespace(bucket):

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reef
+from reef.engine.reading.cursors import _reads
 from reef.formats.batch import OpKind
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.segment import Lineage
@@ -202,3 +203,17 @@ def test_a_scan_costs_nothing_before_it_is_read():
     assert meter.requests() == {}
     assert list(scan) == [(b"a", b"1")]
     assert meter.requests() == {"get": 2}
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_reads_grow_within_bounds(reverse):
+    """More groups at a time from read to read, but never more than a few megabytes."""
+    mib = 1 << 20
+    small = [len(read) for read in _reads(list(range(100)), [100] * 100, reverse)]
+    assert small == [1, 2, 4, 8, 16, 32, 32, 5]
+    reads = list(_reads(list(range(10)), [mib] * 10, reverse))
+    assert [len(read) for read in reads] == [1, 2, 4, 3]
+    assert all(read == sorted(read) for read in reads)
+    in_order = [number for read in reads for number in (read[::-1] if reverse else read)]
+    assert in_order == list(range(10))[:: -1 if reverse else 1]
+    assert list(_reads([3, 7], [9 * mib] * 2, reverse=False)) == [[3], [7]], "one always fits"

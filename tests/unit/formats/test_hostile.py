@@ -14,7 +14,7 @@ import pytest
 
 from reef.errors import CorruptionError
 from reef.formats.batch import decode_ops
-from reef.formats.block import BlockKind, Codec, decode_block, encode_block
+from reef.formats.block import BlockKind, Codec, Packer, decode_block, encode_block
 from reef.formats.coding import U32, crc32c, padding
 from reef.formats.columns import encode_columns
 from reef.formats.frame import encode_frame
@@ -189,7 +189,7 @@ def test_keys_with_a_long_common_prefix_come_back():
         pa.array(keys, pa.binary()), zeros, zeros.astype(np.uint32), zeros.astype(np.uint8), {}
     )
     for codec in Codec:
-        data, _ = encode_group(rows, codec)
+        data, _ = encode_group(rows, Packer(codec))
         assert decode_key_block(data, DEFAULT_SCHEMA, "seg", 0).keys.to_pylist() == keys
 
 

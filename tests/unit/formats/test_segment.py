@@ -1,6 +1,7 @@
 """Segments: there and back, planned from the tail, and every flipped bit is noticed."""
 
 import random
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -9,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reef.errors import CorruptionError, UnsupportedFormatError
+from reef.formats import block as block_format
 from reef.formats import segment as segment_format
-from reef.formats.block import BlockKind, Codec, decode_block, encode_block
+from reef.formats.block import BlockKind, Codec, Packer, decode_block, encode_block
 from reef.formats.coding import crc32c
 from reef.formats.filter import KeyFilter, build_filter, hash_key, hash_keys
 from reef.formats.schema import DEFAULT_SCHEMA
@@ -143,6 +145,20 @@ def test_groups_are_about_as_large_as_asked():
     assert all(5_000 < size < 15_000 for size in sizes)
 
 
+def test_groups_grow_with_their_segment(monkeypatch):
+    """A large segment has groups up to four times as large; pieces make no difference to that."""
+    monkeypatch.setattr("reef.formats.group.LARGE_SEGMENT_BYTES", 40_000)
+    rows = plain(8000)
+    data, summary = write(DEFAULT_SCHEMA, [rows], codec=Codec.NONE, group_bytes=4000)
+    _, groups = read(data, summary, DEFAULT_SCHEMA)
+    sizes = [g.keys.nbytes + g.fields[1].nbytes + 13 * len(g) for g in groups[:-1]]
+    assert all(3000 < size < 5000 for size in sizes[:9])
+    assert all(14_000 < size < 18_000 for size in sizes[-9:])
+    assert max(after / before for before, after in pairwise(sizes)) < 1.4, "it is no jump"
+    pieces = [rows.slice(start, start + 777) for start in range(0, 8000, 777)]
+    assert write(DEFAULT_SCHEMA, pieces, codec=Codec.NONE, group_bytes=4000)[0] == data
+
+
 def test_columns_can_be_left_out():
     """Only the key block is needed to see which keys there are."""
     data, summary = write(DEFAULT_SCHEMA, [plain(10)])
@@ -215,6 +231,31 @@ def test_what_does_not_shrink_is_stored_as_it_is():
     """Random bytes are not made longer by compression."""
     payload = random.Random(0).randbytes(1000)
     assert len(encode_block(BlockKind.COLUMN, payload, Codec.ZSTD)) == 16 + 1000
+    hardly = payload + bytes(60)
+    assert len(encode_block(BlockKind.COLUMN, hardly, Codec.ZSTD)) == 16 + 1064, "not an eighth"
+    well = payload + bytes(600)
+    assert len(encode_block(BlockKind.COLUMN, well, Codec.ZSTD)) < 16 + 1100
+
+
+def test_noise_is_not_compressed_again_and_again(monkeypatch):
+    """Tried ever less often while it does not shrink; a column that shrinks is tried every time."""
+    tried, compress = [], block_format._compress
+
+    def counted(payload, codec):
+        if codec != Codec.NONE:
+            tried.append(len(payload))
+        return compress(payload, codec)
+
+    monkeypatch.setattr(block_format, "_compress", counted)
+    noise, text, packer = random.Random(0).randbytes(1000), b"text " * 300, Packer(Codec.ZSTD)
+    for _ in range(100):
+        packer.block(BlockKind.COLUMN, noise, 1)
+        packer.block(BlockKind.COLUMN, text, 2)
+    assert tried.count(len(text)) == 100
+    assert 5 <= tried.count(len(noise)) <= 12
+    blocks = [packer.block(BlockKind.COLUMN, text, 1) for _ in range(20)]
+    assert min(map(len, blocks[-4:])) == max(map(len, blocks[-4:])) < 100, "it shrinks again"
+    assert all(bytes(decode_block(b, BlockKind.COLUMN, "x", 0)) == text for b in blocks)
 
 
 def test_a_block_cannot_claim_more_than_its_size_allows():

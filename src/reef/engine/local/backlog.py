@@ -3,8 +3,8 @@
     arriving   handed over, not on the local disk yet: nobody may see them
     waiting    on the local disk, acknowledged, not in the bucket yet
 
-Both together are bounded in bytes. Keys of both are looked up before a batch is let in, so that
-an idempotency key counts once from the moment it was handed over (H19).
+Both together are bounded, by what they take in memory. Keys of both are looked up before a batch is
+let in, so that an idempotency key counts once from the moment it was handed over (H19).
 """
 
 from collections import deque
@@ -18,6 +18,9 @@ from reef.runtime import Future, Stopwatch
 from reef.types import Receipt
 
 __all__ = ["Backlog", "Item", "Left"]
+
+ITEM_BYTES = 1536
+"""About what a batch takes in memory beside its bytes: its row, its receipts, its place here."""
 
 
 @dataclass(eq=False, slots=True)
@@ -56,14 +59,19 @@ class Backlog:
         self._bytes_max = bytes_max
         self._keys: dict[str, Item] = {}
 
+    @property
+    def _held(self) -> int:
+        """About what it takes in memory."""
+        return self.bytes + ITEM_BYTES * (len(self.arriving) + len(self.waiting))
+
     def has_room(self, size: int) -> bool:
         """Whether one more fits in; an empty backlog takes any batch."""
-        return not self.bytes or self.bytes + size <= self._bytes_max
+        return not self.bytes or self._held + ITEM_BYTES + size <= self._bytes_max
 
     @property
     def is_crowded(self) -> bool:
         """Whether it is time to make room, however little was gathered."""
-        return self.bytes > self._bytes_max // 2
+        return self._held > self._bytes_max // 2
 
     def find(self, item: Item) -> Item | None:
         """Return the batch with the same key, if there is one; refuses another body (H19)."""

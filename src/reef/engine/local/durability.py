@@ -47,14 +47,21 @@ class LocalDurability:
             raise _refused("durability='local' needs local_log, the path of a directory")
         return cls(os.fspath(path), reapply, files)
 
+    def settings(self, wanted: WriterSettings) -> WriterSettings:
+        """Return what a writer behind this directory goes by: uploads are not cut into pieces."""
+        if wanted.ack != "prefix":
+            raise _refused("a local log is uploaded in order: ack='prefix'")
+        return replace(
+            wanted,
+            batch_bytes_max=min(wanted.batch_bytes_max, ENTRY_BYTES_MAX - ENTRY_HEADER_BYTES),
+            group_bytes_max=max(wanted.group_bytes_max, wanted.upload_bytes),
+            queue_bytes_max=max(wanted.queue_bytes_max, 2 * wanted.upload_bytes),
+        )
+
     def open(
         self, store: Store, namespace: Namespace, wanted: WriterSettings, take_role: TakeRole
     ) -> LocalWriter:
         """Open a writer with this directory in front of the bucket."""
-        if wanted.ack != "prefix":
-            raise _refused("a local log is uploaded in order: ack='prefix'")
-        bytes_max = min(wanted.batch_bytes_max, ENTRY_BYTES_MAX - ENTRY_HEADER_BYTES)
-        wanted = replace(wanted, batch_bytes_max=bytes_max)
         log = LocalLog(
             self.path, wanted.local_segment_bytes, files=self.files, runtime=store.runtime
         )

@@ -6,7 +6,8 @@
     upload    in the background (`uploader`); what is in the bucket leaves the books here
 
 Whoever waits for a batch also syncs; a helper does it for those who do not wait. If the disk
-fails, nobody knows what it has: the front ends, and every waiter is told (H26).
+fails, nobody knows what it has: the front takes nothing more, and every waiter is told (H26). What
+was acknowledged before is in memory, and is still uploaded.
 
 Conditions and transactions go to the bucket. Meanwhile no batch is let in here, and before that
 all that was is uploaded: so what they see is all there is, and what comes later is later for
@@ -28,7 +29,7 @@ from reef.engine.local.overlay import Overlay
 from reef.engine.local.receipts import LocalReceipt
 from reef.engine.reading.memtable import Memtable
 from reef.engine.tail import Watcher
-from reef.errors import InternalError, ReefError
+from reef.errors import ClosedError, InternalError, ReefError
 from reef.formats.batch import AnyOps
 from reef.locallog import LocalLog
 from reef.runtime import Condition, Deadline, Future, Runtime
@@ -36,6 +37,8 @@ from reef.types import Receipt
 
 __all__ = ["LocalFront"]
 
+SYNC_BYTES_MAX = 64 << 20
+"""What one sync takes at most, however large an upload may be."""
 LINGER_S = 1.0
 """How long a helper that has nothing to sync waits for more."""
 
@@ -65,12 +68,16 @@ class LocalFront:
         self.last_index = max(log.last_index, uploaded)
         """The last one that is on the disk."""
         self.end_error: ReefError | None = None
+        """Why nothing more is taken."""
+        self.upload_error: ReefError | None = None
+        """Why nothing more is uploaded."""
         self.hurry = 0
         """How many wait for the bucket: nothing is gathered meanwhile."""
         self._overlay = Overlay(self._schema(), uploaded + 1)
         self.poke: Callable[[], None] = lambda: None
         """Wakes the uploader. It may be called under the lock."""
         self._watcher: Watcher | None = None
+        self._sync_bytes = min(settings.group_bytes_max, SYNC_BYTES_MAX)
         self._syncing = False
         self._has_helper = False
         self._barriers = 0
@@ -185,7 +192,7 @@ class LocalFront:
             while not is_enough():
                 if self.backlog.arriving and not self._syncing:
                     self._syncing = True
-                    return self.backlog.next_sync(self.settings.group_bytes_max)
+                    return self.backlog.next_sync(self._sync_bytes)
                 self.changed.wait(None)
         return None
 
@@ -234,10 +241,14 @@ class LocalFront:
         self.committer.metrics.gauge("local.backlog_bytes").set(self.backlog.bytes)
 
     def _break_off(self, group: list[Item], error: BaseException) -> list[Item]:
-        """The disk failed, or we were interrupted over it: it may have the group, or not."""
+        """The disk failed, or we were interrupted over it: it may have the group, or not.
+
+        A log that has failed before refuses: then it has not.
+        """
         with self.changed:
             for item in group:
-                item.answer = words.unknown(item.index, self.log.path, error, self._blank(item))
+                unknown = words.unknown(item.index, self.log.path, error, self._blank(item))
+                item.answer = error if isinstance(error, ClosedError) else unknown
             is_told = isinstance(error, ReefError)
             broken = words.broken(self.identity.namespace, error)
             self.end_error = self.end_error or (error if is_told else broken)  # type: ignore[assignment]
@@ -271,7 +282,7 @@ class LocalFront:
                         self._has_helper = False
                         return
                 self._syncing = True
-                group = self.backlog.next_sync(self.settings.group_bytes_max)
+                group = self.backlog.next_sync(self._sync_bytes)
             self._sync(group)
 
     # --- waiting for the bucket ---------------------------------------------------
@@ -294,7 +305,8 @@ class LocalFront:
             self.poke()
             try:
                 while self.uploaded < index:
-                    self.check_open()
+                    if self.upload_error is not None:
+                        raise self.upload_error.with_traceback(None)
                     if deadline.passed():
                         left = self.backlog.left()
                         raise words.late(self.identity.namespace, left, self.log.path, seconds)
@@ -304,6 +316,7 @@ class LocalFront:
 
     def hold_back(self) -> None:
         """Let nothing in until `let_in`; return when all that was let in is in the bucket."""
+        self.check_open()
         deadline = self.runtime.deadline(self.settings.write_deadline_s)
         with self.changed:
             while self._held_back and not deadline.passed():
@@ -359,6 +372,12 @@ class LocalFront:
             _tell(item)
         self.poke()
 
+    def end_upload(self, error: ReefError) -> None:
+        """Upload nothing more either: what is not in the bucket stays on the disk."""
+        with self.changed:
+            self.upload_error = self.upload_error or error
+        self.end(error)
+
     # --- inside -------------------------------------------------------------------
     def _schema(self) -> Any:
         return self.committer.tail.manifest.schema
@@ -376,10 +395,12 @@ class LocalFront:
 
 
 def _tell(item: Item) -> None:
-    """Set the future of a batch for which nobody waits."""
-    if item.future is None or item.future.done() or item.answer is None:
+    """Set the future of a batch for which nobody waits, and forget it: a backlog may be long."""
+    future, answer = item.future, item.answer
+    if future is None or future.done() or answer is None:
         return
-    if isinstance(item.answer, ReefError):
-        item.future.set_exception(item.answer)
+    item.future = None
+    if isinstance(answer, ReefError):
+        future.set_exception(answer)
     else:
-        item.future.set_result(item.answer)
+        future.set_result(answer)

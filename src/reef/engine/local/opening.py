@@ -3,7 +3,9 @@
 1. Open the log; it is ours alone. Check whose it is.
 2. If it has batches that are not known to be in the bucket: nobody else may have had the writer
    role since. If somebody has, look at the bucket; what is left of them is not applied by itself,
-   but stays on the disk, and FencedError says so.
+   but stays on the disk, and FencedError says so. A bucket that does not know the log is another
+   one, or has forgotten it: then only whoever asks for it has it applied, and only to the bucket
+   that it was last used with.
 3. Take the role. The same publish makes the log's stream known to the namespace, and checks again
    that nobody came in between.
 4. Note in the log that it is known. Only then does it take batches.
@@ -27,6 +29,7 @@ from reef.engine.local.marks import mark_now
 from reef.engine.log import Log
 from reef.errors import FencedError, InternalError, NotFoundError
 from reef.formats.batch import decode_ops
+from reef.formats.manifest import Manifest
 from reef.locallog import LocalLog, RecoveryReport
 from reef.manifest.head import HeadFinder
 from reef.manifest.streams import StreamClaim
@@ -86,6 +89,8 @@ class LocalOpening:
             head = heads.find().manifest
         except NotFoundError:
             raise foreign from None
+        if self.reapply and self._was_forgotten(identity, head):
+            return StreamClaim(identity.stream)
         StreamClaim(identity.stream, is_known=True, unknown=foreign).check(head)
         must_hold = False
         if not self.reapply and log.last_index > log.get_uint64(UPLOADED):
@@ -100,6 +105,11 @@ class LocalOpening:
             unknown=foreign,
             taken_over=self._taken_over(log, identity, log.get_uint64(UPLOADED)),
         )
+
+    def _was_forgotten(self, identity: LogIdentity, head: Manifest) -> bool:
+        """Whether this is the log's bucket, and it has lost the mark: by a rebuild, say. Then the
+        log's own note tells how far it was uploaded, or a little less."""
+        return identity.stream not in head.stream_marks and identity.url == self.store.url
 
     def _check_nothing_left(self, log: LocalLog, identity: LogIdentity, mark: int) -> None:
         if log.last_index > mark:

@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from reef.engine.local import words
 from reef.engine.local.entries import decode_entry
 from reef.engine.local.identity import IDENTITY, UPLOADED, LogIdentity, read_identity
 from reef.engine.local.marks import mark_now
 from reef.engine.log import Log
-from reef.errors import InvalidInputError, NotFoundError
+from reef.errors import InvalidInputError
 from reef.locallog import LogEntry
-from reef.locallog.inspecting import dump_entries
-from reef.locallog.metastore import META_NAME, read_meta_store
+from reef.locallog.inspecting import check_is_log, dump_entries
+from reef.locallog.metastore import read_meta_store
 from reef.locallog.vfs import OS_FILES, FileSystem
 from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
@@ -55,8 +56,7 @@ class PendingReport:
 
 def identity_of(path: str, *, files: FileSystem = OS_FILES) -> tuple[LogIdentity, int]:
     """Return whose local log this is, and up to where it knows of its uploads."""
-    if not files.exists(f"{path}/{META_NAME}"):
-        raise NotFoundError(f"{path} is not a log: it has no {META_NAME}")
+    check_is_log(files, path)
     stable = read_meta_store(files, path)[1]
     identity = read_identity(stable.get(IDENTITY), path)
     if identity is None:
@@ -72,6 +72,8 @@ def pending_entries(
     if store is not None:
         namespace = Namespace(identity.namespace)
         head = HeadFinder(store, namespace).find().manifest
+        if identity.is_known and identity.stream not in head.stream_marks:
+            raise words.foreign(identity, path, store.url)
         mark = max(mark, mark_now(Log(store, namespace), head, identity.stream))
     entries = dump_entries(path, files=files)
     return mark, (entry for entry in entries if entry.index > mark)

@@ -5,9 +5,10 @@
     let go     receipts are filled in, rows leave the overlay, the local log loses its head
 
 A PUT without an answer is sent again for as long as the writer lives: nobody waits for it but
-those who ask. What the commit path cannot settle, a takeover or an answer that stays unknown,
-ends the writer; all that is not known to be in the bucket stays on the disk, and the next opening
-finds out by the marks in the bucket.
+those who ask. A local disk that fails is no reason to stop: what was acknowledged is in memory.
+What the commit path cannot settle, a takeover or an answer that stays unknown, ends the writer;
+all that is not known to be in the bucket stays on the disk, and the next opening finds out by the
+marks in the bucket.
 """
 
 import math
@@ -85,11 +86,11 @@ class Uploader:
     # --- the thread ---------------------------------------------------------------
     def _run(self) -> None:
         try:
-            while not self._patience.is_over and self._front.end_error is None:
+            while not self._patience.is_over and self._front.upload_error is None:
                 if not self.step():
                     self._rest()
         except Exception as error:
-            self._front.end(words.broken(self._front.identity.namespace, error))
+            self._front.end_upload(words.broken(self._front.identity.namespace, error))
         if self._is_abandoned:
             self._committer.end(ClosedError(f"{self._front.identity.namespace} was forgotten"))
             self._front.log.close()
@@ -193,7 +194,7 @@ class Uploader:
         if isinstance(error, FencedError):
             error = words.fenced(error.message, front.identity, front.left(), front.log.path)
         if not isinstance(error, ClosedError):
-            front.end(error)
+            front.end_upload(error)
 
     # --- the local log's head -----------------------------------------------------
     def _truncation_is_due(self) -> bool:

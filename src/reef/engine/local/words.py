@@ -60,7 +60,8 @@ def foreign(identity: LogIdentity, path: str, url: str) -> InvalidInputError:
     return InvalidInputError(
         f"{path} is a local log of another database: namespace {identity.namespace} of {url} "
         f"does not know it; it was last used with {identity.url}",
-        hint="Choose another directory, or open the database that it belongs to",
+        hint="Choose another directory, or open the database that it belongs to; if this is the "
+        f"one, and it was rebuilt, `reef log reapply {path} {url}` writes what is left",
         namespace=identity.namespace,
         path=path,
     )

@@ -102,6 +102,7 @@ class LocalWriter(Writer):
         """Begin a transaction, on what is in the bucket: everything is uploaded first."""
         self._check()
         self._front.drain()
+        self._front.check_open()
         return super().transaction()
 
     def _commit_transaction(self, batch: EncodedBatch, transaction: Transaction) -> Receipt:
@@ -123,6 +124,7 @@ class LocalWriter(Writer):
         """
         self._check()
         self._front.drain(timeout_s)
+        self._front.check_open()
         for future in list(self._unattended):
             future.exception()
         refused, self._refusal = self._refusal, None
@@ -157,7 +159,7 @@ class LocalWriter(Writer):
 
     def _let_go(self) -> None:
         closed = ClosedError(f"the writer of {self.namespace} is closed", hint="Open another one")
-        self._front.end(closed)
+        self._front.end_upload(closed)
         self._uploader.stop()
         self._committer.end(closed)
         try:

@@ -20,7 +20,7 @@ class ByteCache:
     """Values by key, with their sizes. Safe for threads."""
 
     def __init__(self, bytes_max: int, metrics: Metrics | None = None, name: str = "cache") -> None:
-        self._bytes_max = bytes_max
+        self.bytes_max = bytes_max
         self._lock = leaf_lock()
         self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         metrics = metrics or Metrics()
@@ -71,10 +71,10 @@ class ByteCache:
         """Keep several values, each with its size, one after the other."""
         with self._lock:
             for key, value, size in entries:
-                if size > self._bytes_max or key in self._values:
+                if size > self.bytes_max or key in self._values:
                     continue
                 self._values[key] = (value, size)
                 self.bytes += size
-                while self.bytes > self._bytes_max:
+                while self.bytes > self.bytes_max:
                     self.bytes -= self._values.popitem(last=False)[1][1]
         self._size.set(self.bytes)

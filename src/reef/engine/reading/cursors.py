@@ -20,7 +20,8 @@ __all__ = ["Cursor", "RowsCursor", "SegmentCursor", "merged"]
 
 
 GROUPS_AT_ONCE_MAX = 32
-"""Groups that are read at once: about two megabytes."""
+READ_BYTES_MAX = 4 << 20
+"""As stored: so much is read at once, if that is more than one group."""
 EXPECTED_MAX = 4
 """Reads that are told of before they are due, to whoever can use the time."""
 
@@ -96,7 +97,8 @@ class SegmentCursor(Cursor):
         first = bisect_left(index.last_keys, wanted.start)
         last = len(index) if wanted.end is None else bisect_left(index.first_keys, wanted.end)
         left = [number for number in range(first, last) if number not in needless]
-        self._reads = deque(_reads(left, reverse))
+        sizes = [end - start for start, end in map(index.span, left)]
+        self._reads = deque(_reads(left, sizes, reverse))
         self._expect()
 
     def _next(self) -> Versions | None:
@@ -113,12 +115,16 @@ class SegmentCursor(Cursor):
             self._segments.expect(self._entry, numbers, self._columns)
 
 
-def _reads(numbers: list[int], reverse: bool) -> Iterator[list[int]]:
+def _reads(numbers: list[int], sizes: list[int], reverse: bool) -> Iterator[list[int]]:
     """Yield the groups of each read: more and more at once, since whoever goes on reading will."""
+    if reverse:
+        numbers, sizes = numbers[::-1], sizes[::-1]
     count, done = 1, 0
     while done < len(numbers):
-        end = min(done + count, len(numbers))
-        yield numbers[len(numbers) - end : len(numbers) - done] if reverse else numbers[done:end]
+        end, size = done + 1, sizes[done]
+        while end < min(done + count, len(numbers)) and size + sizes[end] <= READ_BYTES_MAX:
+            size, end = size + sizes[end], end + 1
+        yield sorted(numbers[done:end])
         count, done = min(2 * count, GROUPS_AT_ONCE_MAX), end
 
 

@@ -110,6 +110,14 @@ class SegmentStore:
     ) -> None:
         """Be told that `rows` will be asked for soon, with these very arguments."""
 
+    def _spans(
+        self, entry: SegmentEntry, numbers: Sequence[int], columns: Iterable[int] | None
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """Return what `rows` reads of which object, as long as nothing of it is known."""
+        tail = self.tail(entry)
+        blocks = _blocks_of(tail, numbers, _wanted(tail, columns))
+        return self._namespace.segment(entry.id), [_span(tail, *block) for block in blocks]
+
     def _blocks(
         self,
         entry: SegmentEntry,
@@ -118,18 +126,20 @@ class SegmentStore:
         columns: Sequence[int],
     ) -> dict[tuple[int, int], Any]:
         """Return key blocks and columns of groups, where they have them."""
-        of_group = tail.index.column_range
-        blocks = [(group, KEYS) for group in numbers]
-        blocks += [(g, n) for n in columns for g in numbers if of_group(g, n) is not None]
+        blocks = _blocks_of(tail, numbers, columns)
         known = self._cache.peek_many([(entry.id, *block) for block in blocks])
         found = dict(zip(blocks, known, strict=True))
-        missing = sorted([block for block, value in found.items() if value is None])
+        missing = [block for block in blocks if found[block] is None]
         if missing:
             fetched = dict(zip(missing, self._fetch(entry, tail, missing), strict=True))
             found |= fetched
-            self._cache.put_many(
-                [((entry.id, *block), value, _bytes_of(value)) for block, value in fetched.items()]
-            )
+            if self._cache.bytes_max:
+                self._cache.put_many(
+                    [
+                        ((entry.id, *block), value, _bytes_of(value))
+                        for block, value in fetched.items()
+                    ]
+                )
         return found
 
     def _fetch(
@@ -141,10 +151,13 @@ class SegmentStore:
 
         def read() -> list[Any]:
             with _whole(key, max(spans)[0]):
-                fetched = self._store.get_ranges(key, spans)
+                fetched = self._read_ranges(key, spans)
             return [_decoded(tail, *b, data) for b, data in zip(blocks, fetched, strict=True)]
 
         return read_again(read, lambda: self._store.forget(key, spans))
+
+    def _read_ranges(self, key: str, spans: Sequence[tuple[int, int]]) -> Sequence[Buffer]:
+        return self._store.get_ranges(key, spans)
 
     def _load_tail(self, entry: SegmentEntry) -> tuple[SegmentTail, int]:
         key = self._namespace.segment(entry.id)
@@ -172,6 +185,15 @@ def _whole(key: str, offset: int) -> Iterator[None]:
 
 def _wanted(tail: SegmentTail, columns: Iterable[int] | None) -> list[int]:
     return sorted(tail.footer.schema.types() if columns is None else columns)
+
+
+def _blocks_of(
+    tail: SegmentTail, numbers: Sequence[int], columns: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Return which blocks groups have of their keys and these columns, in the segment's order."""
+    of_group = tail.index.column_range
+    wanted = (KEYS, *columns)
+    return [(g, n) for g in sorted(numbers) for n in wanted if n == KEYS or of_group(g, n)]
 
 
 def _assembled(group: int, columns: Iterable[int], found: dict[tuple[int, int], Any]) -> Group:

@@ -1,0 +1,252 @@
+"""A catalog whose objects were lost or damaged: nobody goes on from what is not there."""
+
+import pytest
+
+from reef.catalog import Catalog, Snapshot
+from reef.errors import ConflictError, CorruptionError, NotFoundError, OutcomeUnknownError
+from reef.stores import Fault, Faults, Outcome, RetryPolicy, Rule, Wrapper, WriteResult
+from reef.stores.memory import MemoryStore
+from tests.catalog.conftest import AT_ONCE, put
+
+QUICK = RetryPolicy(attempts_max=3, deadline_s=2.0, first_delay_s=0.001)
+
+
+def lose(store, prefix=""):
+    """Delete all objects of a catalog, as an accident would."""
+    for kind in ("HEAD.json", "heads/", "segments/", "checkpoints/", "leases/", "gc/"):
+        if kind.startswith(prefix):
+            store.delete_many([info.key for info in store.list(kind)])
+
+
+def filled(catalog, count=5):
+    """Commit some transactions, with a checkpoint among them."""
+    for number in range(count):
+        put(catalog, **{f"old{number}": b"x"})
+        if number == count // 2:
+            catalog.compactor().compact_once()
+
+
+def test_a_process_that_knew_a_lost_catalog_goes_on(store):
+    """It begins again, at once: what it remembers of the old head does not stand in its way."""
+    catalog = Catalog(store, backoff=QUICK)
+    filled(catalog)
+    lose(store)
+    assert catalog.scan_latest() == []
+    put(catalog, a=b"1")
+    put(Catalog(store), b=b"2")
+    put(catalog, c=b"3")
+    for one in (catalog, Catalog(store)):
+        assert [key for key, _ in one.scan_latest()] == [b"a", b"b", b"c"]
+    report = catalog.verify()
+    assert (report.transactions, report.problems) == (3, [])
+
+
+@pytest.mark.parametrize("new", [0, 1, 9], ids=["nothing", "less", "more than there was"])
+def test_a_session_from_before_the_loss_commits_nothing(new):
+    """Its reads are of another history, whatever the numbers of the new one are.
+
+    Where heads are numbered, an emptied number looks free to it for some minutes: `verify` tells.
+    """
+    store = MemoryStore()
+    catalog = Catalog(store, backoff=QUICK)
+    filled(catalog)
+    session = catalog.session_write()
+    assert session.get("missing") is None
+    session.put("mine", b"x")
+    lose(store)
+    for number in range(new):
+        put(Catalog(store), **{f"new{number}": b"x"})
+    with pytest.raises(ConflictError, match="lost"):
+        session.commit()
+    assert len(Catalog(store).scan_latest()) == new
+    assert Catalog(store).recover_orphans() == 0
+
+
+def test_a_lease_holds_what_is_used_not_what_was_known(store):
+    """H22: a process that knew a later checkpoint leases from the head that is there now."""
+    knew = Catalog(store, retention=AT_ONCE, cache=None)
+    filled(knew, 9)
+    lose(store)
+    other = Catalog(store, retention=AT_ONCE, cache=None)
+    put(other, a=b"1")
+    other.compactor().compact_once()
+    with knew.session_read() as session:
+        for number in range(9):
+            put(other, a=b"%d" % number)
+            other.compactor().compact_and_gc()
+        assert session.get("a") == b"1"
+
+
+def test_a_lost_head_is_a_problem(catalog):
+    """Objects of higher numbers than the head's show that it was lost."""
+    filled(catalog)
+    assert catalog.verify().problems == []
+    lose(catalog.store, "H")
+    lose(catalog.store, "heads")
+    (problem,) = Catalog(catalog.store).verify().problems
+    assert "HEAD" in problem.object
+    assert "was lost" in problem.what
+
+
+def damage(store, kind):
+    """Cut the last object of a kind short."""
+    name = [info.key for info in store.list(kind)][-1]
+    store.put(name, store.get(name)[:-3])
+
+
+@pytest.mark.parametrize("kind", ["HEAD.json", "heads/", "segments/", "checkpoints/", "gc/"])
+@pytest.mark.parametrize("lost", [False, True], ids=["damaged", "lost"])
+def test_what_cannot_be_read_can_be_begun_anew(store, kind, lost):
+    """The new state is there, sound, above all old numbers, and what was is given up."""
+    catalog = Catalog(store, retention=AT_ONCE, backoff=QUICK)
+    filled(catalog)
+    old = catalog.snapshot()
+    catalog.compactor().gc_compute()
+    if not list(store.list(kind)):
+        pytest.skip("this kind of store has none")
+    if lost:
+        lose(store, kind)
+    else:
+        damage(store, kind)
+    Catalog(store, retention=AT_ONCE).begin_anew(lambda: {"a": b"1", "b": b"2"})
+    for one in (catalog, Catalog(store)):
+        assert one.scan_latest() == [(b"a", b"1"), (b"b", b"2")]
+        report = one.verify()
+        assert (report.problems, report.keys) == ([], 2)
+    assert catalog.snapshot().txn_id > old.txn_id
+    assert catalog.snapshot().revision > old.revision
+    with pytest.raises(NotFoundError):
+        Catalog(store).session_at(Snapshot.from_dict(old.to_dict()))
+    put(catalog, c=b"3")
+    catalog.compactor().compact_and_gc()
+    catalog.compactor().compact_and_gc()
+    assert len(list(store.list("checkpoints/"))) == 1
+    assert list(store.list("segments/")) == []
+    assert len(Catalog(store).scan_latest()) == 3
+    assert Catalog(store).verify().problems == []
+
+
+def test_sessions_of_a_history_that_was_given_up_get_a_conflict(store):
+    """Nothing of theirs is applied to the new state; transact goes on from there."""
+    catalog = Catalog(store, backoff=QUICK)
+    filled(catalog)
+    session = catalog.session_write()
+    session.put("mine", b"x")
+    Catalog(store).begin_anew(lambda: {"a": b"1"})
+    with pytest.raises(ConflictError):
+        session.commit()
+    put(catalog, b=b"2")
+    assert Catalog(store).scan_latest() == [(b"a", b"1"), (b"b", b"2")]
+
+
+def test_a_lost_answer_begins_anew_once(store):
+    """It is looked for, and found."""
+    rules = [Rule(Fault.FAIL_AFTER, "*e", name, times=1) for name in ("HEAD*", "heads/*")]
+    Catalog(store).begin_anew(lambda: {"a": b"0"})
+    faults = Faults(store, rules)
+    Catalog(faults, backoff=QUICK).begin_anew(lambda: {"a": b"1"})
+    assert sum(rule.struck for rule in rules) == 1
+    assert Catalog(store).snapshot().txn_id == 2
+    assert Catalog(store).get_latest("a") == b"1"
+
+
+def test_a_new_beginning_is_not_older_than_what_it_replaces(store):
+    """What is committed while it is made is seen when it is made again; on top of it, it stays."""
+    catalog, made = Catalog(store, backoff=QUICK), []
+    put(catalog, a=b"1")
+
+    def make():
+        made.append(dict(catalog.scan_latest()))
+        if len(made) == 1:
+            put(Catalog(store), b=b"2")
+        return {key.decode(): value for key, value in made[-1].items()}
+
+    catalog.begin_anew(make)
+    assert len(made) == 2
+    put(catalog, c=b"3")
+    assert [key for key, _ in Catalog(store).scan_latest()] == [b"a", b"b", b"c"]
+
+
+def test_a_commit_on_top_of_a_lost_answer_stays(store):
+    """The new beginning has landed, unheard, and somebody has gone on from it."""
+
+    class Unheard(Wrapper):
+        """Loses the first answer of the head, after another commit."""
+
+        done = False
+
+        def create(self, key, body):
+            return self._unheard(key, self.inner.create(key, body))
+
+        def replace(self, key, body, tag):
+            return self._unheard(key, self.inner.replace(key, body, tag))
+
+        def _unheard(self, key, result):
+            if not key.lower().startswith("head") or self.done:
+                return result
+            self.done = True
+            put(Catalog(store), mine=b"x")
+            return WriteResult(Outcome.UNKNOWN)
+
+    Catalog(Unheard(store), backoff=QUICK).begin_anew(lambda: {"a": b"1"})
+    assert Catalog(store).scan_latest() == [(b"a", b"1"), (b"mine", b"x")]
+
+
+@pytest.mark.parametrize("fault", [Fault.WRONG_BYTES, Fault.SHORT_READ])
+def test_H8_a_head_or_a_plan_that_is_damaged_in_transit_is_read_again(store, fault):
+    """H8: once, nobody notices; for ever, it is damage."""
+    put(Catalog(store), a=b"1")
+    old = Catalog(store).snapshot()
+    Catalog(store, retention=AT_ONCE).compactor().compact_and_gc()
+    rules = [Rule(fault, "get", name, times=1) for name in ("HEAD*", "heads/*", "gc/*")]
+    catalog = Catalog(Faults(store, rules))
+    assert catalog.get_latest("a") == b"1"
+    with pytest.raises(NotFoundError):
+        catalog.session_at(old)
+    assert sum(rule.struck for rule in rules) == 2
+    for rule in rules:
+        rule.times = None
+    with pytest.raises(CorruptionError):
+        catalog.get_latest("a")
+    with pytest.raises(CorruptionError):
+        catalog.session_at(old)
+
+
+def test_H21_a_chain_that_cannot_be_read_makes_the_outcome_unknown(store, monkeypatch):
+    """H21: the answer is lost, others commit on top, and the way back to it does not answer.
+
+    To say that nothing was written would make the caller apply it twice.
+    """
+    monkeypatch.setattr("reef.catalog.head.RECENT_MIN", 1)
+    monkeypatch.setattr("reef.catalog.head.RECENT_MAX", 1)
+    put(Catalog(store), a=b"1")
+    lost = [Rule(Fault.FAIL_AFTER, "*e", name, times=1) for name in ("HEAD*", "heads/*")]
+    silent = [Rule(Fault.FAIL_BEFORE, "get", "segments/*"), Rule(Fault.FAIL_BEFORE, "list", "seg*")]
+
+    class Overtaken(Wrapper):
+        """Others commit before the head is read again."""
+
+        def get_tagged(self, key):
+            self._overtake(key)
+            return self.inner.get_tagged(key)
+
+        def list(self, prefix="", start_after=""):
+            self._overtake(prefix)
+            return self.inner.list(prefix, start_after)
+
+        def _overtake(self, key):
+            if key.lower().startswith("head") and sum(rule.struck for rule in lost) and silent:
+                faults.rules, silent[:] = [*silent], []
+                for number in range(3):
+                    put(Catalog(store), **{f"other{number}": b"x"})
+
+    faults = Faults(Overtaken(store), lost)
+    faults.url = f"{store.url}#elsewhere"
+    catalog = Catalog(faults, cache=None)
+    session = catalog.session_write()
+    session.put("mine", b"x")
+    with pytest.raises(OutcomeUnknownError) as unknown:
+        session.commit()
+    faults.rules.clear()
+    assert catalog.resolve(unknown.value.receipt) is True
+    assert Catalog(store).get_latest("mine") == b"x"

@@ -1,0 +1,70 @@
+"""Questions to a table, before any session is asked: what they become as options."""
+
+import datetime
+
+import pyarrow as pa
+import pytest
+
+import reef
+import reef.spark
+from tests.spark.data import Planned, folded
+
+
+@pytest.fixture
+def table():
+    """A table of no session: nothing is loaded here."""
+    return reef.spark.table(None, "./nowhere", "t")
+
+
+def test_conditions_may_be_tuples(table, db, url):
+    """As in a scan: one, several, or a list of them; they decide what is read, as texts do."""
+    folded(db, "t", 100)
+    asked = table.where(("n", ">=", 10), ("n", "<", 20))
+    asked = asked.where([("id", "not in", ["k0000012", "it's"]), ("text", "is not null")])
+    asked = asked.where("n != 15").where(
+        ("at", "<", datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC))
+    )
+    assert not asked.filters
+    found = Planned(url, "t", where=" AND ".join(asked.conditions)).rows()
+    assert sorted(row["n"] for row in found.values()) == [10, 11, 13, 14, 16, 17, 18, 19]
+
+
+@pytest.mark.parametrize(
+    "value", [b"\x00'", "it's", 1.5, -3, True, datetime.date(2024, 2, 29), float("-inf")]
+)
+def test_every_value_of_a_tuple_survives_as_text(table, value):
+    """What is written is read back as the same literal."""
+    from reef.engine.where.parser import parse_text, parse_tuples
+
+    given = ('odd "name"', "=", value)
+    (text,) = table.where(given).conditions
+    (said,), (meant,) = parse_text(text), parse_tuples([given])
+    assert (said.column, said.op, said.values) == (meant.column, meant.op, meant.values)
+
+
+def test_a_condition_that_is_none_changes_nothing(table):
+    """An empty text and an empty list are no conditions."""
+    assert table.where("", " ", []).where("n > 5").conditions == ("n > 5",)
+
+
+def test_what_is_no_condition_is_refused_at_once(table):
+    """Without a bucket, and with the place."""
+    for wrong in (("n", "~", 5), ("n",), [5], "n >"):
+        with pytest.raises(reef.InvalidInputError):
+            table.where(wrong)
+
+
+def test_a_choice_of_no_columns_is_refused(table, db, url):
+    """Rows without columns are nothing that Spark could count."""
+    with pytest.raises(reef.InvalidInputError, match="no column"):
+        table.select()
+    db.create("t", pa.schema([("id", pa.string())]))
+    with pytest.raises(reef.InvalidInputError, match="names no column"):
+        Planned(url, "t", columns="[]")
+
+
+def test_secrets_are_not_shown():
+    """A notebook prints whatever stands last in a cell."""
+    shown = repr(reef.spark.table(None, "s3://bucket/here", "t", secret_access_key="hush"))
+    assert "hush" not in shown
+    assert "s3://bucket/here" in shown
