@@ -64,7 +64,7 @@ def db(meter):
 def test_100_000_rows_cost_no_work_per_row(db, meter, how):
     """Validated, encoded, committed and in the memtable: as many calls as for 1,000 rows."""
     small, large = table(2000), table(100_000)
-    with db.writer(NAME, unfolded_bytes_max=1 << 30) as writer:
+    with db.writer(NAME, unfolded_bytes_max=1 << 30, background=False) as writer:
         write = getattr(writer, how)
         writer.upsert(large)
         write(small)
