@@ -79,6 +79,8 @@ class SegmentIndex:
     largest: Mapping[int, pa.Array]
     _spans: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     """Where the blocks lie, by column; worked out once."""
+    sizes: list[int] = field(init=False, default_factory=list)
+    """How many bytes the blocks of each group have, all together."""
 
     def __post_init__(self) -> None:
         starts = self.starts[: len(self)]
@@ -87,6 +89,7 @@ class SegmentIndex:
         for number in sorted(self.column_blocks):
             starts, ends = ends, ends + self.column_blocks[number]
             self._spans[number] = list(zip(starts.tolist(), ends.tolist(), strict=True))
+        self.sizes.extend((ends - self.starts[: len(self)]).tolist())
 
     def __len__(self) -> int:
         return len(self.first_keys)

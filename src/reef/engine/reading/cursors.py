@@ -97,7 +97,7 @@ class SegmentCursor(Cursor):
         first = bisect_left(index.last_keys, wanted.start)
         last = len(index) if wanted.end is None else bisect_left(index.first_keys, wanted.end)
         left = [number for number in range(first, last) if number not in needless]
-        sizes = [end - start for start, end in map(index.span, left)]
+        sizes = [index.sizes[number] for number in left]
         self._reads = deque(_reads(left, sizes, reverse))
         self._expect()
 
