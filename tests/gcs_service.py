@@ -2,8 +2,8 @@
 
 There is no emulator that speaks the XML API well enough for the client, so this one answers what
 the documentation says: generations and preconditions (412), ranges, listings, copies, multipart
-uploads, compose of up to 32 whole objects. It keeps every request, so that tests can say what was
-sent; and answers the next requests with a status of the test's choice.
+uploads, compose of up to 32 whole objects of the target's storage class. It keeps every request, so
+that tests can say what was sent; and answers the next requests with a status of the test's choice.
 """
 
 import contextlib
@@ -40,6 +40,7 @@ class Stored:
     body: bytes
     generation: int
     modified_s: float = field(default_factory=time)
+    storage_class: str = "STANDARD"
 
 
 class GcsService:
@@ -50,7 +51,7 @@ class GcsService:
         self.requests = []
         self.refusals = []
         """(status, code, apply first?) for the next requests that match no other."""
-        self.uploads = {}
+        self.uploads, self.begun = {}, {}
         self._generations = count(1_700_000_000_000_000)
         self._lock = threading.RLock()
         service = self
@@ -143,16 +144,17 @@ class GcsService:
             body = self.objects[source].body
         if not self.holds(request, key):
             return 412, {}, _error("PreconditionFailed")
-        return 200, self.store(key, body), b"<CopyObjectResult><ETag>x</ETag></CopyObjectResult>"
+        told = b"<CopyObjectResult><ETag>x</ETag></CopyObjectResult>"
+        return 200, self.store(key, body, request), told
 
     def holds(self, request, key):
         wanted = request.headers.get("x-goog-if-generation-match")
         found = self.objects.get(key)
         return wanted is None or int(wanted) == (found.generation if found else 0)
 
-    def store(self, key, body):
+    def store(self, key, body, request):
         generation = next(self._generations)
-        self.objects[key] = Stored(body, generation)
+        self.objects[key] = Stored(body, generation, storage_class=_class(request))
         return {"ETag": f'"{generation:x}"', "x-goog-generation": str(generation)}
 
     def compose(self, request, key):
@@ -166,14 +168,18 @@ class GcsService:
             found = self.objects.get(name)
             if found is None or generation not in (None, str(found.generation)):
                 return _missing()
+            if found.storage_class != _class(request):
+                return 400, {}, _error("InvalidArgument")
         if not self.holds(request, key):
             return 412, {}, _error("PreconditionFailed")
-        return 200, self.store(key, b"".join(self.objects[name].body for name, _ in sources)), b""
+        body = b"".join(self.objects[name].body for name, _ in sources)
+        return 200, self.store(key, body, request), b""
 
     def upload(self, request, key):
         if "uploads" in request.query:
             upload_id = f"upload-{next(self._generations)}"
             self.uploads[upload_id] = {}
+            self.begun[upload_id] = request
             text = f"<UploadId>{upload_id}</UploadId>"
             told = f"<InitiateMultipartUploadResult>{text}</InitiateMultipartUploadResult>"
             return 200, {}, told.encode()
@@ -187,7 +193,8 @@ class GcsService:
         parts = self.uploads.pop(upload_id)
         if request.method == "DELETE":
             return 204, {}, b""
-        made = self.store(key, b"".join(parts[number] for number in sorted(parts)))
+        body = b"".join(parts[number] for number in sorted(parts))
+        made = self.store(key, body, self.begun[upload_id])
         text = "<Bucket>bucket</Bucket><Key>k</Key><ETag>x</ETag>"
         done = f"<CompleteMultipartUploadResult>{text}</CompleteMultipartUploadResult>"
         return 200, made, done.encode()
@@ -244,6 +251,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 def _iso(unix_s):
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _class(request):
+    return request.headers.get("x-goog-storage-class", "STANDARD")
 
 
 def _missing():

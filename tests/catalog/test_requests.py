@@ -133,6 +133,22 @@ def test_segments_are_fetched_together_and_once(metered):
         assert meter.requests() == {"put": 1, "get": 11}
 
 
+def test_what_is_decoded_has_a_bound_of_its_own(metered, monkeypatch):
+    """In bytes: large segments are decoded again, out of the cache, and not fetched again."""
+    monkeypatch.setattr("reef.catalog.segments.DECODED_BYTES_MAX", 3000)
+    catalog, meter = metered
+    segments = catalog._writable().segments
+    for number in range(9):
+        put(catalog, **{f"k{number}": b"x" * 1000})
+        assert segments.decoded_bytes <= 3000
+    put(catalog, large=b"x" * 5000)
+    meter.reset()
+    for _ in range(2):
+        assert len(catalog.scan_latest()) == 11
+        assert 1000 < segments.decoded_bytes <= 3000
+    assert meter.requests() == {"get": 2}
+
+
 def test_the_cache_can_be_shared_bounded_or_left_out(metered):
     """Blobs are kept by name and tag; without a cache everything is read again."""
     catalog, meter = metered

@@ -157,3 +157,21 @@ def test_recover_wants_the_bucket_s_own_register(cli, tmp_path):
     code, _, err = cli("store", "recover", *other)
     assert code == 1
     assert "the same register" in err
+
+
+@pytest.mark.parametrize(
+    ("command", "rest"),
+    [
+        (("catalog", "verify"), ()),
+        (("namespaces",), ()),
+        (("verify",), ("users",)),
+        (("get",), ("users", "u1")),
+        (("get",), ("nobody", "u1")),
+    ],
+)
+def test_no_password_of_a_register_is_shown(cli, data, command, rest):
+    """It stands in the URL that was given; what is printed says where, and not how to get in."""
+    assert cli("put", data, "users", "u1", "Ada").code == 0
+    ran = cli(*command, f"{data}?cas=postgresql://ada:geheim@127.0.0.1:1/x", *rest)
+    assert ran.code in (0, 1, 2)
+    assert "geheim" not in ran.out + ran.err

@@ -19,8 +19,7 @@ BUCKET = "two-phase"
 @pytest.fixture(scope="module")
 def rclone_options(servers):
     """A bucket that has no conditions."""
-    with unconditional_bucket(servers, BUCKET) as options:
-        yield options
+    return unconditional_bucket(servers, BUCKET)
 
 
 class OnTwoPhase(StoreContract):

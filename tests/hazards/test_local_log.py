@@ -319,6 +319,7 @@ def _damaged(change):
 
 def frames_of(data):
     """Return the frames of a segment."""
+    data = bytes(data)
     return list(frames(lambda length, offset: data[offset : offset + length], len(data)))
 
 

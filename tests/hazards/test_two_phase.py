@@ -2,12 +2,15 @@
 
 import multiprocessing
 import pickle
+from contextlib import contextmanager
 from urllib.parse import quote
 
+import pyarrow as pa
 import pytest
 
 import reef
 from reef import stores
+from reef.catalog import Catalog
 from reef.errors import InvalidInputError, Kind, UnavailableError
 from reef.stores import Outcome, Wrapper
 from reef.stores.local import LocalStore
@@ -151,6 +154,79 @@ def test_H23_all_writers_share_one_register(tmp_path, cas):
     with pytest.raises(InvalidInputError) as caught:
         reef.open(url, **options_of(tmp_path)).writer(NAME)
     assert caught.value.kind is Kind.OTHER_CAS
+
+
+WRITING = {
+    "fold": lambda db: reef.jobs.fold(db, NAME),
+    "compact": lambda db: reef.jobs.compact(db, NAME, full=True),
+    "sweep": lambda db: reef.jobs.sweep(db, NAME, apply=True),
+    "repair": lambda db: reef.jobs.repair(db, NAME, apply=True),
+    "rebuild": lambda db: reef.jobs.rebuild(db, NAME, apply=True, force=True),
+    "alter": lambda db: db.alter(NAME, pa.schema([("id", pa.binary()), ("value", pa.binary())])),
+    "create": lambda db: db.create("another"),
+    "drop": lambda db: db.drop(NAME),
+    "cursor": lambda db: db.cursor(NAME, "reading"),
+    "drop_cursor": lambda db: db.drop_cursor(NAME, "reading"),
+    "snapshot": lambda db: db.snapshot(NAME),
+    "release": lambda db: db.snapshots(NAME)[0].release(),
+    "extend": lambda db: db.snapshots(NAME)[0].extend(None),
+}
+
+
+def test_H23_whoever_publishes_needs_the_register(tmp_path):
+    """H4, H23: a job without it would publish by a condition that the others do not keep to."""
+    url = filled(tmp_path)
+    reef.open(url, **options_of(tmp_path)).snapshot(NAME, ttl_s=None)
+    before = {info.key: info.tag for info in LocalStore(url).list()}
+    told = {}
+    for how, write in WRITING.items():
+        try:
+            write(reef.open(url))
+        except InvalidInputError as error:
+            told[how] = error.kind
+    assert told == dict.fromkeys(WRITING, Kind.OTHER_CAS)
+    assert {info.key: info.tag for info in LocalStore(url).list()} == before
+
+
+@pytest.mark.parametrize("reads_first", [False, True])
+def test_H23_a_catalog_is_not_written_without_its_register(tmp_path, reads_first):
+    """H23: not by one who has read it either; reading needs no register."""
+    url = str(tmp_path / "bucket")
+    Catalog(stores.open(url, **options_of(tmp_path))).transact(lambda s: s.put("k", b"v"))
+    stranger = Catalog(stores.open(url))
+    if reads_first:
+        assert stranger.get_latest("k") == b"v"
+    with pytest.raises(InvalidInputError) as caught:
+        stranger.transact(lambda s: s.put("k", b"w"))
+    assert caught.value.kind is Kind.OTHER_CAS
+    assert stranger.get_latest("k") == b"v"
+
+
+@pytest.mark.parametrize("below", ["", "/catalog"])
+def test_H23_a_catalog_without_a_register_is_not_read_with_one(tmp_path, below):
+    """H23: its head has another form, and would not be found: that is told, not taken for empty.
+
+    Seen from its own root, which has no verdict, it is the same; and the register is not asked.
+    """
+    url = str(tmp_path / "bucket")
+    Catalog(stores.open(url), prefix="catalog").transact(lambda s: s.put("k", b"v"))
+    silent = f"sqlite:///{tmp_path}/none/register.db"
+    with pytest.raises(InvalidInputError) as caught:
+        Catalog(stores.open(url + below, cas=silent), prefix="" if below else "catalog").get_latest(
+            "k"
+        )
+    assert caught.value.kind is Kind.OTHER_CAS
+
+
+def test_H23_reading_a_catalog_asks_no_register(tmp_path):
+    """H23: not from its own root either, where the form of its head tells what it is."""
+    url = str(tmp_path / "bucket")
+    Catalog(stores.open(url, **options_of(tmp_path)), prefix="catalog").transact(
+        lambda s: s.put("k", b"v")
+    )
+    silent = f"sqlite:///{tmp_path}/none/register.db"
+    for store, prefix in ((url, "catalog"), (f"{url}/catalog", "")):
+        assert Catalog(stores.open(store, cas=silent), prefix=prefix).get_latest("k") == b"v"
 
 
 def test_H23_one_bucket_at_two_paths_wants_one_scope(tmp_path):
@@ -353,3 +429,40 @@ def test_H6_a_silent_register_is_unavailable_and_harms_nothing(tmp_path):
     with pytest.raises(UnavailableError):
         silent.delete("new")
     assert len(list(reef.Database(silent).reader(NAME).scan())) == 3
+
+
+class Sleepy(LocalStore):
+    """Stands still in the middle of its first copy, while others go on."""
+
+    meanwhile = None
+
+    def _opened(self, key):
+        return _slept(super()._opened(key), self)
+
+
+@contextmanager
+def _slept(opened, store):
+    with opened as found:
+        meanwhile, store.meanwhile = store.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        yield found
+
+
+def test_H23_a_helper_that_slept_in_a_copy_brings_nothing_back(tmp_path):
+    """H23: it has opened the source; the name is freed and used again; the old bytes stay away."""
+    bucket, register = parts_of(tmp_path)
+    store = TwoPhase(bucket, register)
+    record = new_record(bucket.runtime, "wal/1", b"first")
+    bucket.put(record.source, b"first")
+    register.insert(record)
+
+    def meanwhile():
+        store.delete("wal/1")
+        assert store.create("wal/1", b"second").outcome is Outcome.CREATED
+
+    sleepy = Sleepy(str(tmp_path / "bucket"))
+    sleepy.meanwhile = meanwhile
+    assert recover(TwoPhase(sleepy, register)).done == ("wal/1",)
+    assert bucket.get("wal/1") == b"second"
+    assert [info.key for info in bucket.list()] == ["wal/1"]

@@ -9,6 +9,7 @@ from reef.cli.main import run
 from reef.locallog import LocalLog, LogEntry
 from reef.locallog.frames import crc32c, frames
 from reef.locallog.inspecting import dump_entries, dump_frames, verify_log
+from reef.locallog.vfs import OS_FILES
 from tests.locallog.test_log import Reversed
 
 
@@ -189,6 +190,97 @@ def test_dumps_of_damaged_logs(cli, path):
     assert cli("log", "dump", path)[0] == 2
 
 
+class Busy:
+    """The real file system, on which something happens at a moment of its choice."""
+
+    def __init__(self, is_moment, act):
+        self.is_moment, self.act, self.happened = is_moment, act, 0
+
+    def open(self, path, *, writable):
+        if self.is_moment(path, None):
+            self.happen()
+        return BusyFile(self, OS_FILES.open(path, writable=writable), path)
+
+    def happen(self):
+        if not self.happened:
+            self.happened = 1
+            self.act()
+
+    def __getattr__(self, name):
+        return getattr(OS_FILES, name)
+
+
+class BusyFile:
+    """One of its files."""
+
+    def __init__(self, files, inner, path):
+        self.files, self.inner, self.path = files, inner, path
+
+    def read(self, length, offset):
+        if self.files.is_moment(self.path, offset):
+            self.files.happen()
+        return self.inner.read(length, offset)
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+LOOKS = [
+    lambda path, files: verify_log(path, files=files).problems,
+    lambda path, files: list(dump_entries(path, files=files)) and [],
+    lambda path, files: list(dump_frames(path, files=files)) and [],
+]
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_segments_that_go_while_one_looks(tmp_path, look):
+    """Between the look at the meta store and the look at the file: that is no damage."""
+    with LocalLog(tmp_path, 2000) as log:
+        for first in range(1, 61, 3):
+            log.store_logs([LogEntry(first + n, data=bytes(300)) for n in range(3)])
+        oldest = min(tmp_path.glob("*.wal")).name
+        files = Busy(
+            lambda path, offset: path.endswith(oldest) and offset is None,
+            lambda: log.delete_range(1, 50),
+        )
+        assert look(str(tmp_path), files) == []
+        assert files.happened
+        assert not (tmp_path / oldest).exists()
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_pages_that_are_used_again_while_one_looks(tmp_path, look):
+    """The owner commits twice between two reads of the meta store: that is no damage."""
+    with LocalLog(tmp_path) as log:
+        log.store_logs([LogEntry(n) for n in range(1, 9)])
+        log.set(b"large", b"1" * 9000)
+
+        def commit():
+            for value in range(4):
+                log.set(b"large", b"%d" % value * 9000)
+
+        files = Busy(
+            lambda path, offset: path.endswith("wal-meta.db") and (offset or 0) > 4096, commit
+        )
+        assert look(str(tmp_path), files) == []
+        assert files.happened
+
+
+def test_batches_that_come_while_one_looks(tmp_path):
+    """Behind the end of a scan, and before the look at what lies there: they are no strays."""
+    with LocalLog(tmp_path, 1 << 16) as log:
+        log.store_log(LogEntry(1, data=b"one"))
+        end = log._view.tail._end
+
+        def append():
+            for index in range(2, 9):
+                log.store_log(LogEntry(index, data=b"more"))
+
+        files = Busy(lambda path, offset: path.endswith(".wal") and offset == end, append)
+        assert verify_log(str(tmp_path), files=files).problems == []
+        assert files.happened
+
+
 def test_a_log_in_use(tmp_path):
     """Its owner appends, turns to new segments and removes old ones: none of that is damage."""
     done, seen = threading.Event(), []
@@ -205,11 +297,8 @@ def test_a_log_in_use(tmp_path):
         worker = threading.Thread(target=work, args=(log,))
         worker.start()
         try:
-            for _ in range(150):
-                seen += verify_log(str(tmp_path)).problems
-                indexes = [entry.index for entry in dump_entries(str(tmp_path))]
-                assert indexes == list(range(indexes[0], indexes[-1] + 1)) if indexes else True
-                seen += [name for name, frame in dump_frames(str(tmp_path)) if frame.type > 3]
+            for _ in range(30):
+                seen += [problem for look in LOOKS for problem in look(str(tmp_path), OS_FILES)]
         finally:
             done.set()
             worker.join()

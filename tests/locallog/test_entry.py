@@ -62,6 +62,7 @@ def test_columns_are_used_for_what_is_alike():
         LogEntry(210, 1, 1),
         LogEntry(210, 1, extensions=b"e"),
         LogEntry(210, 1, appended_at=odd),
+        LogEntry(210, 1, data=bytearray(b"x")),
     ):
         assert _by_columns([*alike, other]) is None
     assert _by_columns([LogEntry(index) for index in range(120, 130)]) is None

@@ -3,6 +3,7 @@ what ours writes, read by a stranger."""
 
 import json
 import random
+import struct
 
 import pytest
 
@@ -10,7 +11,7 @@ from reef.errors import CorruptionError, InvalidInputError
 from reef.locallog import LocalLog, LogEntry
 from reef.locallog.bolt_writer import BoltFile, write_empty
 from reef.testing.log_disk import LogDisk
-from tests.locallog.foreign import BoltCheck, Segment, bolt_bytes, state_bytes
+from tests.locallog.foreign import BoltCheck, Segment, bolt_bytes, payload, state_bytes
 from tests.locallog.histories import open_log
 
 
@@ -48,7 +49,7 @@ def test_any_layout_of_the_meta_store(seed):
     tail = Segment(9, 4).batch(b"d").batch(b"e", b"f")
     sizes = [0, 8, 50, page_size + 5 if seed % 3 else 3]
     stable = {
-        b"k%04d" % n: rng.randbytes(rng.choice(sizes)) for n in range([0, 3, 60, 400][seed % 4])
+        b"k%04d" % n: rng.randbytes(rng.choice(sizes)) for n in range([400, 3, 60, 0][seed % 4])
     }
     disk = disk_of(
         [sealed.info(sealed=True, first=6), tail.info()],
@@ -95,6 +96,16 @@ def test_garbage_behind_the_last_commit(behind):
     report = check(disk, 1, 3)
     assert report.dropped_bytes == len(behind.rstrip(b"\0"))
     assert not report.damaged
+
+
+def test_stale_frames_are_no_proof_of_damage():
+    """The Go library leaves them behind a rewind. They may have the right index, but no checksum
+    of theirs is right: what they belong to was torn."""
+    entry = payload(5, b"stale")
+    frame = struct.pack("<B3xI", 1, len(entry)) + entry + bytes(-len(entry) % 8)
+    behind = b"\x77" * 40 + b"\x03\0\0\0crc." + frame + b"\x03\0\0\0crc."
+    report = check(disk_of([WHOLE.info()], {WHOLE.name: WHOLE.file(behind)}), 1, 3)
+    assert report.dropped_bytes == len(behind)
 
 
 def test_tails_in_every_state():
@@ -188,6 +199,22 @@ def test_what_is_written_is_read_by_a_stranger(page_size):
         found = BoltCheck(disk.content()["meta"]).buckets()
         assert found == {b"stable": items, b"wal-meta": {b"m": b"{}" * count}}
         bolt = BoltFile(file, "meta")
+
+
+def test_trees_that_bite_their_tail():
+    """A branch that leads to itself, and two buckets that share a page: damage, not for ever."""
+    many = {b"%04d" % n: bytes(30) for n in range(600)}
+    data = bolt_bytes({b"a": many, b"b": many}, random.Random(5), page_size=1024)
+    pages = {n // 1024: struct.unpack_from("<QHH", data, n) for n in range(2048, len(data), 1024)}
+    branches = [n for n, (number, flags, _) in pages.items() if (number, flags) == (n, 1)]
+    assert len(branches) > 10
+    for branch in branches:
+        brother = struct.unpack_from("<Q", data, branch * 1024 + 40)[0]
+        for child in (branch, brother):
+            bitten = bytearray(data)
+            struct.pack_into("<Q", bitten, branch * 1024 + 24, child)
+            with pytest.raises(CorruptionError, match=r"in the trees twice"):
+                BoltFile(LogDisk({"m": bytes(bitten)}).open("m", writable=False), "m")
 
 
 def test_golden_meta_stores_pass_the_same_check(cases):

@@ -137,7 +137,8 @@ class Committing:
             start(sim, "anew", lambda catalog: self.begin_anew(catalog, told))
         sim.run()
         self.check(told, {k.decode(): v for k, v in Catalog(sim.bucket).scan_latest()})
-        assert not Catalog(sim.bucket).verify().problems
+        finished = not self.anew or "anew" in told.answers
+        assert not finished or not Catalog(sim.bucket).verify().problems
 
     def increment(self, catalog, told, name):
         """Read the counter, raise it, and leave a mark of one's own."""

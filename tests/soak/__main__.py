@@ -31,7 +31,7 @@ def main() -> int:
         if arguments.store == "native":
             options = native_options(servers.use(arguments.server))
         else:
-            options = stack.enter_context(unconditional_bucket(servers, BUCKET))
+            options = unconditional_bucket(servers, BUCKET)
             options["cas"] = register_url(servers, arguments.register, folder)
         notes = folder / "notes"
         notes.mkdir()

@@ -20,9 +20,9 @@ def test_nothing_acknowledged_is_lost_under_kills(tmp_path, ministack):
 @pytest.mark.timeout(400)
 def test_nothing_acknowledged_is_lost_under_kills_with_a_register(tmp_path, servers):
     """The same on a server that ignores every condition: a register decides, and recovery runs."""
-    with unconditional_bucket(servers, "soak-two-phase") as options:
-        (tmp_path / "notes").mkdir()
-        options["cas"] = register_url(servers, "sqlite", tmp_path)
-        told = Soak("s3://soak-two-phase/short", options, tmp_path / "notes", 15.0).run()
+    (tmp_path / "notes").mkdir()
+    options = unconditional_bucket(servers, "soak-two-phase")
+    options["cas"] = register_url(servers, "sqlite", tmp_path)
+    told = Soak("s3://soak-two-phase/short", options, tmp_path / "notes", 15.0).run()
     assert told["kills"] >= 3
     assert told["acknowledged"] > 10

@@ -7,7 +7,7 @@ import pytest
 import reef
 import reef.spark
 from reef.jobs.executor import LocalExecutor
-from reef.spark.session import attempts_max, larger_batches
+from reef.spark.session import attempts_max
 from tests.spark import tasks
 from tests.spark.data import SCHEMA, change, rows
 
@@ -72,32 +72,6 @@ def test_how_often_spark_tries(master, attempts):
                 return {"spark.master": master}.get(name, default)
 
     assert attempts_max(Session) == attempts
-
-
-@pytest.mark.parametrize(
-    ("row_bytes", "rows"), [(0, 65_536), (116, 65_536), (1 << 20, 64), (1 << 30, 1)]
-)
-@pytest.mark.parametrize("before", [None, "10000"])
-def test_batches_have_many_rows_but_not_too_many_bytes(row_bytes, rows, before):
-    """Wide rows come in fewer at a time; the session is as it was afterwards."""
-    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
-
-    class Session:
-        conf = Settings({} if before is None else {name: before})
-
-    with larger_batches(Session, row_bytes):
-        assert Session.conf == {name: str(rows)}
-    assert Session.conf == ({} if before is None else {name: before})
-
-
-class Settings(dict):
-    """The settings of a session, as far as they are asked for."""
-
-    def set(self, name, value):
-        self[name] = value
-
-    def unset(self, name):
-        del self[name]
 
 
 @pytest.mark.parametrize("seed", [0])

@@ -104,8 +104,7 @@ def test_tiered_moves_what_a_load_has_brought():
 def test_tiered_merges_what_a_load_overlaps(other, inputs, moved):
     """Written rows over loaded ones are merged with them, as ever."""
     loaded = [segment("l0", 40, "af", visible_lsn=7), segment("l1", 60, "gm", visible_lsn=7)]
-    size = other.pop("size")
-    plan = plan_tiered([*loaded, segment("other", size, **other)], SETTINGS)
+    plan = plan_tiered([*loaded, segment("other", **other)], SETTINGS)
     assert (ids(plan.inputs), ids(plan.moved)) == (inputs, moved)
 
 

@@ -1,7 +1,10 @@
 """Objects put together out of others: what is copied by the service, and what passes through."""
 
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 
+import boto3
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +13,7 @@ from reef import stores
 from reef.errors import InvalidInputError, Kind, NotFoundError
 from reef.stores.compose_plan import Copied, Sent, plan, reading
 from reef.stores.memory import MemoryStore
+from reef.stores.s3_client import s3_client
 from reef.stores.s3_options import S3Options
 from reef.stores.s3_store import S3Store
 from reef.telemetry import RequestMeter
@@ -253,3 +257,37 @@ def test_without_part_copy_everything_is_read_and_uploaded(ministack):
     assert store.get("made") == EXPECTED
     options = S3Options.from_words(ministack.options())
     assert S3Store("compose", "plain", options).capabilities.compose
+
+
+# --- the client --------------------------------------------------------------------------
+def test_clients_are_made_one_after_the_other(monkeypatch):
+    """What boto3's clients share is not made for threads, and compositions run side by side."""
+    original, busy, most = boto3.client, [], []
+
+    def slow(*args, **words):
+        busy.append(1)
+        most.append(len(busy))
+        time.sleep(0.02)
+        busy.pop()
+        return original(*args, **words)
+
+    monkeypatch.setattr(boto3, "client", slow)
+    options = S3Options.from_words({"access_key_id": "a", "secret_access_key": "b"})
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: s3_client(options).close(), range(8)))
+    assert (max(most), len(most)) == (1, 8)
+
+
+def test_the_region_of_the_environment_is_that_of_both_clients(monkeypatch):
+    """AWS_REGION, as for the other client: boto3 by itself knows only AWS_DEFAULT_REGION."""
+    monkeypatch.setenv("AWS_REGION", "eu-north-7")
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    assert s3_client(S3Options()).meta.region_name == "eu-north-7"
+    assert s3_client(S3Options(region="here")).meta.region_name == "here"
+
+
+def test_a_service_that_has_no_uploads_has_none_to_end(wired):
+    """rclone answers "no such upload" to a listing of uploads when there is none."""
+    store, wire = wired
+    wire.troubles.append(Trouble(404, "NoSuchUpload", method="GET", path="*uploads*", times=None))
+    assert store.abort_stale(0.0) == 0

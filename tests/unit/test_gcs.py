@@ -11,7 +11,7 @@ from reef.stores.gcs_options import GcsOptions
 from reef.stores.gcs_store import GcsStore
 from reef.stores.gcs_token import can_make_tokens, token_of
 from reef.telemetry import RequestMeter
-from tests.gcs_service import GcsService
+from tests.gcs_service import GcsService, Stored
 
 ONCE = stores.RetryPolicy(attempts_max=1)
 QUICK = stores.RetryPolicy(attempts_max=4, first_delay_s=0.001, deadline_s=10)
@@ -303,6 +303,46 @@ def test_nothing_is_composed_of_what_is_not_there(service, part, error):
         store.compose("made", [("b", 0, 2 * MIB), part])
     assert caught.value.context["object"] == part[0]
     assert sorted(service.objects) == ["root/a", "root/b"]
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+def test_a_source_that_goes_while_it_is_joined_is_named(service, how):
+    """The service says only that something is missing: the error says which source."""
+    store, _ = _composing(service)
+    original = service.act
+
+    def act(request):
+        if "compose" in request.query and how == "deleted":
+            service.objects.pop("root/b", None)
+        elif "compose" in request.query:
+            service.objects["root/b"] = Stored(b"other" * MIB, 7)
+        return original(request)
+
+    service.act = act
+    with pytest.raises(NotFoundError) as caught:
+        store.compose("made", [("a", 0, MIB), b"between", ("b", 0, 2 * MIB)])
+    assert caught.value.context["object"] == "b"
+    assert sorted(service.objects)[0] == "root/a"
+    assert not any("made" in name or "parts" in name for name in service.objects)
+
+
+def test_a_join_is_of_its_sources_storage_class(service):
+    """The service joins only what is of the class that the result is to have."""
+    store, meter = _composing(service, storage_class="NEARLINE")
+    parts = [("a", 0, MIB), b"between", ("b", 0, 2 * MIB)]
+    assert store.compose("made", parts) == 3 * MIB + 7
+    assert service.objects["root/made"].storage_class == "NEARLINE"
+    assert "get" not in meter.requests()
+
+
+def test_sources_of_another_storage_class_are_read(service):
+    """What the service does not join is read and uploaded, and nothing of the attempt is left."""
+    store, _ = _composing(service)
+    service.objects["root/b"].storage_class = "COLDLINE"
+    parts = [("a", 0, MIB), b"between", ("b", 0, 2 * MIB)]
+    assert store.compose("made", parts) == 3 * MIB + 7
+    assert store.get("made") == b"a" * MIB + b"between" + b"b" * (2 * MIB)
+    assert sorted(service.objects) == ["root/a", "root/b", "root/made"]
 
 
 def test_parts_that_were_left_are_swept(service):

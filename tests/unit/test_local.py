@@ -9,7 +9,7 @@ import time
 import pytest
 
 from reef import stores
-from reef.errors import InvalidInputError, Kind, UnavailableError
+from reef.errors import InvalidInputError, Kind, NotFoundError, UnavailableError
 from reef.files import OS, SyncFailed
 from reef.stores import Outcome, RetryPolicy
 from reef.stores.local import LocalStore
@@ -395,3 +395,20 @@ def test_H51_a_parent_that_is_killed_leaves_no_lock_to_its_child(tmp_path):
     os.close(reading)
     os.close(writing)
     assert took_s < 3
+
+
+def test_what_is_deleted_while_it_is_copied_is_not_copied(tmp_path):
+    """A copy that lands after the source is gone would bring back what somebody saw deleted."""
+
+    class Deleting(type(OS)):
+        def copy_range(self, *args):
+            copied = super().copy_range(*args)
+            LocalStore(str(tmp_path)).delete("source")
+            return copied
+
+    plain = LocalStore(str(tmp_path))
+    plain.put("source", b"bytes")
+    with pytest.raises(NotFoundError) as caught:
+        LocalStore(str(tmp_path), files=Deleting()).copy("source", "target")
+    assert caught.value.context["object"] == "source"
+    assert list(plain.list()) == []

@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import pickle
+import shutil
 import threading
 import time
 from contextlib import suppress
@@ -22,6 +23,7 @@ from reef.stores.notify.records import objects_of
 from reef.stores.wrappers import Wrapper
 from reef.telemetry import RequestMeter
 from reef.testing import Simulation
+from tests.forking import in_child
 
 WAKE_S = 20.0
 """Far below the minutes that the readers of these tests would take without news."""
@@ -264,6 +266,20 @@ def test_a_folder_that_is_replaced_is_watched_again(tmp_path):
         assert bell.wait(10)
 
 
+def test_folders_that_come_and_go_leave_nothing(tmp_path):
+    """A listener that lives for months does not grow with what it has seen."""
+    with DirectoryNotifier(str(tmp_path)) as news:
+        bell = news.bell("a/wal/")
+        before = len(news._folders)
+        for number in range(5):
+            bell.clear()
+            (tmp_path / "a" / "wal").mkdir(parents=True)
+            assert bell.wait(10), number
+            _until(lambda: len(news._folders) == before + 2)
+            shutil.rmtree(tmp_path / "a")
+            _until(lambda: len(news._folders) == before)
+
+
 def test_only_finished_objects_are_told_of(tmp_path):
     """Temporary files lie elsewhere: an event means that a whole object has its name."""
     store = stores.open(str(tmp_path))
@@ -309,6 +325,41 @@ def test_a_reader_after_a_fork_looks_by_itself(tmp_path):
             ok = r.get("k") == b"v" and r._bell is None and not news.is_listening
             os._exit(0 if ok else 1)
         assert os.waitpid(pid, 0)[1] == 0
+
+
+@pytest.mark.parametrize("kind", ["directory", "push"])
+def test_a_child_that_closes_leaves_the_parents_listener_alone(tmp_path, kind):
+    """H51: whoever forks inside of a `with` leaves it twice; the child's end has no effect."""
+    opened = {
+        "directory": lambda: DirectoryNotifier(str(tmp_path)),
+        "push": lambda: PushNotifier("s3://bucket/root"),
+    }
+    with opened[kind]() as news:
+        bell = news.bell("wal/")
+        assert in_child(lambda: news.close() or news.is_listening) == (0, "False")
+        before_s = time.process_time()
+        time.sleep(0.5)
+        assert time.process_time() - before_s < 0.05, "its listener runs in circles"
+        assert bell.is_listening
+        assert not bell.is_rung
+        if kind == "directory":
+            stores.open(str(tmp_path)).put("wal/1", b"")
+        else:
+            assert _post(news.endpoint, _event("bucket", "root/wal/1")) == 200
+        assert bell.wait(10)
+
+
+def test_a_directory_is_named_as_its_store_is(tmp_path, monkeypatch):
+    """A path from the home directory, or the store's own URL; what is no directory is refused."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    store = stores.open("~/with space")
+    for number, name in enumerate(["~/with space", store.url, tmp_path / "with space"]):
+        with DirectoryNotifier(name) as news:
+            bell = news.bell("wal/")
+            store.put(f"wal/{number}", b"")
+            assert bell.wait(10), name
+    with pytest.raises(InvalidInputError, match="is not a directory"):
+        DirectoryNotifier("s3://bucket/prefix")
 
 
 # --- push --------------------------------------------------------------------------------
@@ -582,6 +633,25 @@ def _until(check, timeout_s=30.0):
     while not check():
         assert time.monotonic() < end_s
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"wait_s": 0, "region": "here"}, "wait_s=0"),
+        ({"wait_s": 21, "region": "here"}, "wait_s=21"),
+        ({}, "region"),
+        ({"region": "here", "access_key_id": "half"}, "credentials"),
+    ],
+)
+def test_a_queue_that_cannot_be_asked_is_told_at_once(tmp_path, monkeypatch, options, told):
+    """Without a wait it would be asked all the time; what boto misses is named."""
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    with pytest.raises(InvalidInputError, match=told) as caught:
+        QueueNotifier("https://queue", "s3://b/p", **options)
+    assert caught.value.kind is Kind.INVALID_OPTION
 
 
 def test_messages_are_deleted_once_read(ministack):

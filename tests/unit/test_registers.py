@@ -1,18 +1,27 @@
 """Registers of two-phase stores: their URLs, what they show of them, and their statements."""
 
 import builtins
+import gc
+import json
 import logging
+import os
 import pickle
 import sys
+import time
 import traceback
+from urllib.parse import quote
 
 import pytest
+import sqlalchemy as sa
+from sqlalchemy.engine import make_url
 
 from reef import stores
-from reef.errors import InvalidInputError, Kind, UnavailableError
+from reef.errors import CorruptionError, InvalidInputError, Kind, UnavailableError
 from reef.stores import RetryPolicy
+from reef.stores.local import LocalStore
 from reef.stores.two_phase import Record, find_two_phase, open_register
 from reef.stores.two_phase.sqlite import SqliteRegister
+from tests.http_proxy import Forwarding, proxy
 from tests.two_phase import REGISTERS, register_url
 
 AT_ONCE = RetryPolicy(attempts_max=2, first_delay_s=0.0)
@@ -35,6 +44,8 @@ def record_of(name, number=1, *, committed=False):
         ("sqlite://", "names no file"),
         ("sqlite://host/x.db", "names no file"),
         ("sqlite:///x.db?mode=ro", "no option 'mode'"),
+        ("sqlite:///:memory:", "names no file"),
+        ("postgresql://ada:geheim[@host/x", "not the URL of a register"),
         ("dynamodb://", "names no table"),
         ("dynamodb://reef?zone=1", "no option 'zone'"),
         ("postgresql://user:geheim@host:port/x", "not a URL that SQLAlchemy understands"),
@@ -86,6 +97,25 @@ def test_a_register_may_stand_in_the_url_of_any_store(tmp_path, monkeypatch):
         stores.open("./data?cas=sqlite:///r.db", cas="sqlite:///r.db")
 
 
+def test_a_register_in_a_url_keeps_its_plus_signs(tmp_path):
+    """A driver's name and a password have some; only the bucket's own options are form data."""
+    cas = "postgresql+psycopg://ada:a+b%25c@host/reef?host=one:1&host=two:2&scope=x"
+    register = find_two_phase(stores.open(str(tmp_path), cas=cas)).register.inner
+    in_url = f"{tmp_path}?cas={cas.replace('%', '%25').replace('&', '%26')}"
+    assert find_two_phase(stores.open(in_url)).register.inner._url == register._url
+    assert make_url(register._url).password == "a+b%c"
+    assert make_url(register._url).query == {"host": ("one:1", "two:2")}
+    assert register.scope == "x"
+
+
+def test_what_is_no_url_is_told(tmp_path):
+    """Brackets that hold no address, and an option that is given twice."""
+    with pytest.raises(InvalidInputError, match="is not a URL"):
+        stores.open("s3://[bucket/prefix")
+    with pytest.raises(InvalidInputError, match="'region' is given twice"):
+        stores.open("s3://bucket/prefix?region=a&region=b")
+
+
 def test_a_register_inside_of_the_store_is_refused(tmp_path):
     """It would be listed as an object, and swept as one."""
     with pytest.raises(InvalidInputError, match="lies inside of the store"):
@@ -97,6 +127,36 @@ def test_a_file_that_cannot_be_made_is_told(tmp_path):
     store = stores.open(str(tmp_path / "b"), cas=f"sqlite:///{tmp_path}/none/register.db")
     with pytest.raises(InvalidInputError, match="there is no directory"):
         store.create("a", b"1")
+
+
+@pytest.mark.parametrize("found", ["text", "directory", "read only", "damaged"])
+def test_a_file_that_is_no_register_is_told_at_once(tmp_path, found):
+    """It will be none tomorrow: nobody waits for it."""
+    path = tmp_path / "register.db"
+    if found == "text":
+        path.write_text("This is not a database. " * 100)
+    elif found == "directory":
+        path.mkdir()
+    else:
+        assert SqliteRegister(str(path), "bucket").insert(record_of("wal/1"))
+        gc.collect()  # and is closed
+    if found == "read only":
+        path.write_bytes(path.read_bytes())
+        path.chmod(0o444)
+        if os.geteuid() == 0:
+            pytest.skip("root may write to everything")
+    if found == "damaged":
+        data = bytearray(path.read_bytes())
+        data[4096:] = b"\xff" * (len(data) - 4096)
+        path.write_bytes(data)
+    policy = RetryPolicy(attempts_max=5, first_delay_s=30.0, deadline_s=600.0)
+    store = stores.open(str(tmp_path / "b"), cas=f"sqlite:///{path}", retry=policy)
+    began_s = time.monotonic()
+    kind = CorruptionError if found == "damaged" else InvalidInputError
+    with pytest.raises(kind, match=r"register\.db cannot be used"):
+        store.create("wal/1", b"mine")
+    assert time.monotonic() - began_s < 20
+    assert list(LocalStore(str(tmp_path / "b")).list()) == [], "the source was taken back"
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "mysql"])
@@ -201,3 +261,73 @@ def test_a_register_keeps_buckets_apart_and_its_name(servers, tmp_path):
         assert pickle.loads(pickle.dumps(one)).name == one.name
     files = [SqliteRegister(str(tmp_path / name), "bucket") for name in ("register.db", "other.db")]
     assert files[0].name != files[1].name
+
+
+class Overloaded(Forwarding):
+    """A DynamoDB that gives only the first `room` of the records asked for, and none if 0."""
+
+    def respond(self, method, path, body):
+        if not self.headers.get("X-Amz-Target", "").endswith("BatchGetItem"):
+            self.send(*self.forward(method, path, body))
+            return
+        self.server.requests.append(body)
+        (asked,) = json.loads(body)["RequestItems"].items()
+        table, wanted = asked
+        room, keys = self.server.room, wanted["Keys"]
+        answer = {"Responses": {}}
+        if room:
+            some = json.dumps({"RequestItems": {table: {**wanted, "Keys": keys[:room]}}}).encode()
+            self.headers.replace_header("Content-Length", str(len(some)))
+            answer = json.loads(self.forward(method, path, some)[2])
+        left = {table: {**wanted, "Keys": keys[room:]}} if keys[room:] else {}
+        told = json.dumps({**answer, "UnprocessedKeys": left}).encode()
+        self.send(200, [("Content-Type", "application/x-amz-json-1.0")], told)
+
+
+def test_a_table_without_room_for_reads_is_throttled(servers, tmp_path):
+    """What was left out is asked for again, while some comes; when none does nobody spins."""
+    url = register_url(servers, "dynalite", tmp_path)
+    open_register(url, "memory://x").insert(record_of("wal/2"))
+    with proxy(Overloaded, servers.use("dynalite").address) as wire:
+        old, new = (quote(e, safe="") for e in (servers.use("dynalite").endpoint, wire.endpoint))
+        register = open_register(url.replace(old, new), "memory://x")
+        wire.room = 1
+        assert register.read(["wal/1", "wal/2", "wal/3"]) == [record_of("wal/2")]
+        assert len(wire.requests) == 3
+        wire.room = 0
+        with pytest.raises(UnavailableError) as caught:
+            register.read(["wal/1"])
+        assert caught.value.kind is Kind.THROTTLED
+        assert len(wire.requests) == 4
+
+
+def test_a_statement_is_all_that_is_sent_to_mariadb(servers, tmp_path):
+    """Every statement is a transaction of its own: none is rolled back behind it."""
+    register = open_register(register_url(servers, "mariadb", tmp_path), "memory://x")
+    assert register.name
+    asked = sa.text("SHOW GLOBAL STATUS LIKE 'Com_rollback'")
+    engine = sa.create_engine(servers.use("mariadb").url)
+    with engine.connect() as connection:
+        before = int(connection.execute(asked).one()[1])
+        for number in range(5):
+            register.insert(record_of(f"wal/{number}"))
+        assert int(connection.execute(asked).one()[1]) == before
+    engine.dispose()
+
+
+def test_one_database_has_one_name_by_whatever_scheme(servers, tmp_path):
+    """mysql:// and mariadb:// reach the same records: who comes with the other is no stranger."""
+    url = register_url(servers, "mariadb", tmp_path).partition("://")[2]
+    names = {open_register(f"{kind}://{url}", "memory://x").name for kind in ("mysql", "mariadb")}
+    assert len(names) == 1
+
+
+def test_no_statement_is_prepared_on_postgresql(servers, tmp_path):
+    """A pooler may send the next one to another session, which would not know it."""
+    register = open_register(register_url(servers, "postgresql", tmp_path), "memory://x")
+    for _ in range(12):  # the driver prepares what it has seen five times
+        register.read(["wal/1"])
+    with register._asking() as connection:
+        assert (
+            connection.execute(sa.text("SELECT count(*) FROM pg_prepared_statements")).scalar() == 0
+        )

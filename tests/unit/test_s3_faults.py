@@ -4,6 +4,7 @@ The table is the translation of single answers; below it, the whole stack of wra
 same faults, and the errors that hide in answers that went well.
 """
 
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,7 @@ from reef.stores.remote_native import abandoned
 from reef.stores.s3_options import S3Options
 from reef.stores.s3_store import S3Store
 from tests.forking import in_child
-from tests.http_proxy import Failing, Trouble, Wired, proxy
+from tests.http_proxy import Failing, Forwarding, Trouble, Wired, proxy
 
 MIB = 1 << 20
 QUICK = RetryPolicy(attempts_max=4, deadline_s=10.0, first_delay_s=0.001, delay_max_s=0.01)
@@ -396,3 +397,58 @@ def test_threads_that_come_first_together_share_one_client(ministack):
     clients = store.runtime.gather([store._connect] * 8)
     assert len(made) == 1
     assert len({id(found) for found in clients}) == 1
+
+
+# --- ranges with the wrong status -------------------------------------------------------
+class Says200(Forwarding):
+    """Sends a range as rclone's server does: the right bytes, which they are, and 200."""
+
+    def send(self, status, headers, body):
+        super().send(200 if status == 206 else status, headers, body)
+
+
+class SendsAll(Forwarding):
+    """Does not know ranges."""
+
+    def respond(self, method, path, body):
+        del self.headers["Range"]
+        super().respond(method, path, body)
+
+
+@pytest.fixture
+def ranged(ministack):
+    """Give what opens a bucket with one object, `k`, behind a proxy of some kind."""
+    ministack.make_bucket("ranges")
+    with ExitStack() as open_wires:
+
+        def opened(kind):
+            wire = open_wires.enter_context(proxy(kind, ministack.address))
+            options = {**ministack.options(), "endpoint": wire.endpoint}
+            store = stores.open("s3://ranges/x", retry=QUICK, **options)
+            store.put("k", b"0123456789")
+            wire.requests.clear()
+            return store, wire
+
+        yield opened
+
+
+def test_ranges_that_come_with_200_are_read(ranged):
+    """One request each, but for the first; ends and absences are told as ever."""
+    store, wire = ranged(Says200)
+    assert [store.get_range("k", 2, 5), store.get_range("k", 9, 10)] == [b"234", b"9"]
+    assert len(wire.requests) == 3
+    for span in ((8, 11), (20, 25)):
+        with pytest.raises(InvalidInputError) as caught:
+            store.get_range("k", *span)
+        assert caught.value.kind is Kind.INVALID_RANGE
+    with pytest.raises(NotFoundError):
+        store.get_range("missing", 0, 1)
+
+
+def test_a_server_without_ranges_is_told(ranged):
+    """It may be a portal in between, so it is tried again; the hint says what else it may be."""
+    store, wire = ranged(SendsAll)
+    with pytest.raises(UnavailableError, match="without ranged GETs"):
+        store.get_range("k", 2, 5)
+    assert store.get("k") == b"0123456789"
+    assert len(wire.requests) < 12

@@ -1,7 +1,7 @@
 """Throttled prefixes: the rate that a store takes is found, kept, and given up again."""
 
 import pickle
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -284,3 +284,30 @@ def test_a_copy_in_another_process_starts_without_lanes(tmp_path):
     copy = pickle.loads(pickle.dumps(store))
     assert (copy.rates(), copy.wait_max_s) == ({}, 3.0)
     assert set(store.rates()) == {("write", "a")}
+
+
+def test_a_503_of_the_fault_wrapper_is_read_as_a_services_is():
+    """SlowDown is a 503: it opens a lane, as 429 does."""
+    store = Throttle(Faults(MemoryStore(), [Rule(Fault.UNAVAILABLE_503, "put", times=1)]))
+    with pytest.raises(UnavailableError) as caught:
+        store.put("a/wal/1", b"")
+    assert caught.value.kind is Kind.THROTTLED
+    assert list(store.rates()) == [("write", "a/wal")]
+
+
+def test_h6_asking_a_bucket_for_the_time_is_paced():
+    """H6: it writes one object, the hottest there is; some services take one write a second."""
+    crowd = Crowd([limit(1, "now", "*")])
+    crowd.sent.capabilities = replace(crowd.sent.capabilities, now_requests=("put", "head"))
+    store, lanes = crowd.client(), []
+
+    def ask():
+        for _ in range(10):
+            store.now()
+        lanes.extend(store.inner.inner.rates())
+
+    crowd.spawn(ask)
+    crowd.sim.run()
+    crowd.sim.close()
+    assert lanes == [("write", "store")]
+    assert crowd.rules[0].struck <= 12

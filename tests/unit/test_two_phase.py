@@ -118,6 +118,42 @@ def test_a_creation_costs_four_requests_and_two_statements(parts):
     assert [info.key for info in store.inner.inner.list()] == ["wal/1"]
 
 
+@pytest.mark.parametrize("winner", ["before", "done", "dead"])
+def test_what_losing_costs(tmp_path, winner):
+    """As the table of costs says: the name is taken before the look, after it, or by a dead one."""
+    bucket, register = MemoryStore(), Scripted(sqlite_register(tmp_path))
+    rival = TwoPhase(bucket, register.inner, AT_ONCE)
+
+    class Overtaken(stores.Wrapper):
+        """Somebody else is quicker between the look and the insert."""
+
+        def put(self, key, body):
+            if winner == "dead":
+                record = new_record(self.runtime, "wal/1", b"first")
+                bucket.put(record.source, b"first")
+                register.inner.insert(record)
+            elif winner == "done":
+                rival.create("wal/1", b"first")
+            return self.inner.put(key, body)
+
+    if winner == "before":
+        rival.create("wal/1", b"first")
+    meter = RequestMeter()
+    store = ReadBack(TwoPhase(Overtaken(Retry(stores.Meter(bucket, meter))), register, AT_ONCE))
+    result = store.create("wal/1", b"second")
+    assert (result.outcome, result.winner) == (Outcome.EXISTS, b"first")
+    costs = {
+        "before": ({"head": 1, "get": 1}, []),
+        "done": ({"head": 2, "put": 1, "delete": 1, "get": 1}, ["insert", "read"]),
+        "dead": (
+            {"head": 1, "put": 1, "delete": 2, "get": 3, "copy": 1},
+            ["insert", "read", "commit"],
+        ),
+    }
+    assert (meter.requests(), register.calls) == costs[winner]
+    assert keys_of(bucket) == ["wal/1"]
+
+
 def test_a_lost_answer_to_an_insert_is_settled_by_reading(parts):
     """Whether it took effect or not, the writer wins once, and says so."""
     bucket, register, store = parts

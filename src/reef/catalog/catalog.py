@@ -29,7 +29,7 @@ from reef.paths import CatalogNames
 from reef.runtime import leaf_lock
 from reef.stores import RetryPolicy, Store, Verdict, agree_on_cas
 from reef.stores import open as open_store
-from reef.stores.probe import as_proved, remembered
+from reef.stores.probe import agrees_unasked, as_proved, remembered
 from reef.stores.wrappers.retry import Backoff
 from reef.telemetry import Events, Metrics
 from reef.types import KeyRange
@@ -255,19 +255,22 @@ class Catalog:
             return known
         verdict = remembered(self.store)
         if verdict is not None:
-            return self._make(verdict)
+            return self._make(verdict, proved=agrees_unasked(self.store, verdict))
         # Written, if at all, by way of a root above this one, which keeps the verdict.
         shown = self._shown()
-        return None if shown is None else self._make(shown, proved=False)
+        if shown is None:
+            return None
+        agrees_unasked(self.store, shown)
+        return self._make(shown, proved=False)
 
     def _shown(self) -> Verdict | None:
         """Return the verdict that must have been, by the form of the head that is there."""
-        verdict = partial(Verdict, format=1, cas=self.store.cas, proved_at_s=0.0)
+        verdict = partial(Verdict, format=1, proved_at_s=0.0)
         with suppress(NotFoundError):
             self.store.head(self.names.head)
-            return verdict(if_match=True)
+            return verdict(cas="native", if_match=True)
         numbered = next(iter(self.store.list(self.names.heads)), None)
-        return None if numbered is None else verdict(if_match=False)
+        return None if numbered is None else verdict(cas="not known", if_match=False)
 
     def _known(self, *, proved: bool) -> Parts | None:
         """Return the parts that this process made; a fork makes its own, with free locks."""

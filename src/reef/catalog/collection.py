@@ -24,6 +24,7 @@ from reef.catalog.checkpoints import FoundCheckpoint
 from reef.catalog.gc_plan import GcPlan, KnownPlan, SeqRange, names_hash
 from reef.catalog.head import Head, KnownHead
 from reef.catalog.leases import FoundLease
+from reef.catalog.leftovers import remove_leftovers
 from reef.catalog.parts import Parts
 from reef.catalog.segments import FoundSegment
 from reef.catalog.settings import Retention
@@ -200,7 +201,8 @@ def _delete(parts: Parts, installed: KnownPlan, leases: list[FoundLease]) -> Col
 
 
 def _tidied(parts: Parts, now_s: float, done: Collected) -> Collected:
-    """Remove superseded heads and plans, where they are numbered."""
+    """Remove superseded heads and plans, where they are numbered, and what deaths left."""
     parts.heads.trim(now_s)
     parts.plans.trim(now_s)
+    remove_leftovers(parts)
     return done

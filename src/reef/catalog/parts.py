@@ -71,5 +71,11 @@ class Parts:
     def runtime(self) -> Runtime:
         return self.store.runtime
 
+    def newest_number(self) -> int:
+        """Return the highest number that a segment or a checkpoint has; 0 if there is none."""
+        numbers = [each.seq for each in self.segments.found()]
+        numbers += [each.seq for each in self.checkpoints.found()]
+        return max(numbers, default=0)
+
     def view(self, snapshot: Snapshot) -> View:
         return View(snapshot, self.segments, self.checkpoints)

@@ -70,11 +70,8 @@ def _first_head(parts: Parts, state: Mapping[bytes, bytes], seq: int) -> Head:
 
 
 def _number_behind(parts: Parts, version: Version) -> int:
-    numbers = [0, *(each.seq for each in (*parts.segments.found(), *parts.checkpoints.found()))]
     head = _decoded(version)
-    if head is not None:
-        numbers.append(head.last_segment_seq)
-    return max(numbers) + 1
+    return max(parts.newest_number(), head.last_segment_seq if head else 0) + 1
 
 
 def _is_there(parts: Parts, wanted: Head) -> bool:

@@ -23,6 +23,8 @@ from reef.stores.fetch import read_again
 __all__ = ["Chain", "FoundSegment", "SegmentStore"]
 
 DECODED_MAX = 1024
+DECODED_BYTES_MAX = 16 << 20
+"""What is decoded is kept beside its bytes, which the cache has: for what is read all the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,8 @@ class SegmentStore:
         self._names = names
         self._cache = cache
         self._lock = leaf_lock()
-        self._decoded: OrderedDict[str, Segment] = OrderedDict()
+        self._decoded: OrderedDict[str, tuple[Segment, int]] = OrderedDict()
+        self.decoded_bytes = 0
 
     # --- one segment --------------------------------------------------------------
     def create(self, segment: Segment) -> tuple[WriteResult, int]:
@@ -159,14 +162,19 @@ class SegmentStore:
     # --- memory -------------------------------------------------------------------
     def _known(self, write_id: str) -> Segment | None:
         with self._lock:
-            return self._decoded.get(write_id)
+            known = self._decoded.get(write_id)
+        return None if known is None else known[0]
 
     def _keep(self, segment: Segment, body: bytes) -> None:
         if self._cache is None:
             return
         name = self._names.segment(segment.seq, segment.write_id)
         self._cache.put(f"{self._store.url}/{name}", segment.write_id, body)
+        if len(body) > DECODED_BYTES_MAX:  # it would take the place of all others
+            return
         with self._lock:
-            self._decoded[segment.write_id] = segment
-            while len(self._decoded) > DECODED_MAX:
-                self._decoded.popitem(last=False)
+            self.decoded_bytes -= self._decoded.pop(segment.write_id, (segment, 0))[1]
+            self._decoded[segment.write_id] = segment, len(body)
+            self.decoded_bytes += len(body)
+            while self.decoded_bytes > DECODED_BYTES_MAX or len(self._decoded) > DECODED_MAX:
+                self.decoded_bytes -= self._decoded.popitem(last=False)[1][1]

@@ -75,7 +75,7 @@ def verify(parts: Parts) -> CatalogReport:
     """
     for _ in range(LOOKS_MAX):
         report = CatalogReport()
-        newest = _newest_number(parts)  # before the head: it is never behind what there is
+        newest = parts.newest_number()  # before the head: it is never behind what there is
         known = report.attempt(parts.names.head, parts.heads.load)
         plan = report.attempt(parts.names.plan, parts.plans.load)
         if known is None:
@@ -85,7 +85,7 @@ def verify(parts: Parts) -> CatalogReport:
             parts.names.head,
             newest <= ends + 1,
             f"the head ends with segment {ends}, and there are objects of number {newest}: "
-            "it was lost, or put back",
+            "it was lost or put back, or a new beginning was not finished",
         )
         _verify(parts, known.head, plan.plan.retained_from if plan else 0, report)
         if not report.problems or parts.heads.load().head.revision == known.head.revision:
@@ -93,17 +93,11 @@ def verify(parts: Parts) -> CatalogReport:
     return report
 
 
-def _newest_number(parts: Parts) -> int:
-    """Return the highest number of a segment or a checkpoint."""
-    found = (*parts.segments.found(), *parts.checkpoints.found())
-    return max((each.seq for each in found), default=0)
-
-
 def _verify(parts: Parts, head: Head, retained_from: int, report: CatalogReport) -> None:
     report.transactions = head.last_txn_id
     checkpoints = _checkpoints(parts, head, retained_from, report)
     segments = _segments(parts, head, checkpoints, report)
-    _replay(parts, checkpoints, segments, report)
+    _replay(parts, head, checkpoints, segments, report)
 
 
 Checked = tuple[CheckpointMeta, list[Pair]]
@@ -185,14 +179,29 @@ def _segments(
     return segments
 
 
+def _history(head: Head, segments: list[Segment]) -> dict[int, str]:
+    """Return by number the write ids that are known to be on the head's chain."""
+    history = dict(enumerate(head.recent, head.recent_from))
+    for segment in segments:
+        history |= {segment.seq - 1: segment.base_write_id, segment.seq: segment.write_id}
+    return history
+
+
 def _replay(
-    parts: Parts, checkpoints: list[Checked], segments: list[Segment], report: CatalogReport
+    parts: Parts,
+    head: Head,
+    checkpoints: list[Checked],
+    segments: list[Segment],
+    report: CatalogReport,
 ) -> None:
     """Apply segments to each checkpoint: they must give the next one, and at last the state."""
     state: dict[bytes, bytes] | None = {} if not checkpoints else None
     at, by_seq = 0, {segment.seq: segment for segment in segments}
+    history = _history(head, segments)
     for meta, pairs in checkpoints:
         seq, name = meta.last_segment_seq_at_ckpt, parts.names.checkpoint(meta.id)
+        if meta.id != head.checkpoint_id and history.get(seq, meta.write_id) != meta.write_id:
+            continue  # of a new beginning that came to nothing: it belongs to no history
         if state is not None and all(number in by_seq for number in range(at + 1, seq + 1)):
             for number in range(at + 1, seq + 1):
                 laid_over(state, by_seq[number].records, ALL)

@@ -38,7 +38,8 @@ def verify_command(output: Output, url: str, prefix: str, options: tuple[str, ..
     """
     store = stores.open(url, **parse_options(options))
     report = catalogs.Catalog(store, prefix=prefix).verify()
-    output.report(f"verified {url}" + (f"/{prefix}" if prefix else ""), report)
+    shown = url.partition("?")[0]  # what follows may hold a password
+    output.report(f"verified {shown}" + (f"/{prefix}" if prefix else ""), report)
     return EXIT_PROBLEMS if report.problems else 0
 
 

@@ -87,7 +87,13 @@ class Output:
                 self.json(row)
             return
         lines = ([self.cell(row.get(name)) for name in columns] for row in rows)
-        first = list(islice(lines, WIDTHS_FROM_ROWS))
+        first: list[list[str]] = []
+        trouble: ReefError | None = None
+        try:
+            for texts in islice(lines, WIDTHS_FROM_ROWS):
+                first.append(texts)  # one by one: what came before an error is printed
+        except ReefError as error:
+            trouble = error
         widths = [
             min(WIDTH_MAX, max(map(len, texts))) for texts in zip(columns, *first, strict=True)
         ]
@@ -95,6 +101,8 @@ class Output:
             self.line(_aligned(columns, widths), style="bold")
         for texts in chain(first, lines):
             self.line(_aligned(texts, widths))
+        if trouble is not None:
+            raise trouble
 
     def report(self, title: str, report: Any) -> None:
         """Print what a job did: its figures, and a table of each list of things."""

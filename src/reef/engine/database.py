@@ -106,6 +106,7 @@ class Database:
 
         Rows from before have null in a new column. A change that would lose data is refused.
         """
+        self._prove_store()
         publisher = Publisher(self.store, Namespace(name), metrics=self.metrics)
 
         def grow(head: Manifest) -> Manifest | None:
@@ -157,6 +158,7 @@ class Database:
         """
         other = Database(store, registry=self._registry)
         other.metrics, other.events = self.metrics, self.events
+        other._proved = self._proved
         return other
 
     @overload
@@ -340,6 +342,7 @@ class Database:
 
     def drop_cursor(self, namespace: str, name: str) -> None:
         """Let the sweep take what was kept for a cursor; one that is not there is fine."""
+        self._prove_store()
         publisher = Publisher(self.store, Namespace(namespace), metrics=self.metrics)
         publisher.publish(lambda head: drop_cursor(head, name))
 
@@ -376,6 +379,9 @@ class Database:
         return SegmentStore(self.store, namespace, cache)
 
     def _prove_store(self) -> None:
+        """Whoever publishes is a writer: a job or an alteration as much as one with the role (H4,
+        H23). One GET, the first time.
+        """
         if not self._proved:
             self.store = as_proved(self.store, agree_on_cas(self.store))
             self._proved = True

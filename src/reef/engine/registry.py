@@ -140,6 +140,8 @@ class Registry:
         One that is sound is corrected. One that is not is given up, with the jobs on its board.
         """
         if self.catalog.verify().problems:
+            with suppress(CorruptionError):  # UnsupportedFormatError: not ours to give up
+                self.catalog.scan_latest()
             self.catalog.begin_anew(lambda: _taken_in(list_states(self._store)))
         listed = list_states(self._store)
         stale_ms = int(self._store.now() * 1000) - STALE_MS

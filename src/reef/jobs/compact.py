@@ -118,6 +118,7 @@ class Compactor:
         **settings: Any,
     ) -> None:
         self.settings = CompactSettings().changed(settings)
+        db._prove_store()
         self._db, self._names = db, Namespace(namespace)
         self._strategy = "full" if full else strategy_name
         self._planner: Planner = plan_full if full else strategy(strategy_name)

@@ -77,6 +77,7 @@ def fold(
     A long log is folded in stretches, each with a publish of its own, so that memory is bounded.
     """
     wanted = FoldSettings().changed(settings)
+    db._prove_store()
     elsewhere = db.working("fold", namespace) if executor is not None else nullcontext()
     executor = executor or LocalExecutor(db.store.runtime)
     with operation(db.metrics, "fold"), elsewhere:

@@ -62,7 +62,11 @@ def to_batches(rows: Versions, target: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 
 def from_batch(batch: pa.RecordBatch, schema: Schema) -> Versions:
-    """Return the rows of a batch as they were."""
+    """Return the rows of a batch as they were, whatever layouts the shuffle prefers."""
+    patched = any(name.startswith("t") for name in batch.schema.names)
+    told = shuffled_schema(schema, patched=patched)
+    if batch.schema.types != told.types:
+        batch = batch.cast(told)
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     expires = columns["expires"]
     return Versions(

@@ -105,6 +105,8 @@ def rebuild(
     With `apply` it is published where there is no manifest; where there is one, only if the rows
     differ and `force` is given. Force also accepts problems, and loses what they name.
     """
+    if apply:
+        db._prove_store()
     executor = executor or LocalExecutor(db.store.runtime)
     with operation(db.metrics, "rebuild"), db.working("rebuild", namespace):
         run = _Rebuild(db, Namespace(namespace), executor)

@@ -45,6 +45,8 @@ def repair(
 
     Returns what was found, what is done about it, and exactly what is lost.
     """
+    if apply:
+        db._prove_store()
     run = _Repair(db, Namespace(namespace), executor or LocalExecutor(db.store.runtime))
     with operation(db.metrics, "repair"):
         report = run.apply() if apply else run.preview()

@@ -93,6 +93,8 @@ def sweep(
     Safe beside writers, readers, jobs and other sweeps, and to be repeated at any time.
     """
     wanted = SweepSettings().changed(settings)
+    if apply:
+        db._prove_store()
     store, names = db.store, Namespace(namespace)
     publisher = Publisher(store, names, metrics=db.metrics)
     executor = executor or LocalExecutor(store.runtime)

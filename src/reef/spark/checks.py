@@ -46,8 +46,6 @@ class Preflight:
     """About as many as the rows have in memory, by a sample."""
     partitions: int
     problems: tuple[str, ...]
-    row_bytes: int = 0
-    """Of a mean row in memory, by the same sample."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -74,8 +72,9 @@ def check_load(
     problems = _try(target, sample)
     counted = _count(df, target.schema.key.name) if count else _Counted(None, 0, 0, 0)
     problems += counted.problems(target.schema.key.name)
-    row_bytes = sample.nbytes // max(1, len(sample))
-    size = None if counted.rows is None else counted.rows * sample.nbytes // max(1, len(sample))
+    size = None
+    if counted.rows is not None:
+        size = counted.rows * sample.nbytes // max(1, sample.num_rows)
     if partitions is None:
         wanted = segment_bytes or IngestSettings().segment_bytes
         partitions = count_partitions(size, wanted, parallelism(df.sparkSession))
@@ -90,7 +89,6 @@ def check_load(
         size,
         partitions,
         tuple(problems),
-        row_bytes,
     )
 
 

@@ -100,8 +100,7 @@ def bulk_load(
     check_duplicates(duplicates, order_by)
     check_idempotency_key(idempotency_key)
     settings = _settings(segment_bytes, partitions, sort_bytes)
-    if replace:
-        check_replacing("put", df.columns)
+    everything = _everything(df) if replace else None
     place = Place(str(url), Namespace(namespace), store_options or {})
     db = place.database()
     load = _Load(db, place, df, progress or _nothing)
@@ -119,7 +118,6 @@ def bulk_load(
         )
         load.tell("checked", checks=checks)
         raise_if_bad(checks)
-    everything = KeyRange() if replace else None
     with load.stage("begin"):
         target.make(db, place.namespace)
         job = BulkJob(
@@ -177,6 +175,12 @@ def _settings(
     return {} if segment_bytes is None else {"segment_bytes": segment_bytes}
 
 
+def _everything(df: Any) -> KeyRange:
+    """Return the range that a load replaces; InvalidInputError if its rows are not all puts."""
+    check_replacing("put", df.columns)
+    return KeyRange()
+
+
 class _Load:
     """One load on its way: its stages and how long they took."""
 
@@ -200,21 +204,25 @@ class _Load:
 
     def run(self, plan: PartPlan, job: BulkJob, checks: Preflight) -> list[StagedPart]:
         """Let Spark do it; return what became of each partition."""
-        key = plan.rows.schema.key.name
+        names = self._df.columns
+        key = names.index(plan.rows.schema.key.name)
+        # To Spark's `mapInArrow` a name with a dot is a path: columns go by number.
+        numbered = self._df.toDF(*map(str, range(len(names))))
 
         def staged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            yield _to_message(stage_part(plan, batches, *_whereabouts()))
+            named = (batch.rename_columns(names) for batch in batches)
+            yield _to_message(stage_part(plan, named, *_whereabouts()))
 
         def so_far(found: StagedSoFar) -> None:
             self.tell("staging", segments=found.segments, bytes=found.bytes, checks=checks)
 
         watching = self._progress is not _nothing
         with (
-            larger_batches(self._df.sparkSession, checks.row_bytes),
+            larger_batches(self._df.sparkSession),
             watch(self._store, self._names, job.id, so_far if watching else None),
         ):
             looked_at = checks.rows is not None
-            ranges = by_ranges(self._df, key, checks.partitions, sample=looked_at)
+            ranges = by_ranges(numbered, str(key), checks.partitions, sample=looked_at)
             rows = ranges.mapInArrow(staged, "part binary").collect()
         parts = [_from_message(bytes(row["part"])) for row in rows]
         error = first_error(parts)

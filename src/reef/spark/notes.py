@@ -21,7 +21,7 @@ from reef.formats.batch import OpKind
 from reef.formats.schema import Field, Schema
 from reef.formats.versions import Versions
 from reef.formats.wal_object import JobSegment
-from reef.jobs.staging import ROW_SEQ, Staging
+from reef.jobs.staging import Staging
 from reef.spark.rows import RowsPlan
 from reef.spark.scratch import scratch_folder
 from reef.spark.sorting import RUN_ROWS, UNDECIDED
@@ -49,7 +49,9 @@ class OrderNotes:
         self._order = order_of(plan)
         self._open = ExitStack()
         self.undecided = 0
-        """Keys of which two rows stand equally high, and none of this task higher."""
+        """Keys of which two rows stand equally high, and none of this task higher. Where there
+        are some, what this task stages is never committed as it is.
+        """
 
     def __enter__(self) -> Self:
         folder = self._open.enter_context(scratch_folder())
@@ -76,8 +78,7 @@ class OrderNotes:
                 writer.write_table(table, max_chunksize=RUN_ROWS)
                 self.undecided += int((rows.seqs == UNDECIDED).sum())
                 bare = {n: a for n, a in rows.fields.items() if n != self._order.number}
-                seqs = np.full(len(rows), ROW_SEQ, np.uint32)
-                yield replace(rows.with_fields(bare), seqs=seqs)
+                yield rows.with_fields(bare)
 
     def stage(self, staging: Staging) -> tuple[JobSegment, ...]:
         """Write what was noted where the driver finds it."""

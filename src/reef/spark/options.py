@@ -6,6 +6,7 @@ with `store.` in front: `option("store.endpoint", …)` is `reef.open(url, endpo
 """
 
 import json
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
 __all__ = ["Place", "ReadOptions"]
 
 STORE = "store."
+HADOOP_PATH = re.compile(r"^file:/(?!/)")
+"""How Spark and Hadoop spell the URL of a directory."""
+TABLE_PROPERTY = "option.namespace"
+"""There while Spark makes a table in its catalog; later reads and writes get no options at all."""
+VIEW_HINT = (
+    "Use CREATE TEMPORARY VIEW … USING reef OPTIONS (path '…', namespace '…'), or a DataFrame"
+)
 NOT_TEXT = ("runtime", "retry", "faults", "meter", "metrics")
 """What `reef.stores.open` takes, and no text can say."""
 READING = (
@@ -59,6 +67,8 @@ class Place:
     @classmethod
     def of(cls, options: Mapping[str, str]) -> "Place":
         given = {name.lower(): value for name, value in options.items()}
+        if not given or TABLE_PROPERTY in given:
+            raise _bad("Spark hands no options of its catalog's tables to Python", VIEW_HINT)
         for name, example in (("path", '.load("s3://bucket/prefix")'), ("namespace", "events")):
             if not given.get(name):
                 raise _bad(f"the option {name!r} is missing", f"Such as {example}")
@@ -66,7 +76,8 @@ class Place:
         for name in NOT_TEXT:
             if name in words:
                 raise _bad(f"the option '{STORE}{name}' cannot be given as text")
-        return cls(given["path"], Namespace(given["namespace"]), words)
+        url = HADOOP_PATH.sub("file:///", given["path"])
+        return cls(url, Namespace(given["namespace"]), words)
 
     def open(self) -> Store:
         """Open the store; InvalidInputError if other processes could not."""
@@ -107,12 +118,13 @@ class ReadOptions:
     @classmethod
     def of(cls, options: Mapping[str, str]) -> "ReadOptions":
         """Return what these options say; InvalidInputError names a wrong one."""
+        place = Place.of(options)
         given = known_options(options, READING, "read")
         moments = [name for name in ("generation", "snapshot", "asOfTime") if name in given]
         if len(moments) > 1:
             raise _bad(f"the options {' and '.join(map(repr, moments))} both name a moment")
         return cls(
-            Place.of(options),
+            place,
             _number(given, "generation", 1),
             given.get("snapshot"),
             _time(given),

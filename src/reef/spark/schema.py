@@ -91,6 +91,13 @@ def check_same(given: st.StructType, ours: st.StructType) -> None:
 
 def to_spark(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
     """Return the same rows in the form that Spark expects."""
+    for place, field in enumerate(target):
+        if not field.nullable and batch.column(place).null_count:
+            raise InvalidInputError(
+                f"column {field.name} has nulls, the given schema says that it has none",
+                hint="Leave the schema away: it comes from the namespace",
+                column=field.name,
+            )
     arrays = [
         _converted(batch.column(place), field.type, field.name)
         for place, field in enumerate(target)

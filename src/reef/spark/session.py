@@ -17,8 +17,6 @@ ATTEMPTS_DEFAULT = 4
 BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 BATCH_ROWS_WANTED = 65_536
 """Spark's own 10,000 cost half of the speed on the way into Python."""
-BATCH_BYTES_WANTED = 64 << 20
-"""Of wide rows a batch has fewer: it is in memory more than once."""
 RANGES_ASKED = 10_000
 """More rows than any cluster has cores."""
 
@@ -48,11 +46,13 @@ def parallelism(spark: Any) -> int:
 
 
 @contextmanager
-def larger_batches(spark: Any, row_bytes: int = 0) -> Iterator[None]:
-    """Let Spark hand over more rows at once, for as long as this takes; fewer of wide ones."""
+def larger_batches(spark: Any) -> Iterator[None]:
+    """Let Spark hand over more rows at once, for as long as this takes.
+
+    How many bytes that may be is bounded by Spark itself (`maxBytesPerBatch`).
+    """
     before = spark.conf.get(BATCH_ROWS, None)
-    wanted = min(BATCH_ROWS_WANTED, max(1, BATCH_BYTES_WANTED // max(1, row_bytes)))
-    spark.conf.set(BATCH_ROWS, str(wanted))
+    spark.conf.set(BATCH_ROWS, str(BATCH_ROWS_WANTED))
     try:
         yield
     finally:

@@ -134,7 +134,7 @@ class RowSorter:
 
     def merge(self, runs: Sequence[Cursor]) -> Iterator[Versions]:
         """Yield the rows of sorted runs by key, each key once."""
-        for parts in merged(runs, reverse=False):
+        for parts in merged(list(runs), reverse=False):
             yield self._bare(self._settled(parts))
 
     def _settled(self, parts: list[Versions]) -> Versions:

@@ -55,6 +55,7 @@ class WriteOptions:
     @classmethod
     def of(cls, options: Mapping[str, str]) -> "WriteOptions":
         """Return what these options say; InvalidInputError names a wrong one."""
+        place = Place.of(options)
         given = known_options(options, WRITING, "write")
         op = given.get("op", "put").lower()
         if op not in OPS:
@@ -68,7 +69,7 @@ class WriteOptions:
         }
         IngestSettings().changed(settings)
         return cls(
-            Place.of(options),
+            place,
             op,
             given.get("idempotencyKey"),
             order,

@@ -206,18 +206,19 @@ class Directory:
             raise
 
     @contextmanager
-    def locked(self, key: str) -> Iterator[None]:
-        """Exclude every other overwrite and delete of this key, in any process."""
+    def locked(self, *keys: str) -> Iterator[None]:
+        """Exclude every other overwrite and delete of these keys, in any process."""
         locks = self.ensure(os.path.join(self.root, LOCKS))
-        shard = zlib.crc32(key.encode()) % LOCK_FILES
-        path = os.path.join(locks, f"{shard:02x}")
+        shards = {zlib.crc32(key.encode()) % LOCK_FILES for key in keys}
         with ExitStack() as held:
-            try:
-                held.enter_context(self.files.locked(path))
-            except FileNotFoundError:  # someone removed the directory: make it again
-                self._durable.clear()
-                self.ensure(locks)
-                held.enter_context(self.files.locked(path))
+            for shard in sorted(shards):  # in one order, so that nobody waits in a circle
+                path = os.path.join(locks, f"{shard:02x}")
+                try:
+                    held.enter_context(self.files.locked(path))
+                except FileNotFoundError:  # someone removed the directory: make it again
+                    self._durable.clear()
+                    self.ensure(locks)
+                    held.enter_context(self.files.locked(path))
             yield
 
     # --- directories --------------------------------------------------------------

@@ -4,7 +4,8 @@ The service joins whole objects, up to 32 at a time, and nothing smaller: it has
 range. So a part that is all of an object is joined as it is, named with its generation; whatever
 lies between such parts is read and uploaded as an object of its own, joined, and removed. Where
 no part is a whole object of some size there is nothing to gain, and everything is read and
-uploaded as elsewhere: a join of segments is of that kind, since each leaves its tail behind.
+uploaded as elsewhere: a join of segments is of that kind, since each leaves its tail behind. So it
+is where the service refuses: all objects of a join must be of one storage class.
 
 The result is made only where there is no object (generation 0); after a lost answer, one of the
 right size under a name that nobody else uses is this one.
@@ -18,7 +19,7 @@ from urllib.parse import quote
 from xml.sax.saxutils import escape
 
 from reef import paths
-from reef.errors import NotFoundError, ReefError
+from reef.errors import InvalidInputError, Kind, NotFoundError, ReefError
 from reef.stores.base import ObjectInfo, Part, check_range, past_the_end
 from reef.stores.compose_plan import read_requests, reading
 from reef.stores.gcs_token import token_of
@@ -69,13 +70,19 @@ def cost(parts: Sequence[Part]) -> Mapping[str, tuple[int, int]]:
 
 
 def compose(store: "GcsStore", key: str, parts: Sequence[Part]) -> int | None:
-    """Write the object, and return its size; None if no part is a whole object."""
+    """Write the object, and return its size; None if no part is a whole object, or one that the
+    service does not join.
+    """
     pieces = _looked_up(store, parts)
     if not any(isinstance(piece, _Whole) for piece in pieces):
         return None
     composition = _Composition(store)
     try:
         return composition.run(key, pieces)
+    except InvalidInputError as error:
+        if error.kind is not Kind.REFUSED_BY_STORE:
+            raise
+        return None  # sources of several storage classes, for one: nothing was made
     finally:
         composition.clean_up()
 
@@ -136,15 +143,29 @@ class _Composition:
         size = sum(whole.size for whole in wholes)
         components = "".join(self._component(whole) for whole in wholes)
         headers = {"x-goog-if-generation-match": "0"}
+        if self._store.options.storage_class:  # that of the sources, or it is refused
+            headers["x-goog-storage-class"] = self._store.options.storage_class
         if token := token_of(self._store.options):
             headers["Authorization"] = f"Bearer {token}"
         try:
             body = f"<ComposeRequest>{components}</ComposeRequest>".encode()
             self._sender.send("PUT", self._url(key), key, body, headers)
         except ReefError:
-            if self._landed_size(key) != size:
-                raise
+            if self._landed_size(key) == size:
+                return size
+            self._check_sources(wholes)
+            raise
         return size
+
+    def _check_sources(self, wholes: Sequence[_Whole]) -> None:
+        """The service says that something is missing, not what: name the source that is."""
+        for whole in wholes:
+            now = self._store.head(whole.key)
+            if whole.generation is not None and now.tag != whole.generation:
+                raise NotFoundError(
+                    f"object {whole.key} of {self._store.url} was replaced while it was joined",
+                    object=whole.key,
+                )
 
     def _component(self, whole: _Whole) -> str:
         name = escape(self._store.name_of(whole.key))

@@ -162,13 +162,18 @@ class LocalStore(Store):
             return WriteResult(Outcome.REPLACED, _tag(temporary.stat))
 
     def copy(self, source: str, target: str) -> None:
+        """Both names are locked when the new one is given: a copy of what was deleted meanwhile,
+        by somebody who waited for that, would bring it back (H23).
+        """
         path = self._path(target)
         with (
             self._opened(source) as (source_fd, stat),
             write_errors(self.url, target),
             self._directory.copied(source_fd, stat.size) as temporary,
-            self._directory.locked(target),
+            self._directory.locked(source, target),
         ):
+            with read_errors(self.url, source):
+                self._stat(source)
             self._directory.rename(temporary, path)
 
     def compose(self, key: str, parts: Sequence[Part]) -> int:

@@ -10,7 +10,7 @@ az://container/prefix, gs://bucket/…   the same at Azure and Google
 import os
 from collections.abc import Iterable
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from reef.errors import InvalidInputError, Kind
 from reef.runtime import REAL, Runtime
@@ -76,16 +76,19 @@ def open(
 
 
 def _without_cas(url: str, cas: str | None) -> tuple[str, str | None]:
-    """Take the register out of a URL's query; it may stand behind a plain path, too."""
+    """Take the register out of a URL's query; it may stand behind a plain path, too.
+
+    It is a URL itself, so a plus in it is a plus: in a password, or in postgresql+psycopg://.
+    """
     base, _, query = url.partition("?") if isinstance(url, str) else ("", "", "")
-    words = parse_qsl(query, keep_blank_values=True)
-    given = [value for name, value in words if name == "cas"]
+    words = query.split("&")
+    given = [word.removeprefix("cas=") for word in words if word.startswith("cas=")]
     if not given:
         return url, cas
     if cas is not None or len(given) > 1:
         raise InvalidInputError("option 'cas' is given twice", kind=Kind.INVALID_OPTION)
-    rest = urlencode([(name, value) for name, value in words if name != "cas"])
-    return f"{base}?{rest}" if rest else base, given[0]
+    rest = "&".join(word for word in words if not word.startswith("cas="))
+    return f"{base}?{rest}" if rest else base, unquote(given[0])
 
 
 def _backend(url: str, runtime: Runtime, options: dict[str, Any]) -> Store:
@@ -113,7 +116,12 @@ def _split(url: str) -> tuple[str, str, str]:
         raise InvalidInputError(f"{_bare(url)!r} has a NUL character", kind=Kind.INVALID_URL)
     if "://" not in url:
         return "file", os.path.expanduser(url), ""
-    parts = urlsplit(url, allow_fragments=False)
+    try:
+        parts = urlsplit(url, allow_fragments=False)
+    except ValueError as error:  # of brackets that hold no address
+        raise InvalidInputError(
+            f"{_bare(url)!r} is not a URL: {error}", kind=Kind.INVALID_URL
+        ) from None
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost"):
             raise InvalidInputError(
@@ -126,13 +134,15 @@ def _split(url: str) -> tuple[str, str, str]:
 
 
 def _joined(url: str, query: str, options: dict[str, Any]) -> dict[str, Any]:
-    words = dict(parse_qsl(query, keep_blank_values=True))
-    for name in words.keys() & options.keys():
-        raise InvalidInputError(
-            f"option {name!r} is given twice, in {_bare(url)!r} and as an argument",
-            kind=Kind.INVALID_OPTION,
-        )
-    return {**words, **options}
+    words = parse_qsl(query, keep_blank_values=True)
+    names = [*(name for name, _ in words), *options]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidInputError(
+                f"option {name!r} is given twice, in {_bare(url)!r} or as an argument",
+                kind=Kind.INVALID_OPTION,
+            )
+    return {**dict(words), **options}
 
 
 def _only(scheme: str, options: dict[str, Any], *known: str) -> dict[str, Any]:

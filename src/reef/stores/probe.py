@@ -35,9 +35,18 @@ from reef.errors import (
 )
 from reef.runtime import Runtime
 from reef.stores.base import Outcome, Store, WriteResult
+from reef.stores.two_phase import find_two_phase
 from reef.stores.wrappers import Wrapper
 
-__all__ = ["Verdict", "agree_on_cas", "as_proved", "check_cas", "probe", "remembered"]
+__all__ = [
+    "Verdict",
+    "agree_on_cas",
+    "agrees_unasked",
+    "as_proved",
+    "check_cas",
+    "probe",
+    "remembered",
+]
 
 FORMAT = 1
 RACERS = 4
@@ -84,6 +93,18 @@ def check_cas(store: Store) -> None:
     known = remembered(store)
     if known is not None:
         _check_way(store, known, store.cas)
+
+
+def agrees_unasked(store: Store, known: Verdict) -> bool:
+    """Whether who reads may write too, as far as that is known without asking a register.
+
+    Raises if it came with a register to a bucket that is written without one.
+    """
+    if find_two_phase(store) is None:
+        return known.cas == store.cas
+    if known.cas == "native":
+        _check_way(store, known, "a register")
+    return False
 
 
 def _check_way(store: Store, known: Verdict, cas: str) -> None:

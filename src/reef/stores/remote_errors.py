@@ -30,6 +30,7 @@ BODY_CODE = re.compile(r'^\s*(?:body: )?"[^\n]*?<Code>(\w+)</Code>[^\n]*",$', re
 DELETE_CODE = re.compile(r'^\s*code: "(\w+)",$', re.MULTILINE)
 NOT_CONNECTED = re.compile(r"^\s*kind: Connect,$", re.MULTILINE)
 STARTS_PAST_THE_END = re.compile(r"^\s*source: StartTooLarge \{$", re.MULTILINE)
+NOT_PARTIAL = re.compile(r"^\s*source: NotPartial,$", re.MULTILINE)
 TIMED_OUT = re.compile(r"^\s*kind: Timeout,$", re.MULTILINE)
 
 BUCKET_MISSING_CODES = {"NoSuchBucket", "ContainerNotFound"}
@@ -75,6 +76,13 @@ def translate(error: Exception, url: str, key: str) -> ReefError:
         return NotFoundError(f"no object {key} in {url}", object=key)
     if known is None and type(error).__name__ in DENIALS:
         return _denied(answer, url, key)
+    if NOT_PARTIAL.search(_report(error)):
+        return UnavailableError(
+            f"{url} answers a request for a range of {key} as if it were for all of it",
+            hint="Something in between, or a server without ranged GETs, which Reef needs",
+            object=key,
+            not_partial=True,
+        )
     return known or _passing(error, answer, url)
 
 

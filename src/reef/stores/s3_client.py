@@ -1,18 +1,24 @@
 """The boto3 client, for what obstore does not offer: uploads that never ended, part copies, queues.
 
 It is made for a task and closed after it: a client that was open across a fork would share its
-sockets with the parent. Its errors become Reef's own, so that what is passing is tried again.
+sockets with the parent. Its errors become Reef's own, so that what is passing is tried again. The
+region may come from `AWS_REGION`, as for obstore: boto3 knows only `AWS_DEFAULT_REGION`.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from reef.errors import InvalidInputError, Kind, UnavailableError
+from reef.runtime import leaf_lock
 from reef.stores.remote_errors import Answer, explain
 from reef.stores.s3_options import S3Options
 
 __all__ = ["s3_client", "translated"]
+
+_making = leaf_lock()
+"""Clients are made one after the other: what they share in boto3 is not made for threads."""
 
 
 @contextmanager
@@ -56,6 +62,7 @@ def s3_client(options: S3Options, service: str = "s3", *, attempts_max: int = 1)
         import boto3
         from botocore import UNSIGNED
         from botocore.config import Config
+        from botocore.exceptions import BotoCoreError
     except ImportError as error:
         raise InvalidInputError(
             "ending stale uploads, and listening to a queue, need boto3",
@@ -64,23 +71,30 @@ def s3_client(options: S3Options, service: str = "s3", *, attempts_max: int = 1)
         ) from error
     style = "virtual" if options.virtual_hosted_style else "path"
     proxies = {"http": options.proxy_url, "https": options.proxy_url} if options.proxy_url else None
-    return boto3.client(
-        service,
-        endpoint_url=options.endpoint,
-        region_name=options.region,
-        aws_access_key_id=options.access_key_id,
-        aws_secret_access_key=options.secret_access_key,
-        aws_session_token=options.session_token,
-        verify=False if options.allow_invalid_certificates else None,
-        config=Config(
-            connect_timeout=options.connect_timeout_s,
-            read_timeout=options.timeout_s,
-            retries={"mode": "standard", "total_max_attempts": attempts_max},
-            signature_version=UNSIGNED if options.skip_signature else None,
-            s3={"addressing_style": style},
-            proxies=proxies,
-            # Some servers store the checksum trailers of newer clients as if they were data.
-            request_checksum_calculation="when_required",
-            response_checksum_validation="when_required",
-        ),
+    config = Config(
+        connect_timeout=options.connect_timeout_s,
+        read_timeout=options.timeout_s,
+        retries={"mode": "standard", "total_max_attempts": attempts_max},
+        signature_version=UNSIGNED if options.skip_signature else None,
+        s3={"addressing_style": style},
+        proxies=proxies,
+        # Some servers store the checksum trailers of newer clients as if they were data.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
     )
+    try:
+        with _making:
+            return boto3.client(
+                service,
+                endpoint_url=options.endpoint,
+                region_name=options.region or os.environ.get("AWS_REGION"),
+                aws_access_key_id=options.access_key_id,
+                aws_secret_access_key=options.secret_access_key,
+                aws_session_token=options.session_token,
+                verify=False if options.allow_invalid_certificates else None,
+                config=config,
+            )
+    except (BotoCoreError, ValueError) as error:  # a region or half of the credentials is missing
+        raise InvalidInputError(
+            f"there can be no client for {service}: {error}", kind=Kind.INVALID_OPTION
+        ) from error

@@ -88,10 +88,13 @@ def abort_stale_uploads(
 def _abort(client: Any, bucket: str, prefix: str, before_s: float) -> int:
     aborted = 0
     pages = client.get_paginator("list_multipart_uploads")
-    for page in pages.paginate(Bucket=bucket, Prefix=prefix):
-        for upload in page.get("Uploads", []):
-            if upload["Initiated"].timestamp() <= before_s:
-                aborted += _abort_one(client, bucket, upload)
+    try:
+        for page in pages.paginate(Bucket=bucket, Prefix=prefix):
+            for upload in page.get("Uploads", []):
+                if upload["Initiated"].timestamp() <= before_s:
+                    aborted += _abort_one(client, bucket, upload)
+    except client.exceptions.NoSuchUpload:
+        return aborted  # rclone says so where there is none
     return aborted
 
 

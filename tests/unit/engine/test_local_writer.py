@@ -130,7 +130,7 @@ def test_a_log_that_refuses_has_not_got_it(open_local):
         raise OSError(28, "No space left on device")
 
     writer._front.log._meta.set_state = no_space
-    for n in range(5):
+    for n in range(4):  # the last one fills the segment
         writer.put(f"k{n}", bytes(1000))
     with pytest.raises(ClosedError, match="No space left"):
         writer.put("late", b"1")
@@ -296,6 +296,30 @@ def test_nothing_is_let_in_while_a_condition_is_decided(open_local):
     assert dict(writer.scan()) == {b"a": b"1", b"b": b"2"}
 
 
+def test_nobody_waits_behind_a_writer_that_has_ended(open_local):
+    """Not a put that a condition holds back, nor the next condition, which lets that one pass."""
+    writer = open_local(write_deadline_s=300.0)
+    writer._front.hold_back()
+    told = []
+
+    def put(*when):
+        with pytest.raises(ClosedError):
+            writer.put("a", b"1", when=when)
+        told.append(when)
+
+    threads = [threading.Thread(target=put), threading.Thread(target=put, args=[reef.absent("a")])]
+    threads[0].start()
+    while not writer._front._held_back:
+        threading.Event().wait(0.01)
+    threads[1].start()
+    threading.Event().wait(0.2)
+    writer._front.end(ClosedError("that was all"))
+    for thread in threads:
+        thread.join(60)
+    assert len(told) == 2, "somebody still waits"
+    writer._front.let_in()
+
+
 def test_conditions_without_waiting(open_local):
     """The future tells; a refusal that nobody asked for is told by flush, once."""
     writer = open_local()
@@ -385,6 +409,23 @@ def test_closing_uploads(open_local, store):
         writer.put("b", b"1")
     with pytest.raises(ClosedError):
         writer.get("a")
+
+
+def test_closing_waits_for_conditions(store, open_local):
+    """One on its way is answered, as by a writer without a log."""
+    gate = threading.Event()
+
+    class Slow(stores.Wrapper):
+        def create(self, key, body):
+            if "/wal/" in key and gate.is_set():
+                threading.Event().wait(0.3)
+            return self.inner.create(key, body)
+
+    writer = open_local(bucket=Slow(store))
+    gate.set()
+    first = writer.put("a", b"1", when=[reef.absent("a")], wait=False)
+    writer.close()
+    assert first.result(timeout=0).lsn == 2
 
 
 def test_closing_says_what_is_left(store, open_local, path):

@@ -12,7 +12,13 @@ from reef.engine.database import Database
 from reef.engine.job_board import JobBoard
 from reef.engine.registry import Registry
 from reef.engine.registry_upkeep import COMPACT_AFTER
-from reef.errors import ConflictError, CorruptionError, Kind, NotFoundError
+from reef.errors import (
+    ConflictError,
+    CorruptionError,
+    Kind,
+    NotFoundError,
+    UnsupportedFormatError,
+)
 from reef.manifest.dropping import clear_dropped
 from reef.manifest.publish import Publisher
 from reef.paths import Namespace
@@ -199,6 +205,17 @@ def test_a_damaged_registry_is_made_again(bucket, kind, lost):
     for one in (db, opened(bucket)):
         one.create("y")
         assert one.namespaces() == sorted([*everything, "y"])
+
+
+def test_a_registry_of_a_newer_release_is_not_given_up(bucket, monkeypatch):
+    """A rebuild by an older one leaves it as it is, and says so."""
+    monkeypatch.setattr("reef.catalog.segment_format.FORMAT", 2)
+    opened(bucket).create("a")
+    monkeypatch.undo()
+    before = [(info.key, info.tag) for info in bucket.list("catalog/")]
+    with pytest.raises(UnsupportedFormatError):
+        Registry(bucket).rebuild()
+    assert [(info.key, info.tag) for info in bucket.list("catalog/")] == before
 
 
 def test_a_rebuild_looks_up_only_what_differs(bucket):

@@ -26,6 +26,7 @@ from reef.manifest.snapshots import (
 )
 from reef.paths import Namespace
 from reef.stores import Store
+from reef.stores.probe import check_cas
 
 __all__ = ["Snapshot", "list_snapshots", "resolve_snapshot", "take_snapshot"]
 
@@ -87,6 +88,7 @@ class Snapshot:
         return hash((self.namespace, self.id))
 
     def _publisher(self) -> Publisher:
+        check_cas(self._store)  # whoever has the handle may have come without the register (H23)
         return Publisher(self._store, Namespace(self.namespace))
 
 

@@ -38,6 +38,17 @@ class Item:
     receipts: list[LocalReceipt] = field(default_factory=list)
     """All that were given for it: one more for each repeat of its key."""
 
+    def tell(self) -> None:
+        """Set the future, if nobody waits, and forget it: a backlog may be long."""
+        future, answer = self.future, self.answer
+        if future is None or future.done() or answer is None:
+            return
+        self.future = None
+        if isinstance(answer, ReefError):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+
 
 @dataclass(frozen=True, slots=True)
 class Left:

@@ -155,6 +155,7 @@ class LocalFront:
             self.changed.wait(max(0.001, deadline.remaining_s()))
         finally:
             self._held_back -= held_back
+            self.changed.notify_all()  # the next barrier may wait for that
 
     def _committed(self, item: Item) -> Receipt | None:
         header = item.batch.header
@@ -212,7 +213,7 @@ class LocalFront:
                 raise
         finally:
             for item in [*group, *rest]:
-                _tell(item)
+                item.tell()
         self.committer.metrics.histogram("local.sync_seconds").record(watch.elapsed_s())
 
     def _write(self, group: list[Item]) -> None:
@@ -241,10 +242,8 @@ class LocalFront:
         self.committer.metrics.gauge("local.backlog_bytes").set(self.backlog.bytes)
 
     def _break_off(self, group: list[Item], error: BaseException) -> list[Item]:
-        """The disk failed, or we were interrupted over it: it may have the group, or not.
-
-        A log that has failed before refuses: then it has not.
-        """
+        """The disk failed, or we were interrupted over it: it may have the group, unless the log
+        has failed before and refuses."""
         with self.changed:
             for item in group:
                 unknown = words.unknown(item.index, self.log.path, error, self._blank(item))
@@ -316,11 +315,11 @@ class LocalFront:
 
     def hold_back(self) -> None:
         """Let nothing in until `let_in`; return when all that was let in is in the bucket."""
-        self.check_open()
         deadline = self.runtime.deadline(self.settings.write_deadline_s)
         with self.changed:
             while self._held_back and not deadline.passed():
                 self.changed.wait(max(0.001, deadline.remaining_s()))
+            self.check_open()
             self._barriers += 1
         try:
             self.drain()
@@ -333,6 +332,12 @@ class LocalFront:
         with self.changed:
             self._barriers -= 1
             self.changed.notify_all()
+
+    def await_answers(self, deadline: Deadline) -> None:
+        """Wait for conditions and transactions that are on their way, if it does not take long."""
+        with self.changed:
+            while self._barriers and not deadline.passed():
+                self.changed.wait(max(0.001, deadline.remaining_s()))
 
     @contextmanager
     def held_back(self) -> Iterator[None]:
@@ -369,7 +374,7 @@ class LocalFront:
             self.changed.notify_all()
             rest = [] if self._syncing else self._free_disk()  # or whoever syncs tells the rest
         for item in rest:
-            _tell(item)
+            item.tell()
         self.poke()
 
     def end_upload(self, error: ReefError) -> None:
@@ -392,15 +397,3 @@ class LocalFront:
         receipt = LocalReceipt(blank, self.identity.stream, item.index, self.await_upload)
         item.receipts.append(receipt)
         return receipt
-
-
-def _tell(item: Item) -> None:
-    """Set the future of a batch for which nobody waits, and forget it: a backlog may be long."""
-    future, answer = item.future, item.answer
-    if future is None or future.done() or answer is None:
-        return
-    item.future = None
-    if isinstance(answer, ReefError):
-        future.set_exception(answer)
-    else:
-        future.set_result(answer)

@@ -132,7 +132,9 @@ class LocalWriter(Writer):
             raise refused
 
     def close(self) -> None:
-        """Upload what is left, within `write_deadline_s`, and give the handle up.
+        """Upload what is left, finish what is on its way, and give the handle up.
+
+        Both within `write_deadline_s`.
 
         UnavailableError if something stays on the local disk, or FencedError if another writer
         has taken over; the handle is closed all the same, and nothing on the disk is lost.
@@ -141,10 +143,12 @@ class LocalWriter(Writer):
             return
         self.check_process()
         trouble: ReefError | None = None
+        deadline = self._runtime.deadline(self._settings.write_deadline_s)
         try:
             self._front.drain(self._settings.write_deadline_s)
         except ReefError as error:
             trouble = error
+        self._front.await_answers(deadline)
         self._closed = True
         try:
             if self.background is not None:

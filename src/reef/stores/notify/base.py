@@ -124,10 +124,13 @@ class Notifier(ABC):
             return list(self._bells)
 
     def close(self) -> None:
-        """Stop listening; bells that are left ring once, so that nobody waits for them."""
+        """Stop listening; bells that are left ring once, so that nobody waits for them.
+
+        In a forked child there is nothing to stop: the listener is the parent's, and goes on.
+        """
         with self._lock:
             was_open, self._closed = not self._closed, True
-        if was_open:
+        if was_open and self._home == self.runtime.process_id():
             self._stop()
             self.notify_all()
 

@@ -16,6 +16,7 @@ import select
 import struct
 import sys
 from collections.abc import Iterator
+from urllib.parse import unquote, urlsplit
 
 from reef.errors import InvalidInputError, Kind, UnavailableError
 from reef.runtime import REAL, Runtime, leaf_lock
@@ -32,11 +33,11 @@ READ_BYTES = 1 << 16
 
 
 class DirectoryNotifier(Notifier):
-    """Listens to what is made below a directory."""
+    """Listens to what is made below a directory; its path, or the URL of the store in it."""
 
-    def __init__(self, path: str, *, runtime: Runtime = REAL) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, runtime: Runtime = REAL) -> None:
         super().__init__(runtime)
-        self._root = os.path.abspath(path)
+        self._root = os.path.abspath(_path_of(os.fspath(path)))
         self._inotify = _Inotify()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._folders: dict[int, str] = {}
@@ -60,6 +61,8 @@ class DirectoryNotifier(Notifier):
         keys = []
         for watch, mask, name in self._inotify.read():
             folder = self._folders.get(watch, self._root)
+            if mask & IN_IGNORED:  # the folder is gone, and the number is not used again
+                self._folders.pop(watch, None)
             if mask & (IN_Q_OVERFLOW | IN_ISDIR | IN_DELETE_SELF | IN_IGNORED):
                 moved = True
             elif mask & (IN_CREATE | IN_MOVED_TO):
@@ -150,6 +153,20 @@ class _Inotify:
 
     def close(self) -> None:
         os.close(self.fd)
+
+
+def _path_of(url: str) -> str:
+    """A watch on another path would never ring, and never say so: read it as the store does."""
+    if "://" not in url:
+        return os.path.expanduser(url)
+    parts = urlsplit(url, allow_fragments=False)
+    if parts.scheme != "file":
+        raise InvalidInputError(
+            f"{url.split('?', 1)[0]!r} is not a directory",
+            kind=Kind.INVALID_URL,
+            hint="News of a bucket comes through QueueNotifier or PushNotifier",
+        )
+    return unquote(parts.path)
 
 
 def _failed(what: str, error: int) -> UnavailableError:

@@ -12,6 +12,7 @@ from reef.errors import ReefError
 from reef.runtime import REAL, Runtime
 from reef.stores.notify.base import Notifier, matching, split_url
 from reef.stores.notify.records import objects_of
+from reef.stores.remote_options import bad_option
 from reef.stores.s3_client import s3_client, translated
 from reef.stores.s3_options import S3Options
 
@@ -36,6 +37,8 @@ class QueueNotifier(Notifier):
         **options: Any,
     ) -> None:
         super().__init__(runtime)
+        if not 1 <= wait_s <= WAIT_S:  # without waiting it would ask all the time
+            raise bad_option("wait_s", wait_s, f"a number of seconds from 1 to {WAIT_S}")
         self._queue_url, self._wait_s = queue_url, wait_s
         self._key_of = matching(*split_url(store_url))
         self._options = S3Options.from_words({"timeout_s": wait_s + 10.0, **options})

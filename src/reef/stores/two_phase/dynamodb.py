@@ -6,6 +6,7 @@ insert is a put with the condition that there is no such item; the client's own 
 that fail on our own item, which reading it shows.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
@@ -58,7 +59,7 @@ class DynamoOptions:
         )
         return boto3.Session().client(
             "dynamodb",
-            region_name=self.region,
+            region_name=self.region or os.environ.get("AWS_REGION"),  # boto3 knows another name
             endpoint_url=self.endpoint,
             aws_access_key_id=self.access_key_id,
             aws_secret_access_key=self.secret_access_key,
@@ -156,12 +157,20 @@ class DynamoRegister(Register):
         found: list[Record] = []
         for at in range(0, len(destinations), GETS_AT_ONCE):
             keys = [self._key(name) for name in dict.fromkeys(destinations[at : at + GETS_AT_ONCE])]
-            asked = {self.table: {"Keys": keys, "ConsistentRead": True}}
-            while asked:
-                with self._asking() as client:
-                    answer = client.batch_get_item(RequestItems=asked)
-                found += map(_record, answer["Responses"].get(self.table, []))
-                asked = answer.get("UnprocessedKeys") or {}
+            found += self._read({self.table: {"Keys": keys, "ConsistentRead": True}})
+        return found
+
+    def _read(self, asked: dict[str, Any]) -> list[Record]:
+        """What was left out is asked for again, as long as it gets less; then it is throttled."""
+        found: list[Record] = []
+        while asked:
+            with self._asking() as client:
+                answer = client.batch_get_item(RequestItems=asked)
+            found += map(_record, answer["Responses"].get(self.table, []))
+            left = answer.get("UnprocessedKeys") or {}
+            if _keys_in(left) >= _keys_in(asked):
+                raise UnavailableError(f"{self!r} has no room for reads", kind=Kind.THROTTLED)
+            asked = left
         return found
 
     def commit(self, record: Record) -> None:
@@ -209,14 +218,15 @@ class DynamoRegister(Register):
         query: dict[str, Any] = {
             "TableName": self.table,
             "ConsistentRead": True,
-            "Limit": PAGE,
             "KeyConditionExpression": condition,
             "ExpressionAttributeNames": {"#scope": "scope"},
             "ExpressionAttributeValues": values,
         }
-        if unfinished:
+        if unfinished:  # few of many: a page is what the service reads, not what it finds
             values[":no"] = {"BOOL": False}
             query["FilterExpression"] = "committed = :no"
+        else:
+            query["Limit"] = PAGE
         return query | ({"ExclusiveStartKey": start} if start else {})
 
     def _key(self, destination: str) -> dict[str, Any]:
@@ -234,7 +244,8 @@ class DynamoRegister(Register):
             raise self._translated(error) from error
 
     def _translated(self, error: Exception) -> ReefError:
-        code = getattr(error, "response", {}).get("Error", {}).get("Code", "")
+        # An error of the connection has a response, too: None.
+        code = (getattr(error, "response", None) or {}).get("Error", {}).get("Code", "")
         missing = (NoCredentialsError, NoRegionError, PartialCredentialsError)
         if code in REFUSALS or isinstance(error, missing):
             return InvalidInputError(f"{self!r} refuses: {error}", kind=Kind.REFUSED_BY_STORE)
@@ -260,6 +271,10 @@ def _holds(call: Any) -> bool:
             raise
         return False
     return True
+
+
+def _keys_in(asked: dict[str, Any]) -> int:
+    return sum(len(table["Keys"]) for table in asked.values())
 
 
 def _if_source(record: Record, values: dict[str, Any]) -> dict[str, Any]:

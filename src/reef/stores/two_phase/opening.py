@@ -27,23 +27,27 @@ def open_register(url: Any, store_url: str) -> Register:
     """Return the register at `url` for the bucket at `store_url`. Nothing is asked of it yet."""
     if not isinstance(url, str) or "://" not in url:
         raise _bad("option 'cas' is not the URL of a register")
-    parts = urlsplit(url, allow_fragments=False)
-    query = dict(parse_qsl(parts.query, keep_blank_values=True))
-    scope = query.pop("scope", store_url)
+    try:
+        parts = urlsplit(url, allow_fragments=False)
+    except ValueError:  # which may show what is in it
+        raise _bad("option 'cas' is not the URL of a register") from None
+    words = parse_qsl(parts.query, keep_blank_values=True)
+    query = [word for word in words if word[0] != "scope"]  # a host may be named more than once
+    scope = dict(words).get("scope", store_url)
     kind = parts.scheme.partition("+")[0]
     if kind == "sqlite":
-        return _open_sqlite(parts.netloc, unquote(parts.path), query, scope, store_url)
+        return _open_sqlite(parts.netloc, unquote(parts.path), dict(query), scope, store_url)
     if kind in SQL:
         return _open_sql(parts._replace(query=urlencode(query)).geturl(), kind, scope)
     if kind == "dynamodb":
-        return _open_dynamodb(parts.netloc + parts.path, query, scope)
+        return _open_dynamodb(parts.netloc + parts.path, dict(query), scope)
     raise _bad(f"option 'cas' has the unknown scheme {parts.scheme!r}")
 
 
 def _open_sqlite(
     host: str, path: str, query: dict[str, str], scope: str, store_url: str
 ) -> Register:
-    if host or len(path) < 2:
+    if host or len(path) < 2 or path == "/:memory:":  # nobody else would see that one
         raise _bad(
             "option 'cas' names no file", "Write sqlite:///reef.db, or sqlite:////var/reef.db"
         )

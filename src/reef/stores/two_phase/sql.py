@@ -53,6 +53,8 @@ CONNECT_ARGUMENTS: dict[str, dict[str, Any]] = {
         "connect_timeout": TIMEOUT_S,
         "options": f"-c statement_timeout={TIMEOUT_S * 1000}",
         "tcp_user_timeout": TIMEOUT_S * 1000,
+        # A pooler in between may hand each statement to another session.
+        "prepare_threshold": None,
     },
     "pymysql": {
         "connect_timeout": TIMEOUT_S,
@@ -117,7 +119,8 @@ class SqlRegister(Register):
         self._process_id = -1
         self._name: str | None = None
         self._made = False
-        self._kind = self._connect().dialect.name  # a missing driver is told here
+        kind = self._connect().dialect.name  # a missing driver is told here
+        self._kind = "mysql" if kind == "mariadb" else kind  # one server goes by both names
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SqlRegister, (self._url, self.scope)
@@ -142,7 +145,8 @@ class SqlRegister(Register):
                 if attempt + 1 == MAKES_MAX:
                     raise
         with suppress(exc.IntegrityError), engine.connect() as connection:
-            connection.execute(sa.insert(IDENTITY).values(one=1, id=REAL.ulid()))
+            if connection.execute(sa.select(IDENTITY.c.id)).scalar() is None:
+                connection.execute(sa.insert(IDENTITY).values(one=1, id=REAL.ulid()))
         self._made = True
 
     def insert(self, record: Record) -> bool:
@@ -250,6 +254,7 @@ class SqlRegister(Register):
                 pool_size=POOL_SIZE,
                 max_overflow=0,
                 pool_pre_ping=True,
+                skip_autocommit_rollback=True,  # there is never anything to roll back
                 hide_parameters=True,
                 connect_args=given,
             )

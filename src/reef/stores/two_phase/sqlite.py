@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from reef.errors import InvalidInputError, Kind, UnavailableError
+from reef.errors import CorruptionError, InvalidInputError, Kind, ReefError, UnavailableError
 from reef.runtime import REAL, leaf_lock
 from reef.stores.two_phase.record import Record
 from reef.stores.two_phase.register import PAGE, Register, end_of
@@ -35,6 +35,14 @@ CREATE INDEX IF NOT EXISTS reef_records_open ON reef_records (scope, destination
 CREATE TABLE IF NOT EXISTS reef_register (one INTEGER PRIMARY KEY CHECK (one = 1), id TEXT NOT NULL)
 """
 COLUMNS = "destination, source, checksum, committed"
+REFUSALS = (
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_AUTH,
+)
+"""What the file will be tomorrow, too: no database, or not ours to write."""
 _abandoned: list[Any] = []
 """Connections from before a fork. Closing one would drop the locks of whoever has the file open."""
 
@@ -117,9 +125,18 @@ class SqliteRegister(Register):
             try:
                 yield self._open()
             except sqlite3.Error as error:
-                raise UnavailableError(
-                    f"the register {self.path} cannot be used: {error}", register=self.path
-                ) from error
+                raise self._translated(error) from error
+
+    def _translated(self, error: sqlite3.Error) -> ReefError:
+        code = getattr(error, "sqlite_errorcode", None)
+        code = None if code is None else code & 0xFF  # the rest tells which kind of it
+        told = f"the register {self.path} cannot be used: {error}"
+        if code == sqlite3.SQLITE_CORRUPT:
+            hint = "Restore it from a backup; the page on two-phase says what to do without one"
+            return CorruptionError(told, hint=hint, object=self.path)
+        if code in REFUSALS:
+            return InvalidInputError(told, kind=Kind.REFUSED_BY_STORE, register=self.path)
+        return UnavailableError(told, register=self.path)
 
     def _open(self) -> sqlite3.Connection:
         process_id = REAL.process_id()

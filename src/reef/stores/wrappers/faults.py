@@ -38,6 +38,8 @@ class Fault(StrEnum):
 
 
 AFTER = {Fault.FAIL_AFTER, Fault.THROTTLE_429_AFTER}
+THROTTLED = {Fault.THROTTLE_429, Fault.THROTTLE_429_AFTER, Fault.UNAVAILABLE_503}
+"""As the answers of services are read: 503 is SlowDown."""
 READ_ONLY = {Fault.SHORT_READ, Fault.WRONG_BYTES}
 
 
@@ -199,5 +201,5 @@ def _damage(fault: Fault, body: bytes) -> bytes:
 
 
 def _failure(fault: Fault, method: str, key: str) -> UnavailableError:
-    kind = Kind.THROTTLED if fault.name.startswith("THROTTLE") else Kind.UNAVAILABLE
+    kind = Kind.THROTTLED if fault in THROTTLED else Kind.UNAVAILABLE
     return UnavailableError(f"injected {fault} on {method} {key}", kind=kind, object=key)

@@ -26,6 +26,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from reef import paths
 from reef.errors import Kind, UnavailableError
 from reef.runtime import leaf_lock
 from reef.stores.base import ObjectInfo, Part, Store, Tagged, WriteResult
@@ -160,6 +161,17 @@ class Throttle(Wrapper):
 
     def delete_many(self, keys: Sequence[str]) -> None:
         self._send("write", keys[0] if keys else "", lambda: self.inner.delete_many(keys))
+
+    def now(self) -> float:
+        """Buckets tell the time by writing one object: the hottest there is."""
+        if not self.capabilities.now_requests:
+            return self.inner.now()
+        return self._send("write", paths.clock(), self.inner.now)
+
+    def abort_stale(self, older_than_s: float) -> int:
+        if not self.capabilities.abort_stale_requests:
+            return self.inner.abort_stale(older_than_s)
+        return self._send("write", paths.clock(), lambda: self.inner.abort_stale(older_than_s))
 
     # --- lanes --------------------------------------------------------------------
     def _send(self, kind: str, key: str, call: Callable[[], T]) -> T:
