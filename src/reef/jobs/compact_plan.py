@@ -22,11 +22,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import msgspec
-
 from reef.config import CompactSettings
 from reef.errors import InvalidInputError, Kind
 from reef.formats.manifest import SegmentEntry
+from reef.manifest.levels import by_key, is_plain, overlapping_groups, replace_level
 
 __all__ = ["STRATEGIES", "CompactPlan", "plan_full", "plan_leveled", "plan_tiered", "split_keys"]
 
@@ -117,8 +116,8 @@ def _merge_tier(chosen: Segments, level: int, why: str, settings: CompactSetting
     would rewrite all of them and gain nothing.
     """
     good_bytes = settings.tier_bytes // settings.tier_segments_min
-    lone = [group[0] for group in _overlapping_groups(chosen) if len(group) == 1]
-    moved = [s for s in lone if s.visible_lsn and _is_plain(s) and data_bytes(s) >= good_bytes]
+    lone = [group[0] for group in overlapping_groups(chosen) if len(group) == 1]
+    moved = [s for s in lone if s.visible_lsn and is_plain(s) and data_bytes(s) >= good_bytes]
     if not moved:
         return _merge(chosen, level, why)
     going = {segment.id for segment in moved}
@@ -137,7 +136,7 @@ def plan_leveled(segments: Segments, settings: CompactSettings) -> CompactPlan |
     """Merge down level 0, or within it; mend and join level 1. The first that is due."""
     ours = [segment for segment in segments if segment.home is None]
     zero = [segment for segment in ours if segment.level == 0]
-    one = sorted((s for s in ours if s.level > 0), key=_by_key)
+    one = sorted((s for s in ours if s.level > 0), key=by_key)
     return (
         _merge_down(zero, one, settings)
         or _merge_level0(zero, settings)
@@ -152,10 +151,10 @@ def _merge_down(zero: Segments, one: Segments, settings: CompactSettings) -> Com
     if size < settings.level0_bytes and not _is_crowded(zero, settings):
         return None
     chosen = sorted(zero, key=lambda s: (s.lsn_max, s.id))[: settings.inputs_max]
-    groups = _overlapping_groups([*chosen, *one])
+    groups = overlapping_groups([*chosen, *one])
     down = {segment.id for segment in chosen}
     groups = [group for group in groups if any(segment.id in down for segment in group)]
-    moved = [group[0] for group in groups if len(group) == 1 and _is_plain(group[0])]
+    moved = [group[0] for group in groups if len(group) == 1 and is_plain(group[0])]
     kept = {segment.id for segment in moved}
     inputs = [s for group in groups for s in group if s.id not in kept]
     why = f"level 0 holds {size} bytes in {len(zero)} segments"
@@ -174,7 +173,7 @@ def _cuts_around(inputs: Segments, staying: Segments) -> tuple[bytes, ...]:
     """Return where outputs must begin, so that none of them lies over a segment that stays."""
     firsts = sorted(segment.min_key for segment in staying)
     cuts = []
-    for before, after in pairwise(_overlapping_groups(inputs)):
+    for before, after in pairwise(overlapping_groups(inputs)):
         end, start = max(segment.max_key for segment in before), after[0].min_key
         if bisect_left(firsts, end) < bisect_left(firsts, start):
             cuts.append(start)
@@ -213,7 +212,7 @@ def _alike(smallest: Segments, count_max: int) -> Segments:
 
 def _separate(one: Segments) -> CompactPlan | None:
     """Level 1 overlaps where another strategy was used before: merge what does."""
-    for group in _overlapping_groups(one):
+    for group in overlapping_groups(one):
         if len(group) > 1:
             return _merge(group, 1, f"{len(group)} segments of level 1 overlap")
     return None
@@ -228,7 +227,7 @@ def _join_neighbours(one: Segments, settings: CompactSettings) -> CompactPlan | 
         if not _too_small(left, right, settings):
             continue
         join = left.schema_id == right.schema_id
-        join &= all(_is_plain(segment) and not segment.visible_lsn for segment in (left, right))
+        join &= all(is_plain(segment) and not segment.visible_lsn for segment in (left, right))
         return CompactPlan(1, (left, right), join=join, why="a segment of level 1 is too small")
     return None
 
@@ -296,45 +295,5 @@ def data_bytes(segment: SegmentEntry) -> int:
     return segment.size - segment.tail_bytes
 
 
-def replace_level(segment: SegmentEntry, level: int) -> SegmentEntry:
-    """Return the entry of the same object in another level."""
-
-    return msgspec.structs.replace(segment, level=level)
-
-
 def _merge(inputs: Iterable[SegmentEntry], level: int, why: str) -> CompactPlan:
     return CompactPlan(level, tuple(inputs), why=why)
-
-
-def _is_plain(segment: SegmentEntry) -> bool:
-    """Whether a merge of it alone would change nothing: no deletes, no patches."""
-    return not segment.tombstones and not segment.patches
-
-
-def _by_key(segment: SegmentEntry) -> tuple[bytes, bytes, str]:
-    return segment.min_key, segment.max_key, segment.id
-
-
-def _overlapping_groups(segments: Iterable[SegmentEntry]) -> list[list[SegmentEntry]]:
-    """Return the segments in groups whose key ranges are joined.
-
-    Where a range tombstone was cut, one segment ends with the key with which the next begins:
-    that alone is no overlap, or neighbours would be merged for ever.
-    """
-    groups: list[list[SegmentEntry]] = []
-    last: SegmentEntry | None = None
-    for segment in sorted(segments, key=_by_key):
-        if last is not None and _reaches(last, segment.min_key):
-            groups[-1].append(segment)
-        else:
-            groups.append([segment])
-        if last is None or segment.max_key >= last.max_key:
-            last = segment
-    return groups
-
-
-def _reaches(segment: SegmentEntry, key: bytes) -> bool:
-    """Whether a segment that begins before a key may have it too."""
-    if segment.tombstones:
-        return key < segment.max_key
-    return key <= segment.max_key

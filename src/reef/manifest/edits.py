@@ -10,6 +10,7 @@ from reef.formats.set_hash import EMPTY, SetHash
 from reef.manifest import sums
 from reef.manifest.dropping import clear_dropped
 from reef.manifest.invariants import refuse_condemned
+from reef.manifest.levels import at_their_level
 from reef.manifest.roots import effective_grace_ms
 from reef.manifest.streams import moved_on
 
@@ -85,7 +86,7 @@ def fold(manifest: Manifest, result: FoldResult) -> Manifest | None:
     refuse_condemned(manifest, [segment.id for segment in result.segments])
     return msgspec.structs.replace(
         manifest,
-        segments=(*result.segments, *manifest.segments),
+        segments=(*at_their_level(result.segments, manifest.segments), *manifest.segments),
         wal_floor=result.end,
         wal_id_last_seen=max(manifest.wal_id_last_seen, result.end - 1),
         dedup=result.dedup,
