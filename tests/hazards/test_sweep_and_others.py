@@ -307,3 +307,40 @@ def test_a_hole_in_the_log_is_damage_to_a_fold(world):
     late = At(world.bucket, "get_tagged", slot, lambda: world.bucket.delete(slot))
     with pytest.raises(reef.CorruptionError, match="no fold has passed it"):
         world.run(lambda: fold(reef.Database(late), NAME))
+
+
+def test_H28_a_fold_that_stood_still_has_lost_only_its_own_work(world):
+    """Taken for dead, and swept: it is told to run again, and not that the bucket is damaged.
+
+    Found by the simulator (folders_race, seed 5313 of that day).
+    """
+    with world.db.writer(NAME) as writer:
+        writer.put("late", b"1")
+
+    def stand_still():
+        world.advance(DAY_S / 2)  # its generation is still retained
+        world.sweep_twice()
+        world.sweep()
+
+    late = At(world.bucket, "head", "/segments/", stand_still)
+    with pytest.raises(reef.ConflictError, match="taken for dead"):
+        world.run(lambda: fold(reef.Database(late), NAME))
+    assert world.rows() == {**ROWS, b"late": b"1"}
+    world.fold()
+    assert world.rows() == {**ROWS, b"late": b"1"}
+
+
+def test_H28_a_compaction_that_stood_still_steps_down(world):
+    """The same for a compactor: what it merged is still there, as what it was made from."""
+
+    def stand_still():
+        world.advance(2 * DAY_S)
+        world.sweep_twice(silent_compactor_s=60.0)
+        world.sweep(silent_compactor_s=60.0)
+
+    late = At(world.bucket, "head", "/segments/", stand_still)
+    report = world.run(lambda: reef.jobs.compact(reef.Database(late), NAME, full=True))
+    assert report.outcome == "superseded"
+    assert world.rows() == ROWS
+    assert world.run(lambda: reef.jobs.compact(world.db, NAME, full=True)).outcome == "compacted"
+    assert world.rows() == ROWS

@@ -20,7 +20,7 @@ from typing import Any
 
 from reef.config import CompactSettings
 from reef.engine.database import Database
-from reef.errors import CorruptionError, NotFoundError
+from reef.errors import CorruptionError, Kind, NotFoundError
 from reef.formats.manifest import Manifest
 from reef.formats.set_hash import EMPTY, SetHash
 from reef.jobs.compact_job import CompactJob
@@ -189,7 +189,13 @@ class Compactor:
             return self._step_down(self._gone(plan, error))
         done = job.checked(results)
         self._db.store.runtime.reach("compact staged")
-        after, won = self._publish(done)
+        try:
+            after, won = self._publish(done)
+        except NotFoundError as error:
+            if error.kind is Kind.DROPPED:
+                raise
+            # It stood still until it was taken for dead, and what it had written was swept.
+            return self._step_down(self._publisher.heads.find().manifest)
         if not won:
             return self._step_down(after)
         return replace(self._report(after, "compacted"), **job.figures(results))

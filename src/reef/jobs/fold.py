@@ -115,6 +115,7 @@ def _fold(
     bytes_max = wanted.log_bytes * (1 if shuffler is None else RANGES_MAX)
     plan = plan_fold(manifest, filled, bytes_max)
     empty = FoldTask(store, names, manifest.generation, wanted)
+    written: list[SegmentEntry] = []
     try:
         if shuffler is not None:
             judged, written = _shuffled(shuffler, empty, plan, filled)
@@ -128,7 +129,8 @@ def _fold(
     except NotFoundError as error:
         if error.kind is Kind.DROPPED:
             raise
-        raise _gone(publisher, manifest, error) from error
+        own = {names.segment(entry.id) for entry in written}
+        raise _gone(publisher, manifest, error, own) from error
     return _report(namespace, manifest, after, judged, written, published=won), plan.more
 
 
@@ -166,8 +168,16 @@ def _shuffled(
     return judged, write_by_shuffle(shuffler, judged.task(empty), plan.manifest, counting)
 
 
-def _gone(publisher: Publisher, manifest: Manifest, error: NotFoundError) -> ReefError:
+def _gone(
+    publisher: Publisher, manifest: Manifest, error: NotFoundError, own: set[str]
+) -> ReefError:
     """What the plan needs is gone: others went on and it was swept, or it is damage."""
+    if error.context.get("object") in own:
+        return ConflictError(
+            f"{error.message}: this fold stood still for so long that it was taken for dead, and "
+            "what it had written was swept",
+            hint="Nothing is lost, as the log is still there; run it again",
+        )
     publisher.heads.forget()
     head = publisher.heads.find().manifest
     swept = head.oldest_retained > manifest.generation
