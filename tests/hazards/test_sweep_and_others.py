@@ -318,9 +318,9 @@ def test_H28_a_fold_that_stood_still_has_lost_only_its_own_work(world):
         writer.put("late", b"1")
 
     def stand_still():
-        world.advance(DAY_S / 2)  # its generation is still retained
-        world.sweep_twice()
-        world.sweep()
+        world.advance(DAY_S)
+        world.sweep_twice(retain_generations_s=9.0 * DAY_S)
+        world.sweep(retain_generations_s=9.0 * DAY_S)
 
     late = At(world.bucket, "head", "/segments/", stand_still)
     with pytest.raises(reef.ConflictError, match="taken for dead"):
