@@ -20,7 +20,7 @@ from reef.paths import Namespace
 from reef.stores import Outcome, agree_on_cas
 
 
-def append(store, name, kind, job=None, lsn=None):
+def append(store, name, kind, job=None, lsn=None, epoch=0):
     """Put a non-writer's object into the first open slot, or into `lsn`; return its LSN."""
     log = Log(store, Namespace(name))
     if lsn is None:
@@ -28,7 +28,7 @@ def append(store, name, kind, job=None, lsn=None):
     header = WalHeader(
         lsn=lsn,
         kind=kind,
-        epoch=0,
+        epoch=epoch,
         writer_id="job",
         write_id=store.runtime.ulid(),
         created_at_ms=int(store.runtime.wall_s() * 1000),

@@ -344,3 +344,27 @@ def test_H28_a_compaction_that_stood_still_steps_down(world):
     assert world.rows() == ROWS
     assert world.run(lambda: reef.jobs.compact(world.db, NAME, full=True)).outcome == "compacted"
     assert world.rows() == ROWS
+
+
+def test_H12_a_late_fence_in_a_collected_slot_is_not_taken_for_the_log(world):
+    """A replay outlasts its lease: the log is folded and collected under it, and an opener that
+    was fenced off long ago puts its fence where an acknowledged write had been. Found by
+    exploring two openers with M = 2 under collection.
+    """
+    with world.db.writer(NAME) as writer:
+        lsn = writer.put("late", b"1").lsn
+    epoch = world.head().writer_epoch
+
+    def collect_and_fence():
+        world.fold()
+        world.advance(2 * DAY_S)
+        world.sweep_twice()
+        assert lsn not in world.slots()
+        append(world.bucket, NAME, WalKind.FENCE, lsn=lsn, epoch=epoch)
+
+    late = At(world.bucket, "get_tagged", USERS.wal_object(lsn), collect_and_fence)
+    opened = world.run(lambda: reef.Database(late).writer(NAME, background=False))
+    assert world.run(lambda: opened.get("late")) == b"1"
+    assert world.run(lambda: dict(opened.scan())) == {**ROWS, b"late": b"1"}
+    world.run(opened.close)
+    assert world.rows() == {**ROWS, b"late": b"1"}
