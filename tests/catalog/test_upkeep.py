@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from reef import catalog as catalogs
 from reef.catalog import Catalog, Retention, SeqRange, collection, leases, register
 from reef.catalog.checkpoints import FoundCheckpoint
 from reef.catalog.collection import kept_checkpoints
@@ -371,3 +372,19 @@ def test_a_slow_swap_of_a_numbered_head_proves_itself():
 def test_collected_is_told_by_its_figures(catalog):
     """What a deletion did, and why it did nothing."""
     assert catalog.compactor().gc_delete_and_reset() == collection.Collected()
+
+
+def test_no_thread_is_started_unless_asked_for(tmp_path):
+    """Sessions, commits, compaction and collection all run in the caller's thread."""
+    before = set(threading.enumerate())
+    catalog = catalogs.open(str(tmp_path))
+    with catalog.session_write() as session:
+        session.put("a", b"1")
+        session.commit()
+    catalog.transact(lambda session: session.put("b", b"2"))
+    catalog.compactor().compact_and_gc()
+    with catalog.session_read() as session:
+        assert session.get("b") == b"2"
+        assert set(threading.enumerate()) <= before
+        with session.start_lease_keeper():
+            assert set(threading.enumerate()) - before, "this was asked for"
