@@ -174,8 +174,8 @@ def _gone(
     """What the plan needs is gone: others went on and it was swept, or it is damage."""
     if error.context.get("object") in own:
         return ConflictError(
-            f"{error.message}: this fold stood still for so long that it was taken for dead, and "
-            "what it had written was swept",
+            f"{error.message}: what this fold had written is gone; it is swept where a fold stands "
+            "still for so long that it is taken for dead",
             hint="Nothing is lost, as the log is still there; run it again",
         )
     publisher.heads.forget()

@@ -8,7 +8,7 @@ import pytest
 import reef
 from reef import stores
 from reef.engine.reader import PROBES_MAX
-from reef.errors import CorruptionError, NotFoundError, UnavailableError
+from reef.errors import ConflictError, CorruptionError, NotFoundError, UnavailableError
 from reef.formats.batch import OpKind, Ops, decode_ops, encode_ops
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.jobs import fold
@@ -295,15 +295,17 @@ def test_keys_leave_the_window_as_others_come(db):
 
 
 def test_a_fold_whose_segments_are_gone_says_so(db):
-    """They were staged and are not there at the publish, and nobody went on: it is damage."""
+    """Staged, and not there at the publish: only its own work is lost, and it can run again."""
     db.writer(NAME).put("a", b"1")
 
     def sweep():
         for info in list(db.store.list(SEGMENTS)):
             db.store.delete(info.key)
 
-    with pytest.raises(CorruptionError, match="no fold has passed it"):
+    with pytest.raises(ConflictError, match="what this fold had written is gone"):
         fold(db, NAME, executor=Meanwhile(db, sweep))
+    assert fold(db, NAME).published
+    assert db.reader(NAME).get("a") == b"1"
 
 
 def test_a_fold_that_lost_did_not_publish(db):
