@@ -1,13 +1,15 @@
-"""Namespaces that go and come back under writers, readers and sweeps (H48)."""
+"""Namespaces that go and come back under writers, readers, loads and sweeps (H48)."""
 
 from contextlib import suppress
 
 import msgspec
 
+from reef.engine.batch import Batch
 from reef.engine.database import Database
 from reef.engine.registry import Registry
 from reef.formats.schema import DEFAULT_SCHEMA
-from reef.jobs import fold, sweep, verify
+from reef.jobs import BulkJob, fold, sweep, verify
+from reef.jobs.ingest import sorted_rows, staged_rows
 from reef.manifest.edits import new_namespace
 from reef.manifest.publish import Publisher
 from reef.paths import Namespace
@@ -116,3 +118,110 @@ def names_come_and_go(sim):
     others = set(lives.acknowledged.values()) - own
     assert not rows & others, "rows of another life"
     assert calm.namespaces() == [NAME]
+
+
+# --- loads that make their namespace ----------------------------------------------------
+
+
+class Used:
+    """A name that nobody drops, and what was acknowledged in it: rows, or that it is there."""
+
+    def __init__(self, sim):
+        self.sim = sim
+        self.rows: dict[bytes, bytes] = {}
+        self.refused: set[bytes] = set()
+        self.is_there = False
+
+    def start(self, name, act):
+        node = self.sim.process(name, skew_s=self.sim.choices.uniform(-600.0, 600.0))
+
+        def run():
+            for number in range(2):
+                node.runtime.sleep(node.runtime.uniform(0.0, 3.0))
+                with suppress(*GAVE_UP):
+                    act(self, node, f"{node.name}-{number}".encode())
+
+        node.spawn(run)
+
+
+def load_or_fail(used, node, row):
+    """Load into a namespace that is made if there is none; more often than not, give up."""
+    job = BulkJob(database(node), NAME, make=DEFAULT_SCHEMA, lease_ttl_s=GRACE_S)
+    staged = _staged(job, row)
+    node.runtime.sleep(node.runtime.uniform(0.0, 4.0))
+    if used.sim.choices.pick(3):
+        used.refused.add(row)
+        BulkJob.resume(job.handle).abort()
+    else:
+        job.commit(staged)
+        used.rows[row] = row
+
+
+def load_into_what_is_there(used, node, row):
+    """Load, if there is anything to load into."""
+    job = BulkJob(database(node), NAME, lease_ttl_s=GRACE_S)
+    job.commit(_staged(job, row))
+    used.rows[row] = row
+
+
+def _staged(job, row):
+    batch = Batch()
+    for key in (row, row + b" too"):
+        batch.put(key, row)
+    ops = batch.encode(job.schema, 1 << 20, 0).ops
+    return job.staging.stage([sorted_rows(staged_rows(ops))])
+
+
+def write_one(used, node, row):
+    """Open, which makes the namespace if there is none, and write."""
+    with database(node).writer(NAME, background=False) as writer:
+        used.is_there = True
+        writer.put(row, row)
+        used.rows[row] = row
+
+
+def create_it(used, node, row):
+    """Ask for the namespace, without a row."""
+    database(node).create(NAME)
+    used.is_there = True
+
+
+def snapshot_it(used, node, row):
+    """Keep what is there, if there is anything."""
+    database(node).snapshot(NAME)
+    used.is_there = True
+
+
+def fold_it(used, node, row):
+    """Fold, and sweep."""
+    db = database(node)
+    fold(db, NAME)
+    sweep(db, NAME, apply=True, force=True, retain_generations_s=0.0, dropped_s=DROPPED_S)
+
+
+def loads_make_their_namespace(sim):
+    """Loads that make a namespace and may fail, beside others that come to use it.
+
+    Nobody drops it but the loads that take back what they made. In the end all that was
+    acknowledged is there, in a namespace that is there if anybody was told so; nothing that was
+    given up is; and the registry says what the manifest says.
+    """
+    used = Used(sim)
+    agree_on_cas(sim.bucket)
+    used.start("l1", load_or_fail)
+    used.start("l2", load_or_fail)
+    others = (load_into_what_is_there, write_one, create_it, snapshot_it, fold_it)
+    for number in range(sim.choices.pick(4)):
+        used.start(f"o{number}", others[sim.choices.pick(len(others))])
+    sim.run()
+    calm = Database(sim.bucket, registry=Registry(sim.bucket))
+    assert calm.namespaces() == Database(sim.bucket).namespaces()
+    if calm.namespaces() != [NAME]:
+        assert not used.rows, f"{used.rows} were acknowledged"
+        assert not used.is_there, "somebody was told that it is there"
+        return
+    with calm.writer(NAME, background=False) as writer:
+        rows = dict(writer.scan())
+    assert not verify(calm, NAME, deep=True).problems
+    assert used.rows.items() <= rows.items(), "acknowledged, and lost"
+    assert not used.refused & rows.keys(), "given up, and visible"

@@ -155,6 +155,8 @@ SCENARIOS = {
     "catalog_counter": (catalogs.catalog_counter, ROUGH),
     "names_come_and_go": (dropping.names_come_and_go, ROUGH),
     "names_come_and_go_slowly": (dropping.names_come_and_go, SLOW),
+    "loads_make_their_namespace": (dropping.loads_make_their_namespace, ROUGH),
+    "loads_make_it_slowly": (dropping.loads_make_their_namespace, SLOW),
     "rival_compactors": (jobs.rival_compactors, SLOW),
     "jobs_and_pins": (jobs.jobs_and_pins, SLOW),
     "background_beside_others": (jobs.background_beside_others, SLOW),

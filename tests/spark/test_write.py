@@ -12,7 +12,6 @@ from reef.jobs.appending import Appender
 from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
 from reef.spark.lease import SharedLease
-from reef.spark.target import Target
 from tests.spark.writing import (
     TABLE,
     Write,
@@ -319,6 +318,20 @@ def test_a_bad_row_fails_the_whole_write_and_leaves_nothing(table, url, rows, wh
     assert sweep_everything(table) == set()
 
 
+def test_a_write_that_fails_takes_back_the_namespace_it_made(table, url):
+    """Nothing is visible, and what tasks have staged is swept with it; the next one may succeed."""
+    with pytest.raises(reef.InvalidInputError, match="a key cannot be null"):
+        Write(url, "new", key="id").run(some("xyz"), [{"id": None}])
+    assert table.namespaces() == ["t"]
+    assert leases_of(table, "new") == []
+    assert segments_of(table, "new") != set()
+    assert sweep_everything(table, "new") == set()
+    with pytest.raises(reef.NotFoundError, match="dropped"):
+        Write(url, "new")
+    Write(url, "new", key="id").run(some("xy", 1), some("z", 1))
+    assert numbers_of(table, "new") == {"x": 1, "y": 1, "z": 1}
+
+
 def test_H39_only_messages_that_reach_the_commit_count(table, url):
     """H39: a task that failed after its upload, a second attempt, a failed task's None."""
     write = Write(url)
@@ -459,6 +472,17 @@ def test_segments_get_about_the_size_that_is_asked_for(table, url):
     assert len(rows_of(table)) == 3003
 
 
+def before_the_begin(monkeypatch, act):
+    """Let something happen between the checks of the driver and the begin of its job."""
+    begin = BulkJob.__init__
+
+    def acted(self, *args, **settings):
+        act()
+        begin(self, *args, **settings)
+
+    monkeypatch.setattr(BulkJob, "__init__", acted)
+
+
 def test_a_namespace_that_grows_before_the_begin(table, url, monkeypatch):
     """Rows are written as the job's schema says, not as that of the first look: a segment has no
     other word for the width of its numbers.
@@ -469,7 +493,7 @@ def test_a_namespace_that_grows_before_the_begin(table, url, monkeypatch):
     )
     wide = [("id", pa.string()), ("n", pa.int64()), ("v", pa.list_(pa.float64(), 2))]
     grown = pa.schema([*wide, ("m", pa.int8())])
-    monkeypatch.setattr(Target, "make", lambda *_: table.alter("narrow", grown))
+    before_the_begin(monkeypatch, lambda: table.alter("narrow", grown))
     columns = struct(id=st.StringType(), n=st.IntegerType(), v=st.ArrayType(st.FloatType()))
     Write(url, "narrow", columns).run(some("abcdefg", 7, v=[1.5, 2.5]))
     expected = {key: {"n": 7, "v": [1.5, 2.5], "m": None} for key in "abcdefg"}
@@ -481,11 +505,11 @@ def test_a_namespace_that_grows_before_the_begin(table, url, monkeypatch):
 def test_a_namespace_that_is_another_one_by_the_begin(table, url, monkeypatch):
     """Dropped and made anew with other columns: the write is refused, and its job given up."""
 
-    def anew(*_):
+    def anew():
         table.drop("t")
         table.create("t", pa.schema([("id", pa.string()), ("other", pa.int64())]))
 
-    monkeypatch.setattr(Target, "make", anew)
+    before_the_begin(monkeypatch, anew)
     with pytest.raises(reef.InvalidInputError, match="column n: there is no such column"):
         Write(url)
     assert kinds_of(table)[-2:] == ["begin", "abort"]

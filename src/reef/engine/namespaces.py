@@ -3,7 +3,8 @@
 Drop: take the writer role, so that M fences lie in the log and no older writer commits any more;
 publish that it is dropped, with where its log ends. Undrop: publish that it is live. Make anew: one
 publish behind those fences, with numbers that go on. Each is one CAS on the manifest, which
-decides; a registry, where there is one, is told before and after.
+decides; a registry, where there is one, is told before and after. Take back: what a drop does, for
+a namespace that was made for a load which then failed, and that nobody else has used.
 """
 
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -30,6 +31,8 @@ from reef.telemetry import Metrics
 
 __all__ = ["Namespaces"]
 
+MAKES_MAX = 10
+"""How often a namespace is made anew because it was dropped at once."""
 DROPS_MAX = 10
 """How often a drop begins anew because a writer opened, or a fold passed its fences."""
 
@@ -49,22 +52,44 @@ class Namespaces:
             return found
         return sorted(name for name, one in list_states(self.store).items() if one is state)
 
-    def ensure(self, namespace: Namespace, schema: Schema) -> Publisher:
-        """Make a namespace if there is none, or none but a dropped one."""
+    def ensure(self, namespace: Namespace, schema: Schema, made_for: str = "") -> Publisher:
+        """Make a namespace if there is none, or none but a dropped one; use it.
+
+        With `made_for`, the id of a job, one that is made now may be taken back if that job fails.
+        """
         publisher = self._publisher(namespace)
-        looked = self.store.runtime.stopwatch()
-        try:
-            publisher.heads.find()
-        except NotFoundError as error:
-            with self._changing(namespace):
-                if error.kind is Kind.DROPPED:
-                    publisher.publish(lambda h: dropping.made_anew(h, schema), dropped=True)
-                else:
-                    self._create(namespace, publisher, schema, looked)
-        return publisher
+        for _ in range(MAKES_MAX):
+            looked = self.store.runtime.stopwatch()
+            try:
+                self._use(publisher, made_for)
+            except NotFoundError as error:
+                with self._changing(namespace):
+                    if error.kind is Kind.DROPPED:
+                        publisher.publish(
+                            lambda head: dropping.made_anew(head, schema, made_for), dropped=True
+                        )
+                    else:
+                        first = new_namespace(schema, made_for=made_for)
+                        self._create(namespace, publisher, first, looked)
+            else:
+                return publisher
+        raise ConflictError(
+            f"{namespace.name} was dropped again and again while it was made",
+            namespace=namespace.name,
+        )
+
+    def use(self, namespace: Namespace) -> Manifest:
+        """Return the head, which no failed load takes back any more; NotFoundError if none."""
+        return self._use(self._publisher(namespace))
+
+    def _use(self, publisher: Publisher, made_for: str = "") -> Manifest:
+        head = publisher.heads.find().manifest
+        if head.made_for in ("", made_for):
+            return head
+        return publisher.publish(dropping.use)
 
     def _create(
-        self, namespace: Namespace, publisher: Publisher, schema: Schema, looked: Stopwatch
+        self, namespace: Namespace, publisher: Publisher, first: Manifest, looked: Stopwatch
     ) -> None:
         if self.registry is not None:  # telling it took time: somebody else may have been first
             looked = self.store.runtime.stopwatch()
@@ -72,7 +97,7 @@ class Namespaces:
                 publisher.heads.find()
                 return
         self._check_nothing_is_left(namespace)
-        publisher.create(new_namespace(schema), looked)
+        publisher.create(first, looked)
 
     # --- dropping -----------------------------------------------------------------
     def drop(self, namespace: Namespace) -> Manifest:
@@ -100,6 +125,17 @@ class Namespaces:
             return publisher.heads.find().manifest
         dropped = Dropped(int(self.store.now() * 1000), max(fences) + 1, below)
         return publisher.publish(lambda head: dropping.drop(head, epoch, dropped))
+
+    def take_back(
+        self, namespace: Namespace, job: str, end_lsn: int, below: tuple[str, ...]
+    ) -> None:
+        """Drop what was made for a job that was aborted, unless somebody else has used it.
+
+        The abort stands in the slot below `end_lsn`; the write ids up to it are `below`.
+        """
+        dropped = Dropped(int(self.store.now() * 1000), end_lsn, below)
+        with self._changing(namespace):
+            self._publisher(namespace).publish(lambda h: dropping.take_back(h, job, dropped))
 
     def undrop(self, namespace: Namespace) -> Manifest:
         """Bring a dropped namespace back, as it was; one that is there stays as it is."""

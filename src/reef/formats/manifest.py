@@ -212,6 +212,8 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     parent: str | None = None
     dropped: Dropped | None = None
     """Of a dropped namespace; left out of all others."""
+    made_for: str = ""
+    """The bulk job that this namespace was made for, while nobody else has used it."""
     key_ids: tuple[str, ...] = ()
 
     @property

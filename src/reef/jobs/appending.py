@@ -69,6 +69,8 @@ class LogState:
     """Jobs that are open at the end, and the LSN of their begin."""
     ended: dict[str, Ended] = field(default_factory=dict)
     """Jobs that ended behind the floor."""
+    last_ids: tuple[str, ...] = ()
+    """The write ids of the slots just below the open one, the last one last."""
 
     def committed_as(self, key: str | None) -> DedupEntry | None:
         """Return how a job's key was committed, as far as the window goes."""
@@ -224,7 +226,9 @@ class Appender:
             if header.job is not None and header.job.id in was_open - _ids(rules):
                 ended[header.job.id] = Ended(lsn, applies, header.write_id)
         jobs = {job.id: job.begin_lsn for job in rules.open_jobs}
-        return LogState(manifest, rules.next_lsn, rules.dedup, jobs, ended)
+        return LogState(
+            manifest, rules.next_lsn, rules.dedup, jobs, ended, last_ids=rules.last_ids()
+        )
 
     # --- filling ------------------------------------------------------------------
     def _aim(self, seen: LogState, losses: int) -> int:

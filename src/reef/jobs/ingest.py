@@ -14,6 +14,9 @@ without rows has one over everything.
 Segments of one job do not overlap, unless tasks could not choose their rows; then the commit
 reads their keys to prove that none stands in two of them (`interleaved`, H38).
 
+A job may make its namespace (`make`). If it is aborted, it takes that back, unless somebody else
+has used it since: a load that fails leaves nothing that can be seen.
+
 A job that fails in the middle is aborted; one whose driver died is reaped by the sweep when its
 lease has lapsed. Only what was handed to `commit` counts (H39). Nothing is deleted here, least
 of all after an answer that did not come: the log tells whether the commit has counted (H31).
@@ -60,7 +63,7 @@ class JobHandle:
     job in between: its lease must be long enough, or its tasks hold one of their own.
     """
 
-    store: Store
+    db: Database
     namespace: Namespace
     id: str
     key: str
@@ -69,6 +72,10 @@ class JobHandle:
     settings: IngestSettings
     lease_id: str
     receipt: Receipt | None
+
+    @property
+    def store(self) -> Store:
+        return self.db.store
 
 
 class BulkJob:
@@ -81,17 +88,18 @@ class BulkJob:
         *,
         idempotency_key: str | None = None,
         replace: KeyRange | None = None,
+        make: Schema | None = None,
         **settings: Any,
     ) -> None:
         self._settings = IngestSettings().changed(settings)
         check_idempotency_key(idempotency_key)
         db._prove_store()  # it writes into the log, as a writer does (H4)
-        self._store, self._names = db.store, Namespace(namespace)
+        self._db, self._store, self._names = db, db.store, Namespace(namespace)
         self._appender = Appender(self._store, self._names)
-        manifest = HeadFinder(self._store, self._names).find().manifest
+        self.id = self._store.runtime.ulid()
+        manifest = self._enter(make)
         self.schema: Schema = manifest.schema
         self.replace = replace
-        self.id = self._store.runtime.ulid()
         # A job always has a key: below the floor only the window tells whether it has counted.
         self.key = self.id if idempotency_key is None else idempotency_key
         self.receipt: Receipt | None = None
@@ -101,13 +109,15 @@ class BulkJob:
             self._begin()
         except BaseException:
             self._lease.release()
+            self._take_back()
             raise
 
     @classmethod
     def resume(cls, handle: JobHandle) -> Self:
         """Go on with a job that another process of the same driver has begun."""
         job = cls.__new__(cls)
-        job._settings, job._store, job._names = handle.settings, handle.store, handle.namespace
+        job._db, job._store, job._names = handle.db, handle.store, handle.namespace
+        job._settings = handle.settings
         job._appender = Appender(handle.store, handle.namespace)
         job.schema, job.replace = handle.schema, handle.replace
         job.id, job.key, job.receipt = handle.id, handle.key, handle.receipt
@@ -125,7 +135,7 @@ class BulkJob:
     def handle(self) -> JobHandle:
         """What another process needs to `resume`; this one beats as long as it has the job."""
         return JobHandle(
-            self._store,
+            self._db,
             self._names,
             self.id,
             self.key,
@@ -165,9 +175,13 @@ class BulkJob:
         return self.receipt
 
     def abort(self) -> None:
-        """Give the job up. What it has staged is swept later; a commit that counted stays."""
+        """Give the job up. What it has staged is swept later; a commit that counted stays.
+
+        A namespace that was made for it goes too, unless somebody else has used it.
+        """
         if self.receipt is None:
             self._appender.append(WalKind.ABORT, self._job(), self.schema)
+            self._take_back()
         self._lease.release()
 
     def let_go(self) -> None:
@@ -189,6 +203,21 @@ class BulkJob:
     def _hold(self, manifest: Manifest, ttl_s: float) -> HeldLease:
         owner = job_owner(self.id)
         return HeldLease(self._store, self._names, manifest, owner=owner, ttl_s=ttl_s)
+
+    def _enter(self, make: Schema | None) -> Manifest:
+        """Return the head of a namespace that nobody takes back, unless it is this job."""
+        if make is None:
+            return self._db._namespaces.use(self._names)
+        publisher = self._db._namespaces.ensure(self._names, make, made_for=self.id)
+        return publisher.heads.find().manifest
+
+    def _take_back(self) -> None:
+        with suppress(ReefError):  # it stays, without rows
+            seen = self._appender.look()
+            ours = seen.manifest.made_for == self.id
+            over = not seen.open_jobs and not any(end.committed for end in seen.ended.values())
+            if ours and over:
+                self._db._namespaces.take_back(self._names, self.id, seen.open_slot, seen.last_ids)
 
     def _begin(self) -> None:
         self._lease.beat_in_background()

@@ -4,7 +4,14 @@ A drop has taken the writer role, so M fences lie in the log, the last of them j
 `Dropped.end_lsn`: whatever an older writer still sends is void or finds its slot taken. Until a
 sweep clears the namespace everything is there, and `undrop` is one publish. What clears it, and
 what makes the name anew, puts the floor at `end_lsn`: the numbers go on, so that no slot, epoch or
-generation is ever free for a zombie (H48). All edits here are pure.
+generation is ever free for a zombie (H48).
+
+A load that makes its namespace and then fails takes it back. The manifest says which load it was
+made for, until somebody publishes anything or joins: a writer by taking the role, another load or
+a `create` by `use`. So while that is said, the log holds the records of that load and nothing
+else, no writer has anything in flight, and the load's abort stands where fences would.
+
+All edits here are pure.
 """
 
 import msgspec
@@ -13,7 +20,7 @@ from reef.errors import Kind, NotFoundError
 from reef.formats.manifest import Dropped, Manifest, NamespaceState
 from reef.formats.schema import Schema
 
-__all__ = ["clear_dropped", "drop", "is_due", "made_anew", "undrop"]
+__all__ = ["clear_dropped", "drop", "is_due", "made_anew", "take_back", "undrop", "use"]
 
 
 def drop(manifest: Manifest, epoch: int, dropped: Dropped) -> Manifest | None:
@@ -24,6 +31,18 @@ def drop(manifest: Manifest, epoch: int, dropped: Dropped) -> Manifest | None:
     if manifest.writer_epoch != epoch or manifest.wal_floor >= dropped.end_lsn:
         return None
     return msgspec.structs.replace(manifest, state=NamespaceState.DROPPED, dropped=dropped)
+
+
+def take_back(manifest: Manifest, job: str, dropped: Dropped) -> Manifest | None:
+    """Drop what was made for a job that failed; None if somebody else has used it since."""
+    if manifest.made_for != job or manifest.wal_floor >= dropped.end_lsn:
+        return None
+    return msgspec.structs.replace(manifest, state=NamespaceState.DROPPED, dropped=dropped)
+
+
+def use(manifest: Manifest) -> Manifest | None:
+    """Let a namespace stay, whatever becomes of the load that made it; None if it does anyway."""
+    return msgspec.structs.replace(manifest, made_for="") if manifest.made_for else None
 
 
 def undrop(manifest: Manifest) -> Manifest | None:
@@ -70,7 +89,7 @@ def clear_dropped(manifest: Manifest) -> Manifest:
     )
 
 
-def made_anew(manifest: Manifest, schema: Schema) -> Manifest | None:
+def made_anew(manifest: Manifest, schema: Schema, made_for: str = "") -> Manifest | None:
     """Make a namespace in the place of a dropped one; None if somebody else has.
 
     Schemas are numbered on, so that a bulk job of the old one cannot begin in the new one.
@@ -85,4 +104,5 @@ def made_anew(manifest: Manifest, schema: Schema) -> Manifest | None:
         schemas=(msgspec.structs.replace(schema, id=manifest.schema.id + 1),),
         wal_base=cleared.wal_floor,
         compactor_epoch=manifest.compactor_epoch + 1,
+        made_for=made_for,
     )

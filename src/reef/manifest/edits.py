@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-def new_namespace(schema: Schema, max_parallel_writes: int = 1) -> Manifest:
+def new_namespace(schema: Schema, max_parallel_writes: int = 1, made_for: str = "") -> Manifest:
     """Return the first manifest of a namespace; the publisher stamps it."""
     return Manifest(
         generation=1,
@@ -40,6 +40,7 @@ def new_namespace(schema: Schema, max_parallel_writes: int = 1) -> Manifest:
         published_at_ms=0,
         schemas=(schema,),
         max_parallel_writes=max_parallel_writes,
+        made_for=made_for,
     )
 
 

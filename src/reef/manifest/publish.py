@@ -151,12 +151,15 @@ class Publisher:
         now_ms = int(self._runtime.wall_s() * 1000)
         write_id = self._runtime.ulid()
         recent = (*edited.recent, Recent(generation, write_id, now_ms))
+        # Whoever publishes uses the namespace: from then on no failed load takes it back.
+        is_kept = before is None or edited.made_for != before.made_for
         return msgspec.structs.replace(
             edited,
             generation=generation,
             write_id=write_id,
             published_at_ms=now_ms,
             recent=_trim(recent, now_ms),
+            made_for=edited.made_for if is_kept else "",
         )
 
     def _check_objects(self, before: Manifest, after: Manifest) -> None:

@@ -80,7 +80,7 @@ def check_load(
         partitions = count_partitions(size, wanted, parallelism(df.sparkSession))
     return target, Preflight(
         place.namespace.name,
-        not target.exists,
+        target.make is not None,
         tuple(columns.names),
         counted.rows,
         counted.null_keys,

@@ -119,9 +119,13 @@ def bulk_load(
         load.tell("checked", checks=checks)
         raise_if_bad(checks)
     with load.stage("begin"):
-        target.make(db, place.namespace)
         job = BulkJob(
-            db, namespace, idempotency_key=idempotency_key, replace=everything, **settings
+            db,
+            namespace,
+            idempotency_key=idempotency_key,
+            replace=everything,
+            make=target.make,
+            **settings,
         )
     with job:
         parts: list[StagedPart] = []

@@ -63,12 +63,12 @@ class ReefWriter(DataSourceArrowWriter):
             key=wanted.key,
             vectors=wanted.vectors,
         )
-        target.make(db, place.namespace)
         job = BulkJob(
             db,
             place.namespace.name,
             idempotency_key=wanted.idempotency_key,
             replace=KeyRange() if overwrite else None,
+            make=target.make,
             **wanted.settings,
         )
         try:

@@ -2,8 +2,8 @@
 
 Everything that can be known before the first row is checked here, on the driver: the namespace,
 the columns' names and types, the key. A namespace that is not there is made from the DataFrame's
-columns, if its key is named. It is made before the job begins, since a job begins in its log;
-if the write then fails, it stays, without rows.
+columns, if its key is named. The job makes it, since a job begins in its namespace's log, and
+takes it back if the write fails.
 """
 
 from collections.abc import Mapping
@@ -30,8 +30,9 @@ class Target:
 
     schema: Schema
     rows: RowsPlan
-    exists: bool
     given: pa.Schema
+    make: Schema | None = None
+    """What the namespace is made with; None if it is there."""
 
     def rows_under(self, schema: Schema) -> RowsPlan:
         """Return what becomes of the rows in a job that has begun with this schema.
@@ -43,11 +44,6 @@ class Target:
             return self.rows
         order = None if self.rows.order is None else self.rows.order.name
         return RowsPlan.of(self.given, schema, self.rows.op, order)
-
-    def make(self, db: Database, namespace: Namespace) -> None:
-        """Make the namespace, unless it is there."""
-        if not self.exists:
-            db.create(namespace.name, self.schema.arrow(), key=self.schema.key.name)
 
 
 def find_target(
@@ -64,7 +60,7 @@ def find_target(
     given = arrow_columns(columns, vectors or {})
     try:
         schema = HeadFinder(db.store, namespace).find().manifest.schema
-        exists = True
+        make = None
     except NotFoundError as error:
         if key is None and error.kind is Kind.DROPPED:
             raise
@@ -74,13 +70,13 @@ def find_target(
                 hint="Name the key column (option key) and it is made from the DataFrame",
                 namespace=namespace.name,
             ) from error
-        schema, exists = Schema.of(_own_columns(given, order_column), key), False
+        schema = make = Schema.of(_own_columns(given, order_column), key)
     if key is not None and key != schema.key.name:
         raise InvalidInputError(
             f"the key column of {namespace.name} is {schema.key.name!r}, not {key!r}",
             kind=Kind.INVALID_OPTION,
         )
-    return Target(schema, RowsPlan.of(given, schema, op, order_column), exists, given)
+    return Target(schema, RowsPlan.of(given, schema, op, order_column), given, make)
 
 
 def arrow_columns(columns: st.StructType, vectors: Mapping[str, int]) -> pa.Schema:
