@@ -45,10 +45,50 @@ def test_batches_are_encoded_as_their_entries_are(first, facts, alike):
     entries = [LogEntry(first + place, *rest) for place, rest in enumerate(facts)]
     if not entries:
         return
+    assert_as_plain(entries)
+
+
+def assert_as_plain(entries):
+    """The same bytes and sizes as entry by entry."""
     framed = frame_entries(BINARY, entries)
     plain = frame_all([BINARY.encode(entry) for entry in entries])
     assert b"".join(framed.pieces) == b"".join(plain.pieces)
     assert framed.sizes == plain.sizes
+
+
+@pytest.mark.parametrize("lengths", [[1000], [1000, 1001]], ids=["one length", "two lengths"])
+@pytest.mark.parametrize(
+    "zones",
+    [[None], [None, 3600], [3601], [3601, None]],
+    ids=["one time", "two times", "one longer time", "times of two lengths"],
+)
+@pytest.mark.parametrize("first", [300, 16_380])
+def test_lengths_and_times_of_a_batch(lengths, zones, first):
+    """All alike, some alike, and times in both of their versions."""
+    times = [EntryTime.from_unix_ns(10**18, zone_s=zone) for zone in zones]
+    entries = [
+        LogEntry(
+            first + n,
+            data=bytes(lengths[n % len(lengths)]),
+            appended_at=times[n // 2 % len(times)],
+        )
+        for n in range(16)
+    ]
+    assert_as_plain(entries)
+
+
+class Tagged(LogEntry, frozen=True):
+    """An entry of somebody's own."""
+
+    tag: str = ""
+
+
+def test_a_subclass_is_written_as_the_entry_that_it_is():
+    """With fields of its own, alone or beside plain ones."""
+    entries = [Tagged(300 + n, data=b"abc", tag="x") for n in range(8)]
+    assert_as_plain(entries)
+    entries[3] = LogEntry(303, data=b"abc")
+    assert_as_plain(entries)
 
 
 def test_columns_are_used_for_what_is_alike():

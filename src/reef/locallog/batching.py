@@ -7,8 +7,9 @@ heads, all indexes, all data. The bytes are the same.
 """
 
 from collections.abc import Sequence
-from itertools import chain, repeat
 from typing import NamedTuple
+
+from msgspec.structs import astuple
 
 from reef.errors import InvalidInputError
 from reef.locallog.codec import BinaryCodec, EntryCodec
@@ -62,34 +63,70 @@ def frame_all(payloads: Sequence[bytes]) -> Framed:
 
 def _by_columns(entries: Sequence[LogEntry]) -> Framed | None:
     """Return the frames of entries that are alike; None if they are not."""
-    first, last = entries[0].index, entries[-1].index
-    term, kind = entries[0].term, entries[0].type
-    if not all([e.term == term and e.type == kind and not e.extensions for e in entries]):
-        return None
-    data = [entry.data for entry in entries]
-    if set(map(type, data)) != {bytes}:
-        return None
-    times = [entry.appended_at.raw for entry in entries]
-    lengths = list(map(len, data))
-    width = len(uvarint(first))
-    if width == 1 or len(uvarint(last)) != width or set(map(len, times)) != {TIME_BYTES}:
-        return None
-    different = set(lengths)
-    if max(lengths) > SMALL_BYTES or len(different) * SHARING_MIN > len(entries):
-        return None
-    numbers = {length: uvarints(term, kind, length) for length in different}
-    payloads = {n: width + len(numbers[n]) + n + len(NO_EXTENSIONS) + TIME_BYTES for n in different}
-    columns = (
-        map({n: _head(payloads[n]) for n in different}.__getitem__, lengths),
-        _indexes(first, last),
-        map(numbers.__getitem__, lengths),
-        data,
-        repeat(NO_EXTENSIONS, len(entries)),
-        times,
-        map({n: PADS[payloads[n] & 7] for n in different}.__getitem__, lengths),
+    count = len(entries)
+    columns = zip(*map(astuple, entries), strict=False)  # a subclass may have more
+    indexes, terms, kinds, data, extensions, times, *_ = columns
+    width = len(uvarint(indexes[0]))
+    alike = (
+        terms.count(terms[0]) == count
+        and kinds.count(kinds[0]) == count
+        and extensions.count(b"") == count
+        and set(map(type, data)) == {bytes}
+        and width == len(uvarint(indexes[-1])) > 1
     )
-    sizes = list(map({n: _size(payloads[n]) for n in different}.__getitem__, lengths))
-    return Framed(list(chain.from_iterable(zip(*columns, strict=True))), sizes)
+    if not alike:
+        return None
+    raws = [time.raw for time in times]
+    lengths = list(map(len, data))
+    one_time, one_length = raws.count(raws[0]) == count, lengths.count(lengths[0]) == count
+    different = {lengths[0]} if one_length else set(lengths)
+    if max(different) > SMALL_BYTES or len(different) * SHARING_MIN > count:
+        return None
+    if not one_time and set(map(len, raws)) != {TIME_BYTES}:
+        return None
+    around = width + len(NO_EXTENSIONS) + len(raws[0])
+    shapes = {n: _Shape.of(n, around, terms[0], kinds[0]) for n in different}
+    coded = _indexes(indexes[0], indexes[-1])
+    if one_time and one_length:
+        return _of_one_shape(shapes[lengths[0]], raws[0], coded, data)
+    return _of_several([shapes[length] for length in lengths], raws, coded, data)
+
+
+def _of_one_shape(
+    shape: "_Shape", time: bytes, indexes: list[bytes], data: Sequence[bytes]
+) -> Framed:
+    count = len(data)
+    pieces = [shape.head, b"", shape.numbers, b"", NO_EXTENSIONS + time + shape.pad] * count
+    pieces[1::5], pieces[3::5] = indexes, data
+    return Framed(pieces, [shape.size] * count)
+
+
+def _of_several(
+    shapes: "list[_Shape]", times: list[bytes], indexes: list[bytes], data: Sequence[bytes]
+) -> Framed:
+    pieces = [NO_EXTENSIONS] * (7 * len(data))
+    pieces[0::7] = [shape.head for shape in shapes]
+    pieces[1::7] = indexes
+    pieces[2::7] = [shape.numbers for shape in shapes]
+    pieces[3::7] = data
+    pieces[5::7] = times
+    pieces[6::7] = [shape.pad for shape in shapes]
+    return Framed(pieces, [shape.size for shape in shapes])
+
+
+class _Shape(NamedTuple):
+    """What entries with data of one length have in common."""
+
+    head: bytes
+    numbers: bytes
+    pad: bytes
+    size: int
+
+    @classmethod
+    def of(cls, length: int, around: int, term: int, kind: int) -> "_Shape":
+        numbers = uvarints(term, kind, length)
+        payload = around + len(numbers) + length
+        return cls(_head(payload), numbers, PADS[payload & 7], _size(payload))
 
 
 def _indexes(first: int, last: int) -> list[bytes]:
