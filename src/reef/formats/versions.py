@@ -57,6 +57,8 @@ class Versions:
     fields: Mapping[int, pa.Array]
     expires_at_ms: pa.Array | None = None
     touched: Mapping[int, pa.Array] = field(default_factory=dict)
+    distinct: bool = False
+    """Whether it is known that the rows are sorted by key, and no key comes twice."""
 
     @classmethod
     def empty(cls, schema: Schema) -> "Versions":
@@ -82,6 +84,7 @@ class Versions:
             fields,
             self.expires_at_ms,
             self.touched,
+            self.distinct,
         )
 
     def with_lsn(self, lsn: int) -> "Versions":
@@ -117,6 +120,7 @@ class Versions:
             {number: array[start:end] for number, array in self.fields.items()},
             None if self.expires_at_ms is None else self.expires_at_ms[start:end],
             {number: array[start:end] for number, array in self.touched.items()},
+            self.distinct,
         )
 
     def take(self, places: npt.NDArray[np.int64]) -> "Versions":

@@ -18,7 +18,7 @@ from reef.formats.batch import OpKind
 from reef.formats.schema import Schema
 from reef.formats.versions import KeysInOrder, RangeTombstone, Versions, concat_versions
 
-__all__ = ["drop_covered", "drop_deleted", "newest_versions", "sorted_places"]
+__all__ = ["drop_covered", "drop_deleted", "keys_differ", "newest_versions", "sorted_places"]
 
 Places = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -37,7 +37,7 @@ def newest_versions(
         rows = rows.take(sorted_places(rows))
     if (rows.kinds == OpKind.PATCH).any():
         return _resolved(drop_covered(rows, tombstones), schema)
-    return drop_covered(_first_of_each_key(rows), tombstones)
+    return drop_covered(rows if rows.distinct else _first_of_each_key(rows), tombstones)
 
 
 def drop_covered(rows: Versions, tombstones: Sequence[RangeTombstone]) -> Versions:
@@ -156,6 +156,11 @@ def _is_first(keys: pa.Array) -> Mask:
         return np.ones(len(keys), dtype=bool)
     repeats = pc.equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)
     return np.concatenate(([True], ~repeats))
+
+
+def keys_differ(keys: pa.Array) -> bool:
+    """Whether no key comes twice among keys in order."""
+    return bool(_is_first(keys).all())
 
 
 def _first_of_each_key(rows: Versions) -> Versions:

@@ -9,12 +9,14 @@ the namespace was damaged; the caller knows which to suspect.
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
 
 from reef.engine.reading.cache import ByteCache
+from reef.engine.reading.merge import keys_differ
 from reef.errors import InvalidInputError, Kind
 from reef.formats.batch import concat_numbered
 from reef.formats.coding import Buffer, corrupt
@@ -38,6 +40,7 @@ class Group:
     block: "Group | None" = None
     """The cached key block that this one was made from."""
     _keys: list[bytes] | None = field(default=None)
+    _distinct: bool | None = None
 
     @property
     def keys(self) -> list[bytes]:
@@ -46,6 +49,13 @@ class Group:
         if self._keys is None:
             self._keys = self.rows.keys.to_pylist()
         return self._keys
+
+    @property
+    def distinct(self) -> bool:
+        """Whether no key comes twice; scans from memory ask it again and again."""
+        if self._distinct is None:
+            self._distinct = keys_differ(self.rows.keys)
+        return self._distinct
 
     def places(self, key: bytes) -> range:
         """Return where a key's versions stand, newest first."""
@@ -86,7 +96,7 @@ class SegmentStore:
         """Return groups with these columns, all by default; one request for what is missing."""
         tail = self.tail(entry)
         wanted = _wanted(tail, columns)
-        found = self._blocks(entry, tail, numbers, wanted)
+        found, _ = self._blocks(entry, tail, numbers, wanted)
         return [_assembled(group, wanted, found) for group in numbers]
 
     def rows(
@@ -95,9 +105,13 @@ class SegmentStore:
         """Return the rows of several groups as one piece: what scans read."""
         tail = self.tail(entry)
         wanted = _wanted(tail, columns)
-        found = self._blocks(entry, tail, numbers, wanted)
-        parts = [found[group, KEYS].rows for group in numbers]
+        found, is_warm = self._blocks(entry, tail, numbers, wanted)
+        blocks: list[Group] = [found[group, KEYS] for group in numbers]
+        parts = [block.rows for block in blocks]
         keys = concat_versions(parts, tail.footer.schema)
+        # What was just read is compared in larger pieces, by whoever merges it.
+        if is_warm and all(block.distinct for block in blocks) and _apart(tail, numbers):
+            keys = replace(keys, distinct=True)
         types = tail.footer.schema.types()
         columns_of = [
             (len(part), {n: found[group, n] for n in wanted if (group, n) in found})
@@ -124,8 +138,10 @@ class SegmentStore:
         tail: SegmentTail,
         numbers: Sequence[int],
         columns: Sequence[int],
-    ) -> dict[tuple[int, int], Any]:
-        """Return key blocks and columns of groups, where they have them."""
+    ) -> tuple[dict[tuple[int, int], Any], bool]:
+        """Return key blocks and columns of groups, where they have them, and whether all of it
+        was in memory.
+        """
         blocks = _blocks_of(tail, numbers, columns)
         known = self._cache.peek_many([(entry.id, *block) for block in blocks])
         found = dict(zip(blocks, known, strict=True))
@@ -140,7 +156,7 @@ class SegmentStore:
                         for block, value in fetched.items()
                     ]
                 )
-        return found
+        return found, not missing
 
     def _fetch(
         self, entry: SegmentEntry, tail: SegmentTail, blocks: Sequence[tuple[int, int]]
@@ -181,6 +197,12 @@ def _whole(key: str, offset: int) -> Iterator[None]:
         if error.kind is not Kind.INVALID_RANGE:
             raise
         raise corrupt(key, offset, "the object ends too early") from error
+
+
+def _apart(tail: SegmentTail, numbers: Sequence[int]) -> bool:
+    """Whether groups follow each other without a key in common."""
+    first, last = tail.index.first_keys, tail.index.last_keys
+    return all(last[group] < first[following] for group, following in pairwise(numbers))
 
 
 def _wanted(tail: SegmentTail, columns: Iterable[int] | None) -> list[int]:
