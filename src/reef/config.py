@@ -23,6 +23,8 @@ __all__ = [
 ]
 
 KIB, MIB = 1 << 10, 1 << 20
+WAIT_MAX_S = 1e9
+"""Thirty years: what is longer, or has no end, is a mistake, and more than clocks can count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,8 @@ class WriterSettings(_Settings):
     queue_bytes_max: int = 64 * MIB
     """What may wait to be sent; past it, writers wait."""
     unfolded_bytes_max: int = 256 * MIB
-    """What may stand in the log unfolded, and so in memory; past it, writers wait."""
+    """What may stand in the log unfolded, and so in memory, where a row takes some 150 bytes more
+    than in the log; past it, writers wait."""
     write_deadline_s: float = 30.0
     """How long a writer waits for room before it is told UnavailableError."""
     commit_deadline_s: float = 120.0
@@ -99,6 +102,7 @@ class WriterSettings(_Settings):
 
     def check(self) -> None:
         _Settings.check(self)
+        _check_waits(self)
         if not 1 <= self.max_parallel_writes <= 64:
             raise _bad("max_parallel_writes", self.max_parallel_writes, "1 to 64")
         if self.ack not in ("prefix", "independent"):
@@ -120,6 +124,10 @@ class ReaderSettings(_Settings):
     lease_ttl_s: float = 60.0
     """How long a pinned view holds what it needs after its process has died."""
 
+    def check(self) -> None:
+        _Settings.check(self)
+        _check_waits(self)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldSettings(_Settings):
@@ -135,6 +143,13 @@ class FoldSettings(_Settings):
     segment_bytes_max: int = 64 * MIB
     group_bytes: int = 64 * KIB
     codec: Literal["zstd", "lz4", "none"] = "zstd"
+
+    def check(self) -> None:
+        _Settings.check(self)
+        if self.segment_bytes_max < 1:
+            raise _bad("segment_bytes_max", self.segment_bytes_max, "1 or more")
+        if self.codec not in ("zstd", "lz4", "none"):
+            raise _bad("codec", self.codec, "'zstd', 'lz4' or 'none'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,6 +319,14 @@ class ReaderOptions(TypedDict, total=False):
     cache_bytes: int
     row_cache_bytes: int
     lease_ttl_s: float
+
+
+def _check_waits(settings: _Settings) -> None:
+    """Refuse times for which nobody can wait: a lock would raise in the middle of a commit."""
+    for field in fields(settings):
+        value, unit = getattr(settings, field.name), 1000 if field.name.endswith("_ms") else 1
+        if field.name.endswith(("_s", "_ms")) and value > WAIT_MAX_S * unit:
+            raise _bad(field.name, value, f"at most {WAIT_MAX_S * unit:.0e}")
 
 
 def _is_number(value: object) -> bool:

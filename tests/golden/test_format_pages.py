@@ -24,8 +24,12 @@ def shown(page):
 
 @pytest.mark.parametrize(
     ("page", "make"),
-    [("wal.md", samples.wal_object), ("segment.md", samples.segment)],
-    ids=["wal", "segment"],
+    [
+        ("wal.md", samples.wal_object),
+        ("segment.md", samples.segment),
+        ("manifest.md", samples.manifest),
+    ],
+    ids=["wal", "segment", "manifest"],
 )
 def test_the_dump_is_what_is_written(page, make):
     """Byte for byte; a change of format must change the page, and its version."""

@@ -1,5 +1,7 @@
 """The engine against a plain dict: whatever is done in whatever order, both agree."""
 
+from typing import NamedTuple
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -14,7 +16,18 @@ from tests.simulation.two_phase_register import TwoPhaseSimulation
 
 KEYS = st.sampled_from([b"a", b"b", b"c", b"ca", b"d", b"\xff", b"\xff\xff"])
 VALUES = st.binary(max_size=5)
+SINGLE_OPS = st.tuples(KEYS, st.one_of(st.none(), VALUES))
 NAME = "users"
+
+
+class Until(NamedTuple):
+    """The end of a range that is deleted."""
+
+    end: bytes
+
+
+RANGES = st.tuples(KEYS, KEYS).filter(lambda ends: ends[0] < ends[1])
+RANGES = RANGES.map(lambda ends: (ends[0], Until(ends[1])))
 
 
 class LosesAnswers(Wrapper):
@@ -67,14 +80,17 @@ class Engine(RuleBasedStateMachine):
         self.writer.delete_range(*ends)
         self._delete_range(*ends)
 
-    @rule(ops=st.lists(st.tuples(KEYS, st.one_of(st.none(), VALUES)), min_size=1, max_size=6))
+    @rule(ops=st.lists(st.one_of(SINGLE_OPS, RANGES), min_size=1, max_size=6))
     def write_batch(self, ops):
+        """Operations on the same keys in one batch take effect in their order."""
         batch = reef.Batch()
         for key, value in ops:
+            if isinstance(value, Until):
+                batch.delete_range(key, value.end)
+                self._delete_range(key, value.end)
+                continue
             batch.delete(key) if value is None else batch.put(key, value)
-            self.model.pop(key, None)
-            if value is not None:
-                self.model[key] = value
+            _set(self.model, key, value)
         assert self.writer.write(batch).ops == len(ops)
 
     @rule(pairs=st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=8))

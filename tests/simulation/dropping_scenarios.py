@@ -27,10 +27,7 @@ class Lives:
         self.sim = sim
         self.acknowledged: dict[tuple[int, int], bytes] = {}
         """By base and LSN: the value of the key that is named after the LSN's writer."""
-        agree_on_cas(sim.bucket)
-        first = new_namespace(DEFAULT_SCHEMA)
-        first = msgspec.structs.replace(first, grace_ms=int(GRACE_S * 1000))
-        Publisher(sim.bucket, Namespace(NAME)).create(first)
+        create_with_a_short_grace(sim)
 
     def start(self, name, act, *args):
         node = self.sim.process(name, skew_s=self.sim.choices.uniform(-600.0, 600.0))
@@ -43,6 +40,14 @@ class Lives:
 
         node.spawn(run)
         return node
+
+
+def create_with_a_short_grace(sim):
+    """Make the namespace, before anything runs; later lives have its grace period."""
+    agree_on_cas(sim.bucket)
+    first = new_namespace(DEFAULT_SCHEMA)
+    first = msgspec.structs.replace(first, grace_ms=int(GRACE_S * 1000))
+    Publisher(sim.bucket, Namespace(NAME)).create(first)
 
 
 def database(node):
@@ -186,6 +191,18 @@ def create_it(used, node, row):
     used.is_there = True
 
 
+def alter_it(used, node, row):
+    """Ask for the columns that it has."""
+    database(node).alter(NAME, DEFAULT_SCHEMA.arrow())
+    used.is_there = True
+
+
+def undrop_it(used, node, row):
+    """Bring it back, or be told that it is there."""
+    database(node).undrop(NAME)
+    used.is_there = True
+
+
 def snapshot_it(used, node, row):
     """Keep what is there, if there is anything."""
     database(node).snapshot(NAME)
@@ -199,20 +216,59 @@ def fold_it(used, node, row):
     sweep(db, NAME, apply=True, force=True, retain_generations_s=0.0, dropped_s=DROPPED_S)
 
 
+USES = (
+    load_into_what_is_there,
+    write_one,
+    create_it,
+    alter_it,
+    undrop_it,
+    snapshot_it,
+    fold_it,
+)
+
+
+def use_it(used):
+    """Start the loads, and some who come to use what they make."""
+    used.start("l1", load_or_fail)
+    used.start("l2", load_or_fail)
+    for number in range(used.sim.choices.pick(4)):
+        used.start(f"o{number}", USES[used.sim.choices.pick(len(USES))])
+
+
+def after_an_earlier_life(used):
+    """Drop the namespace under a writer, start all the others, and let that writer go on."""
+    node = used.sim.process("zombie")
+
+    def run():
+        db = database(node)
+        with suppress(*GAVE_UP):
+            writer = db.writer(NAME, background=False)
+            writer.put(b"old", b"old")
+            db.drop(NAME)
+            used.refused.add(b"late")
+            use_it(used)
+            node.runtime.sleep(node.runtime.uniform(0.0, 20.0))
+            writer.put(b"late", b"late")
+            raise AssertionError("acknowledged in a life that was over")
+
+    node.spawn(run)
+
+
 def loads_make_their_namespace(sim):
     """Loads that make a namespace and may fail, beside others that come to use it.
 
     Nobody drops it but the loads that take back what they made. In the end all that was
     acknowledged is there, in a namespace that is there if anybody was told so; nothing that was
-    given up is; and the registry says what the manifest says.
+    given up is; and the registry says what the manifest says. Some begin in the place of an
+    earlier life, whose writer does not know that it is over.
     """
     used = Used(sim)
-    agree_on_cas(sim.bucket)
-    used.start("l1", load_or_fail)
-    used.start("l2", load_or_fail)
-    others = (load_into_what_is_there, write_one, create_it, snapshot_it, fold_it)
-    for number in range(sim.choices.pick(4)):
-        used.start(f"o{number}", others[sim.choices.pick(len(others))])
+    if sim.choices.pick(3):
+        agree_on_cas(sim.bucket)
+        use_it(used)
+    else:
+        create_with_a_short_grace(sim)
+        after_an_earlier_life(used)
     sim.run()
     calm = Database(sim.bucket, registry=Registry(sim.bucket))
     assert calm.namespaces() == Database(sim.bucket).namespaces()

@@ -273,6 +273,12 @@ def connect(url):
         df.union(small).write.format("reef").options(namespace="c").mode("append").save(url)
     except Exception as error:
         told("refused", clearly="keys of this load come more than once" in str(error))
+    try:
+        df.union(small).write.format("reef").options(namespace="d", key="id").mode("append").save(
+            url
+        )
+    except Exception:
+        told("taken back", left=reef.open(url).namespaces())
     report = reef.spark.bulk_load(df, url, "c", partitions=2)
     told("bulk_load", rows=report.rows, segments=report.segments, module=type(df).__module__)
     again = reef.spark.bulk_load(small, url, "c2", key="id", progress=lambda step: None)

@@ -93,6 +93,21 @@ def test_replace_leaves_exactly_the_loaded_rows(numbers, db, url):
     assert numbers_of(db) == {}
 
 
+@pytest.mark.parametrize("last", ["staging", "commit"])
+def test_a_progress_that_raises_ends_the_load(numbers, db, url, monkeypatch, last):
+    """At whatever stage, also one that a thread tells of: nothing is committed or left."""
+    monkeypatch.setattr("reef.spark.load_progress.INTERVAL_S", 0.01)
+
+    def stop(step):
+        if step.stage == last:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        reef.spark.bulk_load(numbers, url, "t", key="id", partitions=2, progress=stop)
+    assert kinds_of(db) == ["begin", "abort"]
+    assert db.namespaces() == []
+
+
 def test_an_order_column_decides_wherever_the_rows_are(numbers, db, url):
     """All rows of a key meet in one task. Without an order, a key twice is refused (H38)."""
     more = numbers.where("n < 100").selectExpr("id", "n + 10000 AS n", "2 AS _turn")

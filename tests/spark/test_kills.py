@@ -178,6 +178,7 @@ def test_spark_connect_appends_overwrites_and_loads(spark_home, tmp_path):
     assert found["append"] == {"rows": ROWS}
     assert found["overwrite"] == {"rows": 50}
     assert found["refused"] == {"clearly": True}
+    assert found["taken back"] == {"left": ["c"]}
     assert found["bulk_load"]["rows"] == ROWS
     assert "connect" in found["bulk_load"]["module"]
     assert found["partitions"]["chosen"] == 1

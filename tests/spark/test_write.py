@@ -7,6 +7,7 @@ import pytest
 from pyspark.sql import types as st
 
 import reef
+from reef.errors import Kind
 from reef.jobs import BulkJob, fold, sweep
 from reef.jobs.appending import Appender
 from reef.manifest.head import HeadFinder
@@ -326,8 +327,9 @@ def test_a_write_that_fails_takes_back_the_namespace_it_made(table, url):
     assert leases_of(table, "new") == []
     assert segments_of(table, "new") != set()
     assert sweep_everything(table, "new") == set()
-    with pytest.raises(reef.NotFoundError, match="dropped"):
+    with pytest.raises(reef.NotFoundError, match=r"dropped\. .*option key") as caught:
         Write(url, "new")
+    assert caught.value.kind is Kind.DROPPED
     Write(url, "new", key="id").run(some("xy", 1), some("z", 1))
     assert numbers_of(table, "new") == {"x": 1, "y": 1, "z": 1}
 
@@ -514,6 +516,15 @@ def test_a_namespace_that_is_another_one_by_the_begin(table, url, monkeypatch):
         Write(url)
     assert kinds_of(table)[-2:] == ["begin", "abort"]
     assert leases_of(table) == []
+
+
+def test_a_namespace_with_another_key_by_the_begin(table, url, monkeypatch):
+    """Somebody else has made it meanwhile, with another key: rows would be upserts of others."""
+    columns = pa.schema([("id", pa.string()), ("n", pa.int64()), ("t", pa.string())])
+    before_the_begin(monkeypatch, lambda: table.create("new", columns, key="t"))
+    with pytest.raises(reef.InvalidInputError, match="key column of new is 't', not 'id'"):
+        Write(url, "new", key="id")
+    assert kinds_of(table, "new") == ["begin", "abort"]
 
 
 def test_errors_come_without_the_frames_inside_of_reef(table, url):

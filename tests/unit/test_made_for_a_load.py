@@ -6,20 +6,26 @@ import pyarrow as pa
 import pytest
 
 import reef
+from reef import stores
+from reef.engine.database import Database
 from reef.engine.namespaces import Namespaces
 from reef.engine.rows import to_ops
 from reef.errors import Kind
 from reef.formats.batch import OpKind
 from reef.formats.manifest import Dropped
 from reef.formats.schema import Schema
-from reef.jobs import BulkJob, ingest, verify
+from reef.jobs import BulkJob, ingest, repair, verify
 from reef.jobs.ingest import sorted_rows, staged_rows
 from reef.manifest import dropping
 from reef.manifest.edits import new_namespace
 from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
+from reef.stores import Wrapper
+from reef.stores.memory import MemoryStore
+from reef.telemetry import RequestMeter
 from tests.collecting import DAY_S, GRACE_S, World
 from tests.collecting import NAME as WORLD
+from tests.damage import flip
 
 NAME = "t"
 COLUMNS = pa.schema([("id", pa.string()), ("n", pa.int64())])
@@ -130,6 +136,13 @@ def load_elsewhere(db):
     ingest(db, NAME, ROWS)
 
 
+def repair_it(db):
+    """Ask for it, lose the manifest that says so, and repair that."""
+    db.create(NAME, COLUMNS)
+    flip(db.store, Namespace(NAME).manifest(head(db).generation), 100)
+    repair(db, NAME, apply=True)
+
+
 USES = {
     "a writer": open_a_writer,
     "a create": lambda db: db.create(NAME, COLUMNS),
@@ -137,7 +150,10 @@ USES = {
     "a load that begins": lambda db: BulkJob(db, NAME),
     "a snapshot": lambda db: db.snapshot(NAME),
     "new columns": lambda db: db.alter(NAME, COLUMNS.append(pa.field("more", pa.int64()))),
+    "the same columns": lambda db: db.alter(NAME, COLUMNS),
+    "an undrop": lambda db: db.undrop(NAME),
     "a cursor": lambda db: db.cursor(NAME, "c"),
+    "a repair": repair_it,
 }
 
 
@@ -176,6 +192,60 @@ def test_a_load_that_cannot_tell_leaves_it(db, monkeypatch):
     monkeypatch.setattr(Namespaces, "take_back", unavailable)
     job.abort()
     assert db.namespaces() == [NAME]
+
+
+class Interrupted(Wrapper):
+    """A bucket whose user presses Ctrl-C when the first record has gone into a log."""
+
+    pressed = False
+
+    def create(self, key, body):
+        """Send it, and hear no more of it."""
+        result = super().create(key, body)
+        if key.endswith(".wal") and not self.pressed:
+            self.pressed = True
+            raise KeyboardInterrupt
+        return result
+
+
+def test_a_load_that_is_interrupted_as_it_begins_takes_it_back():
+    """Its begin stands in the log already: it is aborted as any other job."""
+    db = Database(Interrupted(MemoryStore()))
+    with pytest.raises(KeyboardInterrupt):
+        load(db)
+    assert db.namespaces() == []
+
+
+def test_what_is_dropped_meanwhile_is_told_to_the_registry(db, tmp_path, monkeypatch):
+    """Nothing is left to take back; no change stays open that others would have to look up."""
+    job = load(db)
+    take_back = Namespaces.take_back
+
+    def too_late(self, *args):
+        reef.open(str(tmp_path)).drop(NAME)
+        take_back(self, *args)
+
+    monkeypatch.setattr(Namespaces, "take_back", too_late)
+    job.abort()
+    entry = db._registry.catalog.get_latest(f"namespace/{NAME}")
+    assert entry == {"state": "dropped", "changes": {}}
+
+
+def test_what_is_there_costs_nothing_more():
+    """Neither to make it, nor to use it, nor to give up a load into it."""
+    meter = RequestMeter()
+    db = Database(stores.open("memory://", meter=meter))
+    db._prove_store()
+
+    def cost(act):
+        meter.reset()
+        return act(), sum(meter.requests().values())
+
+    assert cost(lambda: db.create(NAME, COLUMNS))[1] == 4, "as before there was anything to use"
+    assert cost(lambda: db.create(NAME, COLUMNS))[1] == 4
+    job, begun = cost(lambda: BulkJob(db, NAME))
+    assert begun == 14
+    assert cost(job.abort)[1] == 11
 
 
 def test_the_edit_refuses_what_is_not_its_own():

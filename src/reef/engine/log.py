@@ -1,5 +1,6 @@
 """The log as objects in a bucket: one slot per LSN, each filled once."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from reef.errors import CorruptionError, NotFoundError, UnavailableError
@@ -54,7 +55,8 @@ class Log:
         """Return the object that a lost `fill` found in its slot."""
         key = self._namespace.wal_object(lsn)
         if lost.winner is not None:
-            return self._checked(WalObject.decode(lost.winner, key), lsn, key)
+            with suppress(CorruptionError):  # perhaps only on its way here: read it again (H8)
+                return self._checked(WalObject.decode(lost.winner, key), lsn, key)
         found = self.read(lsn)
         if found is None:
             raise UnavailableError(f"LSN {lsn} was taken and is open again", object=key)

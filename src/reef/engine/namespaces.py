@@ -70,7 +70,8 @@ class Namespaces:
                         )
                     else:
                         first = new_namespace(schema, made_for=made_for)
-                        self._create(namespace, publisher, first, looked)
+                        if self._create(namespace, publisher, first, looked):
+                            return publisher
             else:
                 return publisher
         raise ConflictError(
@@ -90,14 +91,15 @@ class Namespaces:
 
     def _create(
         self, namespace: Namespace, publisher: Publisher, first: Manifest, looked: Stopwatch
-    ) -> None:
+    ) -> bool:
+        """Publish the first manifest; whether nobody else was first."""
         if self.registry is not None:  # telling it took time: somebody else may have been first
             looked = self.store.runtime.stopwatch()
             with suppress(NotFoundError):
                 publisher.heads.find()
-                return
+                return False
         self._check_nothing_is_left(namespace)
-        publisher.create(first, looked)
+        return publisher.create(first, looked) is not None
 
     # --- dropping -----------------------------------------------------------------
     def drop(self, namespace: Namespace) -> Manifest:
@@ -135,7 +137,9 @@ class Namespaces:
         """
         dropped = Dropped(int(self.store.now() * 1000), end_lsn, below)
         with self._changing(namespace):
-            self._publisher(namespace).publish(lambda h: dropping.take_back(h, job, dropped))
+            self._publisher(namespace).publish(
+                lambda head: dropping.take_back(head, job, dropped), dropped=True
+            )
 
     def undrop(self, namespace: Namespace) -> Manifest:
         """Bring a dropped namespace back, as it was; one that is there stays as it is."""

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from reef.config import ReaderSettings
 from reef.engine.display import human_bytes
+from reef.engine.history.changes import check_lsn
 from reef.engine.history.looking_back import LooksBack
 from reef.engine.info import Info
 from reef.engine.log import Log
@@ -25,7 +26,13 @@ from reef.engine.reading.row_cache import RowCache
 from reef.engine.reading.segments import SegmentStore
 from reef.engine.reading.view import View
 from reef.engine.tail import Tail
-from reef.errors import ClosedError, CorruptionError, NotFoundError, UnavailableError
+from reef.errors import (
+    ClosedError,
+    CorruptionError,
+    InvalidInputError,
+    NotFoundError,
+    UnavailableError,
+)
 from reef.formats.manifest import Manifest
 from reef.formats.wal_object import WalObject
 from reef.manifest.head import Head, HeadFinder
@@ -101,6 +108,10 @@ class Reader(LooksBack, Readable):
 
     def wait_for(self, lsn: int, timeout_s: float = 30.0) -> bool:
         """Wait until an LSN is visible; False if `timeout_s` passed first."""
+        self._check()
+        check_lsn(lsn, "lsn")
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
+            raise InvalidInputError(f"timeout_s={timeout_s!r} is not a number of seconds")
         deadline = self._runtime.deadline(timeout_s)
         while self.last_lsn < lsn:
             self.refresh()

@@ -26,7 +26,7 @@ from functools import lru_cache
 import msgspec
 import pyarrow as pa
 
-from reef.errors import InvalidInputError
+from reef.errors import InvalidInputError, UnsupportedFormatError
 
 __all__ = [
     "DEFAULT_SCHEMA",
@@ -77,7 +77,15 @@ class Field(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def arrow(self) -> pa.DataType:
-        return arrow_type(self.type)
+        """Its Arrow type; UnsupportedFormatError for a name that a newer release has stored."""
+        try:
+            return arrow_type(self.type)
+        except (ValueError, OverflowError, RecursionError) as error:
+            raise UnsupportedFormatError(
+                f"column {self.name} has the type {self.type[:100]!r}, not known to this release",
+                hint="Upgrade Reef",
+                column=self.name,
+            ) from error
 
 
 class Schema(msgspec.Struct, frozen=True):

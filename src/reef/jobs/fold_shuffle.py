@@ -22,6 +22,7 @@ import pyarrow as pa
 from reef.config import FoldSettings
 from reef.engine.log import Log, Slot
 from reef.engine.reading.merge import newest_versions
+from reef.engine.reading.tombstones import RangeTombstones
 from reef.errors import InternalError
 from reef.formats.batch import OpKind
 from reef.formats.manifest import Manifest, SegmentEntry
@@ -264,7 +265,8 @@ def write_range(plan: RangePlan, place: int, batches: Batches) -> tuple[SegmentE
     task, manifest = plan.task(place), _manifest(plan.fold)
     parts: Iterator[Versions] = (from_batch(batch, manifest.schema) for batch in batches)
     if not plan.patched:  # a key may have any number of versions: one of each batch is enough
-        parts = (newest_versions([p], manifest.schema, plan.tombstones) for p in parts)
+        deleted = [RangeTombstones.of(plan.tombstones)]
+        parts = (newest_versions([p], manifest.schema, deleted) for p in parts)
     rows = concat_versions([Versions.empty(manifest.schema), *parts], manifest.schema)
     _check_range(rows, task.wanted)
     return write_folded(task, manifest, rows, plan.tombstones)

@@ -22,7 +22,8 @@ from reef.engine.reading.lookup import newest_rows
 from reef.engine.reading.memtable import Memtable
 from reef.engine.reading.merge import newest_versions, sorted_places
 from reef.engine.reading.segments import SegmentStore
-from reef.engine.reading.view import View, range_tombstones_of
+from reef.engine.reading.tombstones import RangeTombstones
+from reef.engine.reading.view import View
 from reef.errors import NotFoundError
 from reef.formats.batch import OpKind, decode_ops
 from reef.formats.block import Codec
@@ -76,7 +77,7 @@ def write_folded(
     if (rows.kinds == OpKind.PATCH).any():
         rows = _resolved(task, manifest, rows, tombstones)
     else:
-        rows = newest_versions([rows], manifest.schema, tombstones)
+        rows = newest_versions([rows], manifest.schema, [RangeTombstones.of(tombstones)])
     own = () if task.wanted.start else tombstones
     if not len(rows) and not own:
         return ()
@@ -143,9 +144,8 @@ def _resolved(
     patched = pc.unique(rows.keys.filter(pa.array(rows.kinds == OpKind.PATCH))).to_pylist()
     segments = SegmentStore(task.store, task.namespace, ByteCache(CACHE_BYTES))
     parts = [rows, *_below(task, manifest, segments, patched)]
-    deleted = [*tombstones]
-    for entry in (*task.ingested, *manifest.segments):
-        deleted += range_tombstones_of(segments, entry)
+    deleted = [RangeTombstones.of(tombstones)]
+    deleted += [segments.deletes(entry) for entry in (*task.ingested, *manifest.segments)]
     found = newest_versions(parts, manifest.schema, deleted)
     # What is not of this part of the log stands in a segment already.
     ours = np.isin(found.lsns, np.array(task.lsns, np.int64)) & (found.kinds != OpKind.PATCH)

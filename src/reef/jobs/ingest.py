@@ -72,6 +72,8 @@ class JobHandle:
     settings: IngestSettings
     lease_id: str
     receipt: Receipt | None
+    made: bool
+    """Whether its namespace was made for it."""
 
     @property
     def store(self) -> Store:
@@ -98,6 +100,7 @@ class BulkJob:
         self._appender = Appender(self._store, self._names)
         self.id = self._store.runtime.ulid()
         manifest = self._enter(make)
+        self._made = manifest.made_for == self.id
         self.schema: Schema = manifest.schema
         self.replace = replace
         # A job always has a key: below the floor only the window tells whether it has counted.
@@ -108,8 +111,8 @@ class BulkJob:
         try:
             self._begin()
         except BaseException:
-            self._lease.release()
-            self._take_back()
+            with suppress(ReefError):  # a sweep reaps what may have begun
+                self.abort()
             raise
 
     @classmethod
@@ -117,7 +120,7 @@ class BulkJob:
         """Go on with a job that another process of the same driver has begun."""
         job = cls.__new__(cls)
         job._db, job._store, job._names = handle.db, handle.store, handle.namespace
-        job._settings = handle.settings
+        job._settings, job._made = handle.settings, handle.made
         job._appender = Appender(handle.store, handle.namespace)
         job.schema, job.replace = handle.schema, handle.replace
         job.id, job.key, job.receipt = handle.id, handle.key, handle.receipt
@@ -144,6 +147,7 @@ class BulkJob:
             self._settings,
             self._lease.id,
             self.receipt,
+            self._made,
         )
 
     @property
@@ -179,10 +183,12 @@ class BulkJob:
 
         A namespace that was made for it goes too, unless somebody else has used it.
         """
-        if self.receipt is None:
-            self._appender.append(WalKind.ABORT, self._job(), self.schema)
-            self._take_back()
-        self._lease.release()
+        try:
+            if self.receipt is None:
+                self._appender.append(WalKind.ABORT, self._job(), self.schema)
+                self._take_back()
+        finally:
+            self._lease.release()
 
     def let_go(self) -> None:
         """Hold the job no longer, without ending it: another process will, or a sweep."""
@@ -212,6 +218,8 @@ class BulkJob:
         return publisher.heads.find().manifest
 
     def _take_back(self) -> None:
+        if not self._made:
+            return
         with suppress(ReefError):  # it stays, without rows
             seen = self._appender.look()
             ours = seen.manifest.made_for == self.id

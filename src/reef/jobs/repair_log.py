@@ -19,6 +19,7 @@ import msgspec
 from reef.engine.log import Log
 from reef.engine.log_rules import LogReader, Verdict
 from reef.engine.reading.merge import newest_versions, sorted_places
+from reef.engine.reading.tombstones import RangeTombstones
 from reef.engine.tail import ingested_segments
 from reef.errors import CorruptionError, NotFoundError, UnsupportedFormatError
 from reef.formats.batch import decode_ops
@@ -261,7 +262,8 @@ def log_rows(
             seq += batch.ops
     rows = concat_versions(parts, manifest.schema)
     rows = rows.take(sorted_places(rows))
-    return newest_versions([rows], manifest.schema, tombstones), tombstones
+    deleted = [RangeTombstones.of(tombstones)]
+    return newest_versions([rows], manifest.schema, deleted), tombstones
 
 
 def _objects(

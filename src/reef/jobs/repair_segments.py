@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from reef.engine.reading.cache import ByteCache
 from reef.engine.reading.merge import newest_versions, sorted_places
 from reef.engine.reading.segments import SegmentStore
+from reef.engine.reading.tombstones import RangeTombstones
 from reef.engine.reading.view import range_tombstones_of
 from reef.errors import NotFoundError
 from reef.formats.batch import OpKind
@@ -191,7 +192,8 @@ def _merged(
         for t in saved.tombstones
         if entry.lsn_min <= t.lsn <= entry.lsn_max and keys.overlaps(KeyRange(t.start, t.end))
     }
-    return newest_versions([rows], manifest.schema, saved.tombstones), sorted(cut)
+    deleted = [RangeTombstones.of(saved.tombstones)]
+    return newest_versions([rows], manifest.schema, deleted), sorted(cut)
 
 
 def write_saved(

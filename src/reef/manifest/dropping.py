@@ -35,7 +35,9 @@ def drop(manifest: Manifest, epoch: int, dropped: Dropped) -> Manifest | None:
 
 def take_back(manifest: Manifest, job: str, dropped: Dropped) -> Manifest | None:
     """Drop what was made for a job that failed; None if somebody else has used it since."""
-    if manifest.made_for != job or manifest.wal_floor >= dropped.end_lsn:
+    if manifest.dropped is not None or manifest.made_for != job:
+        return None
+    if manifest.wal_floor >= dropped.end_lsn:
         return None
     return msgspec.structs.replace(manifest, state=NamespaceState.DROPPED, dropped=dropped)
 
@@ -46,9 +48,9 @@ def use(manifest: Manifest) -> Manifest | None:
 
 
 def undrop(manifest: Manifest) -> Manifest | None:
-    """Bring back what no sweep has cleared; None if it is not dropped."""
+    """Bring back what no sweep has cleared; None if it is there, and stays."""
     if manifest.dropped is None:
-        return None
+        return use(manifest)
     if manifest.dropped.is_cleared:
         raise NotFoundError(
             "the namespace was dropped, and a sweep has taken its rows since",

@@ -8,7 +8,7 @@ from reef.formats.manifest import Condemned, DedupEntry, Manifest, OpenJob, Segm
 from reef.formats.schema import Schema
 from reef.formats.set_hash import EMPTY, SetHash
 from reef.manifest import sums
-from reef.manifest.dropping import clear_dropped
+from reef.manifest.dropping import clear_dropped, use
 from reef.manifest.invariants import refuse_condemned
 from reef.manifest.levels import at_their_level
 from reef.manifest.roots import effective_grace_ms
@@ -45,9 +45,9 @@ def new_namespace(schema: Schema, max_parallel_writes: int = 1, made_for: str = 
 
 
 def grow_schema(manifest: Manifest, grown: Schema) -> Manifest | None:
-    """Add the next version of the schema; None if it is the same."""
+    """Add the next version of the schema; None if it is the same, in a namespace that stays."""
     if grown.id == manifest.schema.id:
-        return None
+        return use(manifest)
     return msgspec.structs.replace(manifest, schemas=(*manifest.schemas, grown))
 
 

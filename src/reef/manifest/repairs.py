@@ -81,6 +81,7 @@ def restart_after(base: Manifest, found: Restart, write_id: str, now_ms: int) ->
         write_id=write_id,
         published_at_ms=now_ms,
         recent=(*base.recent, Recent(generation, write_id, now_ms)),
+        made_for="",  # a lost generation may have been the first use of others
         writer_epoch=max(base.writer_epoch + lost, found.epoch) + 1,
         compactor_epoch=base.compactor_epoch + lost,
         compactor_job="",

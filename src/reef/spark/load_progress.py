@@ -44,14 +44,18 @@ class StagedSoFar:
 def watch(
     store: Store, namespace: Namespace, job_id: str, tell: Callable[[StagedSoFar], None] | None
 ) -> Iterator[None]:
-    """Tell every now and then what a job has staged, until the block ends."""
+    """Tell every now and then what a job has staged, until the block ends.
+
+    What `tell` raises ends the telling, and is raised behind the block, as at any other stage.
+    """
     if tell is None:
         yield
         return
     wake: Condition = store.runtime.condition()
-    over = False
+    over, refused = False, None
 
     def look() -> None:
+        nonlocal refused
         while True:
             with wake:
                 if not over:
@@ -60,7 +64,11 @@ def watch(
                     return
             with suppress(ReefError):  # it is only for show
                 found = list(store.list(f"{namespace.segments}{job_id}-"))
-                tell(StagedSoFar(len(found), sum(info.size for info in found)))
+                try:
+                    tell(StagedSoFar(len(found), sum(info.size for info in found)))
+                except BaseException as error:
+                    refused = error
+                    return
 
     watching = store.runtime.spawn(look, name="load progress")
     try:
@@ -70,3 +78,5 @@ def watch(
             over = True
             wake.notify_all()
         watching.join()
+    if refused is not None:
+        raise refused

@@ -119,14 +119,8 @@ def bulk_load(
         load.tell("checked", checks=checks)
         raise_if_bad(checks)
     with load.stage("begin"):
-        job = BulkJob(
-            db,
-            namespace,
-            idempotency_key=idempotency_key,
-            replace=everything,
-            make=target.make,
-            **settings,
-        )
+        wanted = {"idempotency_key": idempotency_key, "replace": everything, **settings}
+        job = BulkJob(db, namespace, make=target.make, **wanted)
     with job:
         parts: list[StagedPart] = []
         if job.receipt is None:

@@ -28,6 +28,7 @@ __all__ = ["Target", "arrow_columns", "find_target"]
 class Target:
     """A namespace that takes the rows of a DataFrame."""
 
+    namespace: Namespace
     schema: Schema
     rows: RowsPlan
     given: pa.Schema
@@ -37,11 +38,12 @@ class Target:
     def rows_under(self, schema: Schema) -> RowsPlan:
         """Return what becomes of the rows in a job that has begun with this schema.
 
-        The namespace may have grown since it was looked at, and a segment is what its job's
-        schema says it is. InvalidInputError if the rows do not fit any more.
+        The namespace may have grown since it was looked at, or be another one, and a segment is
+        what its job's schema says it is. InvalidInputError if the rows do not fit any more.
         """
         if schema.fingerprint == self.schema.fingerprint:
             return self.rows
+        _check_key(self.namespace, schema, self.schema.key.name)
         order = None if self.rows.order is None else self.rows.order.name
         return RowsPlan.of(self.given, schema, self.rows.op, order)
 
@@ -62,21 +64,26 @@ def find_target(
         schema = HeadFinder(db.store, namespace).find().manifest.schema
         make = None
     except NotFoundError as error:
-        if key is None and error.kind is Kind.DROPPED:
-            raise
         if key is None:
+            hints = (
+                error.hint,
+                "Name the key column (option key) and it is made from the DataFrame",
+            )
             raise NotFoundError(
-                f"there is no namespace {namespace.name} in {db.store.url}",
-                hint="Name the key column (option key) and it is made from the DataFrame",
-                namespace=namespace.name,
+                error.message, kind=error.kind, hint=". ".join(filter(None, hints)), **error.context
             ) from error
         schema = make = Schema.of(_own_columns(given, order_column), key)
-    if key is not None and key != schema.key.name:
+    if key is not None:
+        _check_key(namespace, schema, key)
+    return Target(namespace, schema, RowsPlan.of(given, schema, op, order_column), given, make)
+
+
+def _check_key(namespace: Namespace, schema: Schema, key: str) -> None:
+    if key != schema.key.name:
         raise InvalidInputError(
             f"the key column of {namespace.name} is {schema.key.name!r}, not {key!r}",
             kind=Kind.INVALID_OPTION,
         )
-    return Target(schema, RowsPlan.of(given, schema, op, order_column), given, make)
 
 
 def arrow_columns(columns: st.StructType, vectors: Mapping[str, int]) -> pa.Schema:

@@ -1,14 +1,22 @@
 """The cache: bounded in bytes, always; what was used longest ago goes first."""
 
+import gc
 import threading
+import tracemalloc
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import reef
 from reef.engine.reading.cache import ByteCache
+from reef.engine.reading.segments import SegmentStore
 from reef.errors import NotFoundError
+from reef.jobs import fold
+from reef.paths import Namespace
 from reef.telemetry import Metrics
+from tests.compacting import head_of
 from tests.unit.engine.model import few
 
 
@@ -55,6 +63,32 @@ def test_use_keeps_a_value():
     load(cache, "d", 1)
     assert not load(cache, "a", 1)
     assert load(cache, "b", 1)
+
+
+@pytest.mark.parametrize("what", ["groups", "range deletes"])
+def test_a_tail_counts_as_what_it_takes(what):
+    """Decoded, not as stored: thousands of groups or deletes in order compress to next to none."""
+    db = reef.open("memory://")
+    writer = db.writer("users", background=False)
+    keys, batch = [b"%08d" % number for number in range(5001)], reef.Batch()
+    for key, following in pairwise(keys):
+        batch.delete_range(key, following) if what == "range deletes" else batch.put(key, b"")
+    writer.write(batch)
+    fold(db, "users", group_bytes=1)
+    (entry,) = head_of(db, "users").segments
+    cache = ByteCache(1 << 30)
+    segments = SegmentStore(db.store, Namespace("users"), cache)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        kept = segments.tail(entry)
+        gc.collect()
+        takes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert len(kept.index) + len(kept.range_tombstones) == 5000
+    assert takes > 5 * entry.tail_bytes
+    assert takes / 2 < cache.bytes < 2 * takes
 
 
 def test_H9_not_found_is_never_kept():

@@ -95,7 +95,8 @@ def test_bad_namespace_names(db, name):
     "settings",
     [{"colour": 1}, {"ack": "never"}, {"max_parallel_writes": 0}, {"max_parallel_writes": 65},
      {"max_parallel_writes": 1.5}, {"max_parallel_writes": None}, {"max_parallel_writes": True},
-     {"group_window_ms": -1}, {"group_window_ms": "fast"}, {"write_deadline_s": float("nan")}],
+     {"group_window_ms": -1}, {"group_window_ms": "fast"}, {"write_deadline_s": float("nan")},
+     {"group_window_ms": float("inf")}, {"group_window_ms": 1e13}, {"commit_deadline_s": 1e10}],
     ids=str,
 )  # fmt: skip
 def test_bad_settings(db, settings):
@@ -135,8 +136,30 @@ def test_a_closed_reader_refuses(db):
     db.writer("users").close()
     reader = db.reader("users")
     reader.close()
-    with pytest.raises(ClosedError):
-        reader.get("k")
+    for call in (lambda: reader.get("k"), reader.refresh, lambda: reader.wait_for(1), reader.scan):
+        with pytest.raises(ClosedError):
+            call()
+
+
+def test_a_reader_waits_for_lsns_only(db):
+    """A receipt without an LSN, or a wait without an end, is a mistake, and told as one."""
+    lsn = db.writer("users").put("k", b"v").lsn
+    reader = db.reader("users")
+    for words in ((None,), ("2",), (-1,), (True,), (lsn, None), (lsn, "5"), (lsn, True)):
+        with pytest.raises(InvalidInputError):
+            reader.wait_for(*words)
+    assert reader.wait_for(lsn, timeout_s=0)
+    assert not reader.wait_for(lsn + 1, timeout_s=0.01)
+
+
+@pytest.mark.parametrize("settings", [{"codec": "gzip"}, {"codec": None}, {"segment_bytes_max": 0}])
+def test_bad_settings_of_a_fold(db, settings):
+    """Named before anything is read or written, as those of all jobs."""
+    db.writer("users").put("k", b"v")
+    before = objects(db)
+    with pytest.raises(InvalidInputError, match=next(iter(settings))):
+        reef.jobs.fold(db, "users", **settings)
+    assert objects(db) == before
 
 
 def test_a_fenced_writer_refuses_for_good(db):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from reef.engine.reading.cursors import Cursor, RowsCursor, merged
 from reef.engine.reading.merge import drop_covered, drop_deleted, newest_versions, sorted_places
+from reef.engine.reading.tombstones import RangeTombstones
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.versions import Versions, concat_versions
 from tests.unit.engine.model import few, keys, ranges, to_rows, to_versions, tombstone, values
@@ -34,6 +35,11 @@ def is_covered(key, lsn, seq, deletes):
     return any(t.start <= key < t.end and (t.lsn, t.seq) > (lsn, seq) for t in deletes)
 
 
+def sets(deletes):
+    """Return range deletes as those of two sources, in each of which they may overlap."""
+    return [RangeTombstones.of(deletes[::2]), RangeTombstones.of(deletes[1::2])]
+
+
 def parted(rows, data):
     """Split rows into sources, as segments of overlapping LSN ranges are."""
     parts = [[] for _ in range(data.draw(st.integers(1, 4)))]
@@ -47,7 +53,7 @@ def parted(rows, data):
 def test_one_row_a_key_is_left(rows, deletes, data):
     """The newest of all sources, unless something newer deleted it."""
     parts = parted(rows, data)
-    merged_rows = drop_deleted(newest_versions(parts, DEFAULT_SCHEMA, deletes), 0)
+    merged_rows = drop_deleted(newest_versions(parts, DEFAULT_SCHEMA, sets(deletes)), 0)
     expected = [
         (key, value)
         for key, (lsn, seq, value) in sorted(newest(rows).items())
@@ -61,7 +67,7 @@ def test_one_row_a_key_is_left(rows, deletes, data):
 def test_covered_versions_go(rows, deletes):
     """[start, end) and strictly newer: the edges are where it goes wrong."""
     versions = to_versions(rows)
-    left = drop_covered(versions, deletes)
+    left = drop_covered(versions, sets(deletes))
     expected = [
         row
         for row in zip(
@@ -78,10 +84,19 @@ def test_covered_versions_go(rows, deletes):
 def test_the_edges_of_a_range_tombstone():
     """Its start is deleted, its end is not; the same version is not its own victim."""
     rows = to_versions([(b"a", 5, 0, b""), (b"b", 5, 0, b""), (b"c", 5, 0, b"")])
-    assert drop_covered(rows, [tombstone(6, 0, b"a", b"c")]).keys.to_pylist() == [b"c"]
-    assert len(drop_covered(rows, [tombstone(5, 0, b"a", b"c")])) == 3
-    assert len(drop_covered(rows, [tombstone(5, 1, b"a", b"a\0")])) == 2
-    assert len(drop_covered(rows, [tombstone(9, 9, b"a\0", b"b")])) == 3
+    assert drop_covered(rows, sets([tombstone(6, 0, b"a", b"c")])).keys.to_pylist() == [b"c"]
+    assert len(drop_covered(rows, sets([tombstone(5, 0, b"a", b"c")]))) == 3
+    assert len(drop_covered(rows, sets([tombstone(5, 1, b"a", b"a\0")]))) == 2
+    assert len(drop_covered(rows, sets([tombstone(9, 9, b"a\0", b"b")]))) == 3
+
+
+def test_fewer_rows_than_deletes_between_them():
+    """The rows are looked up one by one then, by the same rule: strictly newer, end excluded."""
+    rows = to_versions([(b"a", 5, 0, b""), (b"d", 5, 0, b"")])
+    bounds = [(b"a", b"a\0"), (b"b", b"ba"), (b"bb", b"c"), (b"ca", b"d")]
+    for seq, left in ((0, [b"a", b"d"]), (1, [b"d"])):
+        deletes = [RangeTombstones.of(tombstone(5, seq, *each) for each in bounds)]
+        assert drop_covered(rows, deletes).keys.to_pylist() == left
 
 
 def test_expired_rows_are_not_there():
@@ -122,7 +137,7 @@ def scanned(sources, sizes, deletes, reverse):
     cursors = [Pieces(rows, size, reverse) for rows, size in zip(sources, sizes, strict=True)]
     out = []
     for piece in merged([*cursors, RowsCursor(to_versions([]))], reverse):
-        rows = drop_deleted(newest_versions(piece, DEFAULT_SCHEMA, deletes), 0)
+        rows = drop_deleted(newest_versions(piece, DEFAULT_SCHEMA, sets(deletes)), 0)
         found = to_rows(rows) if len(rows) else []
         out += found[::-1] if reverse else found
     return out
@@ -142,7 +157,7 @@ def test_reading_backwards_is_reading_forwards_backwards(rows, deletes, data):
     assert forward == sorted(forward)
     assert len({key for key, _ in forward}) == len(forward)
     assert scanned(sources, sizes, deletes, reverse=True) == forward[::-1]
-    whole = drop_deleted(newest_versions(sources, DEFAULT_SCHEMA, deletes), 0)
+    whole = drop_deleted(newest_versions(sources, DEFAULT_SCHEMA, sets(deletes)), 0)
     assert forward == (to_rows(whole) if len(whole) else [])
 
 

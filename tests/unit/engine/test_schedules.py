@@ -7,10 +7,11 @@ bucket lets one PUT through at a time, in the order of the table.
 
 import threading
 
+import msgspec
 import pytest
 
 import reef
-from reef.errors import FencedError
+from reef.errors import FencedError, InternalError
 from reef.formats.wal_object import WalObject
 from reef.paths import Namespace, number_of
 from reef.stores import Meter, ReadBack, Retry, Wrapper
@@ -141,17 +142,56 @@ def test_a_new_writer_tries_again_behind_an_older_ones_write(ack):
 
 @ORDERS
 def test_a_new_writer_is_fenced_before_its_own_fence(ack):
-    """Outcome 4: an even newer writer was quicker; the one in between stops."""
-    run = Run([(2, 3, True), (2, 2, False)], ack=ack)
+    """Outcome 4: an even newer writer was quicker; the one in between stops, it goes on."""
+    run = Run([(2, 3, True), (2, 2, False), (3, 3, True)], ack=ack)
     run.database().writer(NAME, ack=ack)
     run.gate.schedule = [(0, 0)]
     run.start("second", lambda: run.database().writer(NAME, ack=ack))
     run.until_waiting((2, 2))
-    run.start("third", lambda: run.database().writer(NAME, ack=ack).get("k"))
+    run.start("third", lambda: run.database().writer(NAME, ack=ack).put("k", b"third"))
     run.until_waiting((2, 3))
+    run.gate.needs = {2: (3, 3)}
     run.play()
     assert isinstance(run.outcomes["second"], FencedError)
-    assert run.outcomes["third"] is None
+    assert run.outcomes["third"].lsn == 3
+    assert run.rows() == {b"k": b"third"}
+    assert run.epochs() == [1, 3, 3]
+
+
+class Twin(Wrapper):
+    """Puts an object of another writer with the same epoch into a slot, just before its owner."""
+
+    def __init__(self, inner, lsn):
+        super().__init__(inner)
+        self.lsn = lsn
+
+    def create(self, key, body):
+        if "/wal/" in key and number_of(key) == self.lsn:
+            found = WalObject.decode(body, key)
+            header = msgspec.structs.replace(found.header, writer_id="twin", write_id="other")
+            self.inner.create(key, WalObject.encode(header, tuple(map(bytes, found.records))))
+        return self.inner.create(key, body)
+
+
+@ORDERS
+@pytest.mark.parametrize("lsn", [1, 2], ids=["at its fence", "at its write"])
+def test_another_writer_of_the_same_epoch_is_a_bug_and_stops_everything(ack, lsn):
+    """Outcome 3: it cannot happen, since epochs are raised by CAS; who sees it writes no more."""
+    bucket = MemoryStore()
+    db = reef.Database(ReadBack(Retry(Meter(Twin(bucket, lsn)))))
+    with pytest.raises(InternalError, match="epoch"):
+        db.writer(NAME, ack=ack).put("k", b"v")
+    assert len(list(bucket.list(Namespace(NAME).wal))) == lsn, "and nothing behind it"
+
+
+@ORDERS
+def test_a_writer_that_met_its_twin_is_ended(ack):
+    """Not only that write: what the other one has committed is not known here."""
+    writer = reef.Database(ReadBack(Retry(Meter(Twin(MemoryStore(), 2))))).writer(NAME, ack=ack)
+    for _ in range(2):
+        with pytest.raises(InternalError, match="another writer's object of our epoch"):
+            writer.put("k", b"v")
+    assert not writer.is_open
 
 
 @ORDERS

@@ -107,13 +107,14 @@ def test_the_largest_manifest_stays_in_its_bounds():
 
 
 def _load_edit_encode_s(data):
-    start_s = time.perf_counter()
+    """Return what the processor takes: on a busy machine others take the rest of the time."""
+    start_s = time.process_time()
     manifest = decode_manifest(data, "m")
     edited = msgspec.structs.replace(
         manifest, generation=13, segments=(*manifest.segments[10:], *manifest.segments[:5])
     )
     encode_manifest(edited)
-    return time.perf_counter() - start_s
+    return time.process_time() - start_s
 
 
 @pytest.mark.parametrize("segments", [1, 400])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reef.errors import InvalidInputError
+from reef.errors import InvalidInputError, UnsupportedFormatError
 from reef.formats.schema import (
     DEFAULT_SCHEMA,
     FIELDS_MAX,
@@ -258,6 +258,19 @@ def test_a_new_column_can_be_null():
     """Rows from before it have none."""
     with pytest.raises(InvalidInputError, match="column n: a new column must be nullable"):
         schema_of().grown(pa.schema([ID, pa.field("n", pa.int8(), nullable=False)]))
+
+
+@pytest.mark.parametrize(
+    "stored",
+    ["interval", "decimal(99, 0)", "vector<float32, 99999999999>", "list<" * 9999 + ">" * 9999],
+    ids=lambda stored: stored[:20],
+)
+def test_a_type_of_a_newer_release_asks_for_an_upgrade(stored):
+    """It was stored, and not said by the caller: sound bytes that this release cannot read."""
+    schema = Schema(1, Field(0, "id", "binary"), (Field(1, "when", stored),))
+    for read in (schema.types, schema.arrow):
+        with pytest.raises(UnsupportedFormatError, match=r"column when has the type .*Upgrade"):
+            read()
 
 
 def test_casting_to_the_same_type_costs_nothing():

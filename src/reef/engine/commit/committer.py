@@ -365,7 +365,7 @@ class Committer:
         except ReefError as error:
             if isinstance(error, UnavailableError) and self._state is State.OPEN:
                 raise  # nothing was lost: it was only a look
-            if isinstance(error, FencedError):
+            if isinstance(error, FencedError | InternalError):
                 # All of it is known not to count: lost its slot, or void behind one that did.
                 self._queue.put_back(lost)
                 self._flights.clear()

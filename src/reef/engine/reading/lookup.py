@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 
 from reef.engine.reading.merge import drop_deleted, newest_versions
 from reef.engine.reading.segments import SegmentStore
-from reef.engine.reading.view import View, range_tombstones_of
+from reef.engine.reading.tombstones import RangeTombstones
+from reef.engine.reading.view import View
 from reef.formats.batch import OpKind
 from reef.formats.filter import hash_keys
 from reef.formats.manifest import SegmentEntry
@@ -58,9 +59,8 @@ def newest_rows(
     parts = runtime.gather(
         [lambda e=entry: _in_segment(view, e, open_keys, columns) for entry in entries]  # type: ignore[misc]
     )
-    tombstones = [tombstone for moment in moments for tombstone in moment.range_tombstones]
-    for entry in entries:
-        tombstones += range_tombstones_of(view.segments, entry)
+    tombstones = [RangeTombstones(moment.range_tombstones) for moment in moments]
+    tombstones += [view.segments.deletes(entry) for entry in entries]
     return newest_versions([*in_memory, *parts], view.manifest.schema, tombstones)
 
 

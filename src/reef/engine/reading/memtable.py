@@ -119,7 +119,7 @@ class Memtable:
                     continue
                 rows, tombstones = split_ops(ops.columns(), lsn, seq)
                 for tombstone in tombstones:
-                    self.range_tombstones = self.range_tombstones.with_(tombstone)
+                    self.range_tombstones.add(tombstone)
                 if len(rows):
                     self._add(rows, lsn)
                 seq += len(ops)

@@ -14,9 +14,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from reef.engine.reading.tombstones import RangeTombstones
 from reef.formats.batch import OpKind
 from reef.formats.schema import Schema
-from reef.formats.versions import KeysInOrder, RangeTombstone, Versions, concat_versions
+from reef.formats.versions import KeysInOrder, Versions, concat_versions
+from reef.types import KeyRange
 
 __all__ = ["drop_covered", "drop_deleted", "keys_differ", "newest_versions", "sorted_places"]
 
@@ -25,7 +27,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 def newest_versions(
-    parts: Sequence[Versions], schema: Schema, tombstones: Sequence[RangeTombstone] = ()
+    parts: Sequence[Versions], schema: Schema, tombstones: Sequence[RangeTombstones] = ()
 ) -> Versions:
     """Return one version of each key, sorted by key, and none that a tombstone covers.
 
@@ -40,18 +42,32 @@ def newest_versions(
     return drop_covered(rows if rows.distinct else _first_of_each_key(rows), tombstones)
 
 
-def drop_covered(rows: Versions, tombstones: Sequence[RangeTombstone]) -> Versions:
-    """Return the rows that no newer range tombstone covers. Rows are sorted by key."""
-    if not len(rows) or not tombstones:
+def drop_covered(rows: Versions, tombstones: Sequence[RangeTombstones]) -> Versions:
+    """Return the rows that no newer range tombstone covers. Rows are sorted by key.
+
+    Only deletes that touch these rows are looked at: there may be very many of them elsewhere.
+    """
+    if not len(rows) or not any(tombstones):
         return rows
     alive = np.ones(len(rows), dtype=bool)
+    for deletes in filter(None, tombstones):
+        _mark_covered(rows, deletes, alive)
+    return _where(rows, alive)
+
+
+def _mark_covered(rows: Versions, deletes: RangeTombstones, alive: Mask) -> None:
+    """Go through the rows or through the deletes between them, whichever are fewer."""
     keys = KeysInOrder(rows.keys)
-    for tombstone in tombstones:
+    touching = deletes.within(KeyRange(keys[0], keys[-1] + b"\0"))
+    if len(touching) > len(rows):
+        stamps = zip(rows.keys.to_pylist(), rows.lsns.tolist(), rows.seqs.tolist(), strict=True)
+        alive &= ~np.array([deletes.hide(*stamp) for stamp in stamps], dtype=bool)
+        return
+    for tombstone in touching:
         first, last = _span(keys, tombstone.start, tombstone.end)
         lsns, seqs = rows.lsns[first:last], rows.seqs[first:last]
         older = (lsns < tombstone.lsn) | ((lsns == tombstone.lsn) & (seqs < tombstone.seq))
         alive[first:last] &= ~older
-    return _where(rows, alive)
 
 
 def drop_deleted(rows: Versions, now_ms: int) -> Versions:

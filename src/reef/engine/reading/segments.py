@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from reef.engine.reading.cache import ByteCache
 from reef.engine.reading.merge import keys_differ
+from reef.engine.reading.tombstones import RangeTombstones
 from reef.errors import InvalidInputError, Kind
 from reef.formats.batch import concat_numbered
 from reef.formats.coding import Buffer, corrupt
@@ -30,6 +31,11 @@ from reef.stores import Store
 from reef.stores.fetch import read_again
 
 __all__ = ["Group", "SegmentStore"]
+
+FRAGMENT_BYTES = 200
+"""About what a range tombstone takes in memory beside its keys."""
+GROUP_BYTES, SPAN_BYTES = 160, 140
+"""About what a group takes in an index beside its keys, and what each of its blocks does."""
 
 
 @dataclass(slots=True)
@@ -77,6 +83,19 @@ class SegmentStore:
     def tail(self, entry: SegmentEntry) -> SegmentTail:
         """Return all that is needed to plan reads of a segment."""
         return self._cache.get(("tail", entry.id), lambda: self._load_tail(entry))
+
+    def deletes(self, entry: SegmentEntry) -> RangeTombstones:
+        """Return a segment's range tombstones to be searched, at the LSN at which they count."""
+        stored = self.tail(entry).range_tombstones if entry.tombstones else ()
+        if not stored:
+            return RangeTombstones()
+
+        def load() -> tuple[RangeTombstones, int]:
+            lsn = entry.visible_lsn  # those of an ingest store 0
+            found = RangeTombstones.of([replace(t, lsn=lsn) for t in stored] if lsn else stored)
+            return found, sum(FRAGMENT_BYTES + len(t.start) + len(t.end) for t in found)
+
+        return self._cache.get(("deletes", entry.id, entry.visible_lsn), load)
 
     def may_have(self, entry: SegmentEntry, key: bytes) -> bool:
         """Whether a look at the segment's groups could find the key."""
@@ -185,7 +204,7 @@ class SegmentStore:
             return decode_tail(fetched, entry.size, key)
 
         found = read_again(read, lambda: self._store.forget(key, [(start, entry.size)]))
-        return found, 2 * entry.tail_bytes
+        return found, entry.tail_bytes + _memory_of(found)
 
 
 @contextmanager
@@ -203,6 +222,16 @@ def _apart(tail: SegmentTail, numbers: Sequence[int]) -> bool:
     """Whether groups follow each other without a key in common."""
     first, last = tail.index.first_keys, tail.index.last_keys
     return all(last[group] < first[following] for group, following in pairwise(numbers))
+
+
+def _memory_of(tail: SegmentTail) -> int:
+    """Return about what a tail takes: stored, its index may have been compressed to very little."""
+    index = tail.index
+    keys = sum(map(len, index.first_keys)) + sum(map(len, index.last_keys))
+    bounds = [*index.smallest.values(), *index.largest.values()]
+    group = GROUP_BYTES + SPAN_BYTES * (1 + len(index.column_blocks))
+    deletes = sum(FRAGMENT_BYTES + len(t.start) + len(t.end) for t in tail.range_tombstones)
+    return keys + group * len(index) + sum(int(array.nbytes) for array in bounds) + deletes
 
 
 def _wanted(tail: SegmentTail, columns: Iterable[int] | None) -> list[int]:

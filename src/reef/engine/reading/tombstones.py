@@ -1,7 +1,8 @@
 """Range tombstones as fragments that do not overlap, each with the newest delete that covers it.
 
 Ranges are cut where they overlap, always at the ends of other ranges (H36), so that finding
-the delete that covers a key is one binary search, however many ranges were deleted.
+the delete that covers a key is one binary search, however many ranges were deleted. Where several
+cover the same keys only the newest counts, since it hides all that the others hide.
 
     deleted      a ──────────── m          at 5
                        f ──────────── s    at 9
@@ -9,29 +10,29 @@ the delete that covers a key is one binary search, however many ranges were dele
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heappop, heappush
+from itertools import pairwise
 
 from reef.formats.versions import RangeTombstone
 from reef.types import KeyRange
 
-__all__ = ["RangeTombstones"]
+__all__ = ["RangeTombstones", "fragments"]
 
 
 class RangeTombstones:
-    """A set of range deletes. Never changes; `with_` makes the next one."""
+    """A set of range deletes. Who adds to it holds a lock that those who read it hold too."""
 
     __slots__ = ("_fragments", "_starts")
 
-    def __init__(self, fragments: tuple[RangeTombstone, ...] = ()) -> None:
-        self._fragments = fragments
-        self._starts = [fragment.start for fragment in fragments]
+    def __init__(self, fragments: Iterable[RangeTombstone] = ()) -> None:
+        self._fragments = list(fragments)
+        self._starts = [fragment.start for fragment in self._fragments]
 
     @classmethod
     def of(cls, tombstones: Iterable[RangeTombstone]) -> "RangeTombstones":
-        found = cls()
-        for tombstone in tombstones:
-            found = found.with_(tombstone)
-        return found
+        """Return the set of some deletes, in any order."""
+        return cls(fragments(tombstones))
 
     def __bool__(self) -> bool:
         return bool(self._fragments)
@@ -55,8 +56,8 @@ class RangeTombstones:
         last = len(self) if wanted.end is None else bisect_left(self._starts, wanted.end)
         return [f for f in self._fragments[first:last] if f.end > wanted.start]
 
-    def with_(self, new: RangeTombstone) -> "RangeTombstones":
-        """Return the set with one delete more; where they overlap the newer one counts."""
+    def add(self, new: RangeTombstone) -> None:
+        """Take in one delete more; where they overlap the newer one counts."""
         first = max(0, bisect_right(self._starts, new.start) - 1)
         while first < len(self) and self._fragments[first].end <= new.start:
             first += 1
@@ -64,14 +65,40 @@ class RangeTombstones:
         while last < len(self) and self._fragments[last].start < new.end:
             last += 1
         pieces = _overlaid(self._fragments[first:last], new)
-        return RangeTombstones((*self._fragments[:first], *pieces, *self._fragments[last:]))
+        # In place: a copy each time would make many deletes take the square of their number.
+        self._fragments[first:last] = pieces
+        self._starts[first:last] = [piece.start for piece in pieces]
+
+    def hide(self, key: bytes, lsn: int, seq: int) -> bool:
+        """Whether a version of a key is older than a delete that covers it."""
+        cover = self.covering(key)
+        return cover is not None and (lsn, seq) < (cover.lsn, cover.seq)
 
     def from_lsn(self, floor: int) -> "RangeTombstones":
         """Return those that are not older than `floor`."""
-        return RangeTombstones(tuple(f for f in self._fragments if f.lsn >= floor))
+        return RangeTombstones(f for f in self._fragments if f.lsn >= floor)
 
 
-def _overlaid(old: tuple[RangeTombstone, ...], new: RangeTombstone) -> list[RangeTombstone]:
+def fragments(tombstones: Iterable[RangeTombstone]) -> list[RangeTombstone]:
+    """Return ranges that do not overlap, in order, each with the newest delete that covers it."""
+    ordered = sorted(tombstones)
+    edges = sorted({t.start for t in ordered} | {t.end for t in ordered})
+    covering: list[tuple[int, int, bytes]] = []
+    found: list[RangeTombstone] = []
+    begun = 0
+    for start, end in pairwise(edges):
+        while begun < len(ordered) and ordered[begun].start <= start:
+            new = ordered[begun]
+            heappush(covering, (-new.lsn, -new.seq, new.end))
+            begun += 1
+        while covering and covering[0][2] <= start:
+            heappop(covering)
+        if covering:
+            found.append(RangeTombstone(start, end, -covering[0][0], -covering[0][1]))
+    return _joined(found)
+
+
+def _overlaid(old: Sequence[RangeTombstone], new: RangeTombstone) -> list[RangeTombstone]:
     pieces: list[RangeTombstone] = []
     at = new.start
     for fragment in old:

@@ -17,6 +17,7 @@ from reef.engine.reading.merge import drop_deleted, newest_versions
 from reef.engine.reading.projection import EVERYTHING, Projection
 from reef.engine.reading.segments import SegmentStore
 from reef.engine.reading.skipping import Skipping
+from reef.engine.reading.tombstones import RangeTombstones
 from reef.formats.batch import OpKind
 from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.versions import RangeTombstone, Versions
@@ -85,9 +86,9 @@ class View:
         return sorted(having, key=lambda entry: entry.lsn_max, reverse=True)
 
     def _in_segment(self, entry: SegmentEntry, key: bytes) -> Iterator[Entry]:
-        for tombstone in range_tombstones_of(self.segments, entry):
-            if tombstone.start <= key < tombstone.end:
-                yield Entry(tombstone.lsn, tombstone.seq, OpKind.DELETE)
+        cover = self.segments.deletes(entry).covering(key)
+        if cover is not None:
+            yield Entry(cover.lsn, cover.seq, OpKind.DELETE)
         if not self.segments.may_have(entry, key):
             return
         group = self.segments.group_of(entry, key)
@@ -134,9 +135,8 @@ class Scan:
     def __iter__(self) -> Iterator[Versions]:
         """Yield the rows in pieces, by key, from the end that was asked for."""
         overlapping = self.overlapping()
-        tombstones = [t for moment in self.moments for t in moment.range_tombstones]
-        for entry in overlapping:
-            tombstones += range_tombstones_of(self.segments, entry)
+        tombstones = [RangeTombstones(moment.range_tombstones) for moment in self.moments]
+        tombstones += [self.segments.deletes(entry) for entry in overlapping]
         cursors: list[Cursor] = [RowsCursor(moment.rows) for moment in self.moments]
         skipping = self.skipping(overlapping)
         cursors += [self._cursor(entry, skipping) for entry in overlapping]

@@ -10,6 +10,10 @@ body tells: commit objects carry a write id, so equal bytes mean that it is ours
                         nothing there      send again
               unknown                      send again, the same bytes
 
+              Bytes that differ, and might yet be ours damaged on their way here, are looked at
+              once more: whoever took them for another's would write a second time, or tell that
+              nothing was written.
+
     replace   likewise; but once an answer was lost, other bytes prove nothing: ours may
               have landed and been replaced since. Then the outcome stays unknown.
 
@@ -90,7 +94,7 @@ class ReadBack(Wrapper):
 
     def _look_create(self, key: str, body: bytes) -> WriteResult | None:
         try:
-            found = self.inner.get_tagged(key)
+            found = self._seen(key, body)
         except NotFoundError:
             return None
         if found.body == body:
@@ -107,6 +111,13 @@ class ReadBack(Wrapper):
             return None  # the store said no, yet nothing has changed
         outcome = Outcome.UNKNOWN if doubt else Outcome.CHANGED
         return WriteResult(outcome, winner=found.body if found else None)
+
+    def _seen(self, key: str, body: bytes) -> Tagged:
+        """Return what is there; looked at twice where it may be ours, cut short or garbled (H8)."""
+        found = self.inner.get_tagged(key)
+        is_ours = found.body == body
+        may_be = len(found.body) == len(body) or body.startswith(found.body)
+        return self.inner.get_tagged(key) if may_be and not is_ours else found
 
     def upload(self, key: str, parts: Iterable[bytes]) -> int:
         """A lost answer to the last request hides a finished upload (H3): look for it."""
