@@ -27,8 +27,6 @@ Where a goal is missed, and what the profile shows:
   C for each group of 64 KiB (checksum, buffers, key prefix, cache). The peer's iterator has its
   blocks in memory, uncompressed. Larger groups (`group_bytes` up to 1 MiB) cost a point read more
   bytes and a scan proportionally fewer calls.
-- **A full scan to Arrow from memory** copies each column once, to join the groups of a batch;
-  that copy and the comparison of neighbouring keys are most of what is left.
 - **A durable put** of 100 bytes costs what the disk's two syncs cost (0.5 to 0.9 ms here) and about
   0.15 ms of Reef's own work: some 490 calls into Python and C, most of them in the committer's
   queue, locks, clocks and answers, since one row is encoded and kept without any Arrow. The quicker

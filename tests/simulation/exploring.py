@@ -79,9 +79,6 @@ COLLECTED = Case(before=2, folds=True, collects=True)
 TIMED = replace(COLLECTED, time_passes=True)
 INSTANCES = [
     *_both("an opener", Case(), crashes=1, late=1),
-    *_both("two openers", Case("ab")),
-    *_both("two openers", Case("ab"), crashes=1),
-    *_both("two openers", Case("ab"), late=1),
     *_both("two openers, M = 1", replace(ONE, openers="ab"), crashes=1, late=1),
     *_both("M lowered from 2 to 1", Case(wanted=1), crashes=1, late=1),
     *_both("M raised from 1 to 2", replace(ONE, wanted=2), crashes=1, late=1),
@@ -90,12 +87,9 @@ INSTANCES = [
     *_both("a fold beside an opener", Case(before=2, folds=True)),
     *_both("collection, M = 1", replace(COLLECTED, in_flight=1, wanted=1, batches=1)),
     *_both("collection", COLLECTED),
-    *_both("collection, two openers", replace(COLLECTED, openers="ab"), switches_max=1),
-    *_both("collection, two openers", replace(COLLECTED, openers="ab"), switches_max=2),
     *_both("collection", TIMED, switches_max=1),
-    *_both("collection, two openers", replace(TIMED, openers="ab"), switches_max=0),
     *_both("two openers", Case("ab"), crashes=1, late=1),
-    *_both("collection, two openers", replace(COLLECTED, openers="ab")),
+    *_both("collection, two openers", replace(COLLECTED, openers="ab"), switches_max=3),
     *_both("collection, two openers", replace(TIMED, openers="ab"), switches_max=1),
 ]
 
