@@ -4,15 +4,19 @@ The table is the translation of single answers; below it, the whole stack of wra
 same faults, and the errors that hide in answers that went well.
 """
 
+import os
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from reef import stores
 from reef.errors import InvalidInputError, Kind, NotFoundError, UnavailableError
-from reef.stores import Outcome, RetryPolicy
+from reef.runtime import REAL
+from reef.stores import Outcome, RetryPolicy, s3_ranges
 from reef.stores.remote_native import abandoned
+from reef.stores.s3_client import s3_client
 from reef.stores.s3_options import S3Options
 from reef.stores.s3_store import S3Store
 from tests.forking import in_child
@@ -443,6 +447,31 @@ def test_ranges_that_come_with_200_are_read(ranged):
         assert caught.value.kind is Kind.INVALID_RANGE
     with pytest.raises(NotFoundError):
         store.get_range("missing", 0, 1)
+
+
+def test_H51_the_client_for_such_ranges_is_kept_and_each_process_has_its_own(ranged, monkeypatch):
+    """H51: making one takes longer than the read; a child shares no sockets with its parent."""
+    makers = []
+
+    def noted(*args, **kwargs):
+        makers.append(os.getpid())
+        return s3_client(*args, **kwargs)
+
+    monkeypatch.setattr(s3_ranges, "s3_client", noted)
+    store, _ = ranged(Says200)
+
+    def read_all():
+        starts = range(10)
+        return b"".join(REAL.gather([partial(store.get_range, "k", at, at + 1) for at in starts]))
+
+    def child_work():
+        return read_all(), read_all(), len(makers), makers[-1] == os.getpid(), None in abandoned
+
+    assert read_all() == read_all() == b"0123456789"
+    assert makers == [os.getpid()]
+    code, output = in_child(child_work)
+    assert (code, output) == (0, "(b'0123456789', b'0123456789', 2, True, False)")
+    assert read_all() == b"0123456789"
 
 
 def test_a_server_without_ranges_is_told(ranged):

@@ -1,8 +1,9 @@
 """The boto3 client, for what obstore does not offer: uploads that never ended, part copies, queues.
 
 It is made for a task and closed after it: a client that was open across a fork would share its
-sockets with the parent. Its errors become Reef's own, so that what is passing is tried again. The
-region may come from `AWS_REGION`, as for obstore: boto3 knows only `AWS_DEFAULT_REGION`.
+sockets with the parent. Only ranges keep theirs (`s3_ranges`). Its errors become Reef's own, so
+that what is passing is tried again. The region may come from `AWS_REGION`, as for obstore: boto3
+knows only `AWS_DEFAULT_REGION`.
 """
 
 import os
@@ -16,6 +17,9 @@ from reef.stores.remote_errors import Answer, explain
 from reef.stores.s3_options import S3Options
 
 __all__ = ["s3_client", "translated"]
+
+CONNECTIONS_MAX = 64
+"""Kept open by a client; it warns of each beyond, and two full gathers ask for as many."""
 
 _making = leaf_lock()
 """Clients are made one after the other: what they share in boto3 is not made for threads."""
@@ -78,6 +82,7 @@ def s3_client(options: S3Options, service: str = "s3", *, attempts_max: int = 1)
         signature_version=UNSIGNED if options.skip_signature else None,
         s3={"addressing_style": style},
         proxies=proxies,
+        max_pool_connections=CONNECTIONS_MAX,
         # Some servers store the checksum trailers of newer clients as if they were data.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",

@@ -15,7 +15,7 @@ from reef.stores import s3_compose
 from reef.stores.base import Capabilities, Part
 from reef.stores.remote import RemoteStore
 from reef.stores.s3_options import S3Options
-from reef.stores.s3_ranges import read_range
+from reef.stores.s3_ranges import RangeReader
 from reef.stores.s3_uploads import abort_stale_uploads
 
 __all__ = ["S3Options", "S3Store"]
@@ -47,6 +47,7 @@ class S3Store(RemoteStore):
         )
         super().__init__(bucket, prefix, options, capabilities, runtime)
         self._has_boto, self._says_206 = has_boto, True
+        self._ranges = RangeReader(self)
         if options.storage_class:
             self._attributes = {"Storage-Class": options.storage_class}
 
@@ -58,7 +59,7 @@ class S3Store(RemoteStore):
             except UnavailableError as error:
                 if not self._has_boto or "not_partial" not in error.context:
                     raise
-        body = read_range(self, key, start, end)
+        body = self._ranges.read(key, start, end)
         self._says_206 = False
         return body
 
