@@ -1,6 +1,7 @@
 """Entries, their times, and their bytes."""
 
 import pickle
+from array import array
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reef.errors import CorruptionError, InvalidInputError
-from reef.locallog import EntryTime, EntryType, LogEntry
+from reef.locallog import EntryTime, EntryType, LocalLog, LogEntry
 from reef.locallog.batching import _by_columns, frame_all, frame_entries
 from reef.locallog.codec import BINARY
 from reef.locallog.varint import uvarint
@@ -203,3 +204,25 @@ def test_what_an_entry_is_made_of_in_bytes():
     assert entry.encode().hex() == "ac020704026461016501" + "00" * 12 + "ffff"
     with pytest.raises(CorruptionError, match="not an entry"):
         LogEntry.decode(entry.encode()[:-1])
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_what_is_like_bytes(tmp_path, count):
+    """Their bytes count, not their items."""
+    words = memoryview(array("I", [1, 2]))
+    entries = [LogEntry(200 + n, data=words, extensions=bytearray(b"x")) for n in range(count)]
+    with LocalLog(tmp_path, 4096) as log:
+        log.store_logs(entries)
+        assert [entry.data for entry in log.entries()] == [words.tobytes()] * count
+        assert log.get_log(200).extensions == b"x"
+
+
+def test_zones_at_their_limits():
+    """What does not fit is refused, not bent; seconds alone are no minutes to the west."""
+    most = (1 << 15) - 1
+    for zone_s in (most * 60, most * -60, 30, -30, most * 60 + 59):
+        assert EntryTime.from_unix_ns(0, zone_s=zone_s).zone_s == zone_s
+    for zone_s in ((most + 1) * 60, (most + 1) * -60):
+        with pytest.raises(InvalidInputError, match="none that an entry can have"):
+            EntryTime.from_unix_ns(0, zone_s=zone_s)
+    assert str(EntryTime.from_unix_ns(0, zone_s=-30)) == "1969-12-31T23:59:30+00:00"

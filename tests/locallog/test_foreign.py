@@ -143,6 +143,30 @@ def test_sealed_segments_in_every_state():
     assert {"x.txt", "a.wal.b"} <= disk.content().keys()
 
 
+def test_two_files_of_one_id():
+    """The name says which of them is meant, in whatever order they are listed; those of an id
+    that nobody knows are all deleted."""
+    other = Segment(9, 0).batch(b"z")
+    stale = {Segment(n, 77).name: b"" for n in (4, 5)}
+    for files in ([WHOLE, other], [other, WHOLE]):
+        disk = disk_of([WHOLE.info()], {**{f.name: f.file() for f in files}, **stale})
+        assert check(disk, 1, 3).deleted_files == sorted(stale)
+    with pytest.raises(CorruptionError, match="segment 0 is named"):
+        open_log(disk_of([WHOLE.info()], {other.name: other.file()}))
+
+
+def test_a_missing_tail_without_a_size(tmp_path):
+    """A limit of 0 seals after each append; there is nothing to make room for."""
+    info = {**EMPTY.info(), "SizeLimit": 0}
+    for name, data in disk_of([info], {}).content().items():
+        (tmp_path / name).write_bytes(data)
+    with LocalLog(tmp_path, 300) as log:
+        log.store_log(LogEntry(1))
+        log.store_log(LogEntry(2))
+    with LocalLog(tmp_path, 300) as log:
+        assert [entry.index for entry in log.entries()] == [1, 2]
+
+
 def test_no_state_at_all_is_an_empty_log():
     """The bucket is there, its one key is not."""
     check(disk_of(None, {}), 0, 0)

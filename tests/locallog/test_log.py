@@ -96,6 +96,20 @@ def test_limits(log, tmp_path):
     assert log.get_log(1) == LogEntry(1, (1 << 64) - 1, 200, bytes(1 << 20))
 
 
+@pytest.mark.parametrize("segment_bytes", [1, 31, 48])
+def test_segments_that_no_entry_fits_into(tmp_path, segment_bytes):
+    """Each takes one batch, whatever its size, and is sealed by it."""
+    with LocalLog(tmp_path, segment_bytes) as log:
+        for index in range(1, 4):
+            log.store_log(LogEntry(index, data=bytes(100)))
+    assert len(list(tmp_path.glob("*.wal"))) == 4
+    with LocalLog(tmp_path, segment_bytes) as log:
+        log.delete_range(3, 3)
+        assert [entry.index for entry in log.entries()] == [1, 2]
+    with pytest.raises(InvalidInputError):
+        LocalLog(tmp_path / "other", 0)
+
+
 def test_one_write_and_one_sync_for_a_batch(tmp_path):
     """Whatever its size; also the batch that seals. Rotation comes after the answer."""
     files = FaultyFiles()

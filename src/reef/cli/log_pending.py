@@ -51,8 +51,9 @@ def reapply_command(output: Output, db: Database, *, path: str, take_over: bool)
 
     Takes the writer role, so that any writer is fenced. What was uploaded before is not written
     again, and what is written now lies over what others wrote to the same keys meanwhile: look at
-    it first, with `reef log pending` and `reef log dump`. It can be repeated. Refuses, and changes
-    nothing, if another writer wrote within the last minute.
+    it first, with `reef log pending` and `reef log dump`. A batch that its client has sent again
+    meanwhile, with the same idempotency key, is not written twice. It can be repeated. Refuses, and
+    changes nothing, if another writer wrote within the last minute.
 
     Example: reef log reapply ./users-log ./data
     """
@@ -72,7 +73,8 @@ def reapply_command(output: Output, db: Database, *, path: str, take_over: bool)
         facts: dict[str, Any] = {
             "namespace": identity.namespace,
             "applied_batches": recovery.replayed,
+            "repeated_batches": recovery.repeated,
             "uploaded_before": recovery.uploaded_index,
-            "last_index": recovery.uploaded_index + recovery.replayed,
+            "last_index": recovery.uploaded_index + recovery.replayed + recovery.repeated,
         }
     output.record(f"applied what was left in {path}", facts)

@@ -25,6 +25,7 @@ UNIX_EPOCH_S = 62_135_596_800
 """Unix time 0, in seconds since 0001-01-01T00:00:00Z."""
 UTC_ZONE = 0xFFFF
 """Says UTC, rather than some zone that is 0 minutes off."""
+ZONE_MINUTES_MAX = (1 << 15) - 1
 
 
 class EntryType(IntEnum):
@@ -113,7 +114,8 @@ class EntryTime:
         except (OverflowError, ValueError):
             return self.raw.hex()
         fraction = f".{self.nanoseconds:09}".rstrip("0").rstrip(".")
-        sign, (hours, minutes) = "-" if self.zone_s < 0 else "+", divmod(abs(self.zone_s) // 60, 60)
+        sign = "-" if self.zone_s <= -60 else "+"  # seconds alone are not told
+        hours, minutes = divmod(abs(self.zone_s) // 60, 60)
         zone = f"{sign}{hours:02}:{minutes:02}" if self.zone_s else "Z"
         return moment.replace(tzinfo=None, microsecond=0).isoformat() + fraction + zone
 
@@ -136,6 +138,8 @@ def _minutes(zone_s: int) -> tuple[int, int]:
     minutes, seconds = divmod(abs(zone_s), 60)
     if minutes * sign == -1:
         raise InvalidInputError("a zone of one minute west of UTC cannot be told from UTC")
+    if minutes > ZONE_MINUTES_MAX:
+        raise InvalidInputError(f"a zone {zone_s} s from UTC is none that an entry can have")
     return minutes * sign, seconds * sign
 
 
@@ -162,7 +166,7 @@ class LogEntry(msgspec.Struct, frozen=True, gc=False):
 
     def encode(self) -> bytes:
         """Return the entry's bytes in the format's own codec."""
-        data, extensions = self.data, self.extensions
+        data, extensions = _plain(self.data), _plain(self.extensions)
         return b"".join(
             (
                 uvarint(self.index),
@@ -192,3 +196,8 @@ class LogEntry(msgspec.Struct, frozen=True, gc=False):
         if len(data) != length or len(extensions) != extension_length:
             raise CorruptionError(f"{len(payload)} bytes are not an entry: lengths go beyond them")
         return cls(index, term, kind, data, extensions, appended_at)
+
+
+def _plain(given: bytes) -> bytes:
+    """Return bytes; the length of what is only like them may be one of larger items."""
+    return given if type(given) is bytes else memoryview(given).tobytes()

@@ -40,7 +40,7 @@ __all__ = ["LocalLog"]
 
 T = TypeVar("T")
 SEGMENT_BYTES = 64 << 20
-SEGMENT_BYTES_MIN = 64
+SEGMENT_BYTES_MIN = 1
 FULL = (ENOSPC, EDQUOT)
 U64 = struct.Struct("<Q")
 

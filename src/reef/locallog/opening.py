@@ -72,13 +72,13 @@ def open_segments(
     return Opened(tuple(sealed), tail, report)
 
 
-def list_segments(files: FileSystem, path: str) -> dict[int, str]:
-    """Return the name of each segment's file, by id; other files are none of ours."""
-    found: dict[int, str] = {}
+def list_segments(files: FileSystem, path: str) -> dict[str, int]:
+    """Return the id of each segment's file, by name; other files are none of ours."""
+    found: dict[str, int] = {}
     for name in files.names(path):
         match = NAME.fullmatch(name)
         if match:
-            found[int(match[2], 16)] = name
+            found[name] = int(match[2], 16)
         elif name.endswith(".wal"):
             raise CorruptionError(f"{path}: {name} is not the name of a segment", object=name)
     return found
@@ -95,11 +95,12 @@ def check_codec(path: str, infos: Iterable[SegmentInfo], codec: EntryCodec) -> N
             )
 
 
-def _check_names(names: dict[int, str], state: LogState) -> None:
+def _check_names(names: dict[str, int], state: LogState) -> None:
+    by_id = {number: name for name, number in names.items()}
     for info in state.segments or ():
-        if names.get(info.id, info.name) != info.name:
+        if info.name not in names and info.id in by_id:
             raise CorruptionError(
-                f"segment {info.id} is named {names[info.id]}, expected {info.name}",
+                f"segment {info.id} is named {by_id[info.id]}, expected {info.name}",
                 object=info.name,
             )
 
@@ -168,15 +169,16 @@ def lost_entries(info: SegmentInfo, count: int) -> list[str]:
 def create_tail(files: FileSystem, path: str, info: SegmentInfo, codec: EntryCodec) -> Tail:
     """Make the file of a new tail: zeros, until the first batch brings the header."""
     file = files.create(f"{path}/{info.name}")
-    file.preallocate(info.size_limit)
+    if info.size_limit:  # the system refuses to make room for nothing
+        file.preallocate(info.size_limit)
     return Tail(info, file, codec, [], 0)
 
 
 def _delete_orphans(
-    files: FileSystem, path: str, names: dict[int, str], state: LogState, report: RecoveryReport
+    files: FileSystem, path: str, names: dict[str, int], state: LogState, report: RecoveryReport
 ) -> None:
     known = {info.id for info in state.segments or ()}
-    for number, name in sorted(names.items()):
+    for name, number in sorted(names.items()):
         if number not in known:
             files.unlink(f"{path}/{name}")
             report.deleted_files.append(name)

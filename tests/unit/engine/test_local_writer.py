@@ -541,6 +541,45 @@ def test_after_a_takeover_opening_stops(open_local, store, path):
     assert open_local().local_recovery.replayed == 0
 
 
+@pytest.mark.parametrize("keyed", [{1}, {2}, {3}, {1, 2}, {2, 3}, {1, 2, 3}])
+def test_a_key_that_a_rival_has_committed_counts_once(open_local, store, path, keyed):
+    """H19: its client has sent it again, to whoever took over. Reapplying does not write it over
+    what came later; all the rest is written, and the numbers go on."""
+    writer = open_local()
+    keys = {n: {"idempotency_key": f"key {n}"} for n in keyed}
+    for n in (1, 2, 3):
+        writer.put(f"k{n}", b"mine", **keys.get(n, {}))
+    crash(writer)
+    with Database(store).writer("users") as rival:
+        for n in keyed:
+            rival.put(f"k{n}", b"mine", **keys[n])
+            rival.put(f"k{n}", b"newer")
+    with open_local(reapply=True) as again:
+        found = again.local_recovery
+        assert (found.replayed, found.repeated) == (3 - len(keyed), len(keyed))
+        again.flush()
+        assert again.pending.batches == 0
+        assert again.put("k4", b"4").local_index == 4
+    rows = dict(Database(store).reader("users").scan())
+    assert rows.pop(b"k4") == b"4"
+    assert {n for n in (1, 2, 3) if rows[b"k%d" % n] == b"newer"} == keyed
+    with LocalLog(path) as log:
+        assert log.get_uint64("reef.uploaded") == 4
+    assert open_local().local_recovery.replayed == 0
+
+
+def test_a_key_with_another_body_is_reapplied(open_local, store):
+    """Both were acknowledged, and whoever reapplies has asked for this one."""
+    writer = open_local()
+    writer.put("a", b"mine", idempotency_key="k")
+    crash(writer)
+    with Database(store).writer("users") as rival:
+        rival.put("a", b"theirs", idempotency_key="k")
+    with open_local(reapply=True) as again:
+        assert (again.local_recovery.replayed, again.local_recovery.repeated) == (1, 0)
+    assert Database(store).reader("users").get("a") == b"mine"
+
+
 def test_a_takeover_of_a_log_with_nothing_left_is_no_matter(open_local, store):
     """Where all was uploaded, though the log did not hear of it, opening goes on."""
     writer = open_local()

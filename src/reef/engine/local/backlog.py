@@ -34,9 +34,16 @@ class Item:
     """Where nobody waits for it."""
     index: int = 0
     """Its place in the local log, from the moment it is being written there."""
+    passed_index: int = 0
+    """The last of those right behind it that are in the bucket already; 0 if there is none."""
     answer: LocalReceipt | ReefError | None = None
     receipts: list[LocalReceipt] = field(default_factory=list)
     """All that were given for it: one more for each repeat of its key."""
+
+    @property
+    def mark(self) -> int:
+        """Up to which index all is in the bucket when this one is."""
+        return max(self.index, self.passed_index)
 
     def tell(self) -> None:
         """Set the future, if nobody waits, and forget it: a backlog may be long."""

@@ -353,7 +353,7 @@ class LocalFront:
         for given in item.receipts:
             given.fill(receipt)
         self.backlog.uploaded(item)
-        self.uploaded = item.index
+        self.uploaded = item.mark
 
     def note_progress(self) -> None:
         """Let go of what was uploaded, and wake those who wait for it; under the lock."""

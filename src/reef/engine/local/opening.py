@@ -11,7 +11,8 @@
 4. Note in the log that it is known. Only then does it take batches.
 5. After the fences nothing of an earlier life can land any more. So the mark that the replay has
    found is exact: what lies at or below it is in the bucket, what lies above is not (H63). The
-   latter is taken up, shown, and uploaded.
+   latter is taken up, shown, and uploaded. But for keyed batches that their client has sent again,
+   to whoever had the role meanwhile: those are in the bucket, and a key counts once (H19).
 """
 
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from reef.engine.commit.committer import Committer
 from reef.engine.commit.outcomes import Outcomes
 from reef.engine.local import words
 from reef.engine.local.backlog import Item, Left
-from reef.engine.local.entries import decode_entry
+from reef.engine.local.entries import LocalBatch, decode_entry
 from reef.engine.local.front import LocalFront
 from reef.engine.local.identity import UPLOADED, LogIdentity, mark_known, own_log
 from reef.engine.local.marks import mark_now
@@ -51,6 +52,8 @@ class LocalRecovery:
     """Up to which entry all was in the bucket already."""
     replayed: int
     """Batches that were on the disk only: they are shown, and uploaded now."""
+    repeated: int = 0
+    """Batches whose keys another writer has committed meanwhile: they are not written again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +79,8 @@ class LocalOpening:
         if 0 < log.last_index < mark:  # its end was lost: numbers go on behind what was uploaded
             log.delete_range(log.first_index, log.last_index)
         front = LocalFront(log, identity, committer, self.settings, runtime, uploaded=mark)
-        count = self._replay(front)
-        return front, outcomes, LocalRecovery(log.recovery, mark, count)
+        replayed, repeated = self._replay(front)
+        return front, outcomes, LocalRecovery(log.recovery, mark, replayed, repeated)
 
     # --- step 2 -------------------------------------------------------------------
     def _claim(self, log: LocalLog, identity: LogIdentity) -> StreamClaim:
@@ -120,22 +123,45 @@ class LocalOpening:
         return words.fenced(cause, identity, left_above(log, mark), log.path)
 
     # --- step 5 -------------------------------------------------------------------
-    def _replay(self, front: LocalFront) -> int:
-        log = front.log
-        if log.last_index <= front.uploaded:
-            return 0
+    def _replay(self, front: LocalFront) -> tuple[int, int]:
+        """Take up what is not in the bucket; return how many batches, and how many were there."""
+        log, mark = front.log, front.uploaded
+        if log.last_index <= mark:
+            return 0, 0
         schemas = {schema.id: schema for schema in front.committer.tail.manifest.schemas}
-        count = 0
-        for entry in log.entries(max(front.uploaded + 1, log.first_index)):
+        replayed = repeated = 0
+        for entry in log.entries(max(mark + 1, log.first_index)):
             batch = decode_entry(entry, log.path)
+            if _is_committed(front, batch):
+                _pass_over(front, entry.index)
+                repeated += 1
+                continue
             schema = schemas.get(batch.schema_id)
             if schema is None:
                 raise InternalError(f"entry {entry.index} is of schema {batch.schema_id}, unknown")
             ops = decode_ops(batch.record, schema, f"entry {entry.index} of {log.path}")
             watch = front.runtime.stopwatch()
             front.restore(Item(batch, ops, watch, index=entry.index))
-            count += 1
-        return count
+            replayed += 1
+        if front.uploaded > mark:  # no upload will say so
+            log.set_uint64(UPLOADED, front.uploaded)
+        return replayed, repeated
+
+
+def _is_committed(front: LocalFront, batch: LocalBatch) -> bool:
+    """Whether the same batch is in the bucket, under the same key. One with another body is not:
+    both were acknowledged."""
+    key = batch.header.key
+    found = front.committer.tail.dedup.get(key) if key is not None else None
+    return found is not None and found.digest == batch.header.digest
+
+
+def _pass_over(front: LocalFront, index: int) -> None:
+    """Note that an entry is in the bucket: at once, or when all before it is."""
+    if front.backlog.waiting:
+        front.backlog.waiting[-1].passed_index = index
+    else:
+        front.uploaded = index
 
 
 def left_above(log: LocalLog, index: int) -> Left:

@@ -185,7 +185,7 @@ class Uploader:
             self._runtime.future(),
             self._runtime.stopwatch(),
             schema_id=batch.schema_id,
-            mark=(stream, item.index),
+            mark=(stream, item.mark),
             deadline=self._patience,
         )
 
