@@ -179,6 +179,20 @@ def test_engines(cli, db, data, tmp_path, words):
     assert objects(db) == before
 
 
+def test_a_spark_that_does_not_start(cli, data, monkeypatch):
+    """A wrong master, or no Java: an error like any other, not Spark's traceback."""
+    pytest.importorskip("pyspark")
+
+    def fails(builder, master):
+        raise RuntimeError("[JAVA_GATEWAY_EXITED] Java gateway process exited\nat Some.java")
+
+    monkeypatch.setattr("reef.spark.session._started", fails)
+    found = cli("index", data, "users", "--engine", "spark", "--master", "bogus://x")
+    assert found.code == 1
+    assert "Spark did not start on bogus://x: [JAVA_GATEWAY_EXITED]" in found.err
+    assert "Some.java" not in found.err
+
+
 @pytest.mark.parametrize(
     "command", ["index", "compact", "gc", "verify", "repair", "stats", "inspect"]
 )

@@ -1,13 +1,14 @@
 """The Spark executor: the same tasks, the same results, the same errors as with threads."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
 import reef
 import reef.spark
 from reef.jobs.executor import LocalExecutor
-from reef.spark.session import attempts_max
+from reef.spark.session import attempts_max, larger_batches
 from tests.spark import tasks
 from tests.spark.data import SCHEMA, change, rows
 
@@ -72,6 +73,25 @@ def test_how_often_spark_tries(master, attempts):
                 return {"spark.master": master}.get(name, default)
 
     assert attempts_max(Session) == attempts
+
+
+class Conf(dict):
+    """The settings of a session, as far as they are asked for."""
+
+    set, unset = dict.__setitem__, dict.__delitem__
+
+
+@pytest.mark.parametrize("before", [{}, {"spark.sql.execution.arrow.maxRecordsPerBatch": "5"}])
+def test_loads_that_overlap_leave_the_session_as_it_was(before):
+    """Whichever ends first: what one of them has set is no setting of the user's."""
+    conf = Conf(before)
+    first, second = (larger_batches(SimpleNamespace(conf=conf)) for _ in range(2))
+    for step in (first.__enter__, second.__enter__):
+        step()
+    assert set(conf.values()) == {"65536"}
+    for load in (first, second):
+        load.__exit__(None, None, None)
+    assert conf == before
 
 
 @pytest.mark.parametrize("seed", [0])

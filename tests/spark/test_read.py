@@ -185,8 +185,6 @@ def test_conditions_are_checked_by_the_table(spark):
     """A text that is no condition is refused at once, without a bucket."""
     with pytest.raises(reef.InvalidInputError, match="AND"):
         reef.spark.table(spark, "./nowhere", "t").where("n > 5 OR n < 3")
-    with pytest.raises(reef.InvalidInputError, match="is not text"):
-        reef.spark.table(spark, "./nowhere", "t").range(start=b"\xff")
 
 
 def test_a_real_bucket_is_read(spark, ministack):

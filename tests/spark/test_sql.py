@@ -1,10 +1,12 @@
 """Spark as people use it: SQL, settings of a session, schemas and names of any kind."""
 
 import datetime
+import threading
 
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
+from pyspark.sql import functions as fn
 from pyspark.sql import types as st
 
 import reef
@@ -140,6 +142,73 @@ def test_columns_may_have_any_name(spark, db, url):
     )
     table = reef.spark.table(spark, url, "t").where(('a"b', ">", 3)).select("a,b", "a.b")
     assert table.df().collect() == [(5, 4)]
+    filtered = table.where(fn.col("`a.b`") > 3)  # Spark's own, which reads all columns
+    assert filtered.df().collect() == [(5, 4)]
+    for wrong, why in ((["A,B"], "no such column"), (["a.b", "a.b"], "twice")):
+        with pytest.raises(reef.InvalidInputError, match=why):
+            filtered.select(*wrong).df()
+
+
+def test_names_that_differ_only_in_case(spark, db, url):
+    """Spark takes them for one where it is asked for a column by its name."""
+    db.create("t", pa.schema([("id", pa.string()), ("ID", pa.int64()), ("Id", pa.int64())]))
+    with db.writer("t") as writer:
+        writer.upsert([{"id": "a", "ID": 1, "Id": 2}])
+    assert reef.spark.bulk_load(read(spark, url), url, "t").rows == 1
+    table = reef.spark.table(spark, url, "t").where(fn.lit(True))
+    assert table.select("Id", "id").df().collect() == [(2, "a")]
+
+
+def test_rows_that_are_written_back_keep_their_expiry(spark, settings, db, url):
+    """It is no column, but can be asked for like one, as in a scan."""
+    settings("spark.sql.session.timeZone", "America/New_York")
+    late = datetime.datetime(2100, 1, 2, 3, 4, 5, 678000, tzinfo=datetime.UTC)
+    db.create("t", pa.schema([("id", pa.string()), ("n", pa.int64())]))
+    with db.writer("t") as writer:
+        writer.upsert([{"id": "a", "n": 1, "_expires_at": late}, {"id": "b", "n": 2}])
+    assert read(spark, url).columns == ["id", "n"]
+    write(read(spark, url, columns="id,n,_expires_at"), url, "overwrite")
+    with db.reader("t") as reader:
+        found = reader.get_many(["a", "b"], columns=["n", "_expires_at"])
+    assert found["n"].to_pylist() == [1, 2]
+    assert found["_expires_at"].to_pylist() == [late, None]
+    some = reef.spark.table(spark, url, "t").where(fn.col("n") > 1).select("id", "_expires_at")
+    assert some.df().collect() == [("b", None)]
+
+
+def test_a_column_of_nothing_is_null(spark, db, url):
+    """NULL without a type, as `lit(None)` is, fits every column; no column can be made of it."""
+    db.create("t", pa.schema([("id", pa.string()), ("n", pa.int64()), ("l", pa.list_(pa.int8()))]))
+    with db.writer("t") as writer:
+        writer.upsert([{"id": "a", "n": 1, "l": [1]}])
+    write(spark.sql("SELECT 'a' AS id, NULL AS n"), url, op="patch")
+    reef.spark.bulk_load(spark.sql("SELECT 'b' AS id, NULL AS l, NULL AS n"), url, "t")
+    assert read(spark, url).collect() == [("a", None, [1]), ("b", None, None)]
+    with pytest.raises(reef.InvalidInputError, match="column n: null is not a column type"):
+        reef.spark.bulk_load(spark.sql("SELECT 'b' AS id, NULL AS n"), url, "new", key="id")
+
+
+def test_writing_from_a_thread(spark, db, url):
+    """Spark finds no Python source for a write there; the one line that registers it helps.
+
+    The day that the first write is not refused, Spark has mended it.
+    """
+    write(spark.sql("SELECT 'a' AS id, 1L AS n"), url, key="id")
+    df, told = spark.sql("SELECT 'b' AS id, 2L AS n"), []
+
+    def work():
+        try:
+            write(df, url)
+        except Exception as error:
+            told.append(str(error))
+        reef.spark.register(spark)
+        write(df, url)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert "DATA_SOURCE_NOT_FOUND" in told[0]
+    assert numbers_of(db) == {"a": 1, "b": 2}
 
 
 def test_errors_are_short(spark, db, url):

@@ -63,6 +63,29 @@ def test_a_choice_of_no_columns_is_refused(table, db, url):
         Planned(url, "t", columns="[]")
 
 
+def test_keys_that_are_no_text(table, db, url):
+    """Composite keys, in ranges and by themselves; what was said last counts."""
+    keys = [reef.keys.pack(("user", n)) for n in range(-300, 300, 50)] + [b"\xff\xff"]
+    db.create("t", pa.schema([("id", pa.binary()), ("n", pa.int64())]))
+    with db.writer("t") as writer:
+        writer.upsert([{"id": key, "n": n} for n, key in enumerate(keys)])
+
+    def found(asked):
+        return list(Planned(url, "t", **asked.options).rows())
+
+    assert found(table.range("a").range(keys[1], keys[4])) == keys[1:4]
+    assert found(table.range(keys[1], keys[4]).range("a")) == []
+    assert found(table.range(prefix=b"\xff")) == keys[-1:]
+    assert found(table.keys(["no"]).keys([b"\xff\xff", keys[2], "text"])) == [keys[2], keys[-1]]
+
+
+def test_what_is_no_list_of_keys_is_refused(table):
+    """A text alone would be the keys of its letters."""
+    for wrong in ("k001", b"k001", [5]):
+        with pytest.raises(reef.InvalidInputError, match=r"a list|text or bytes"):
+            table.keys(wrong)
+
+
 def test_secrets_are_not_shown():
     """A notebook prints whatever stands last in a cell."""
     shown = repr(reef.spark.table(None, "s3://bucket/here", "t", secret_access_key="hush"))

@@ -30,6 +30,7 @@ __all__ = [
     "check_idempotency_key",
     "check_text",
     "encode_key",
+    "encode_keys",
     "encoded",
 ]
 
@@ -50,6 +51,13 @@ def encode_key(key: Any, what: str = "a key") -> bytes:
             f"{what} has 1 to {KEY_BYTES_MAX} bytes, got {len(key)}", kind=Kind.INVALID_KEY
         )
     return key
+
+
+def encode_keys(keys: Any) -> list[bytes]:
+    """Return several as bytes; a text alone would be the keys of its letters, and is refused."""
+    if isinstance(keys, str | bytes):
+        raise InvalidInputError(f"keys are a list, got {keys[:40]!r}", kind=Kind.INVALID_KEY)
+    return [encode_key(key, f"key {place}") for place, key in enumerate(keys)]
 
 
 def check_idempotency_key(key: Any) -> None:

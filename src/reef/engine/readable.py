@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from reef.engine.batch import check_text, encode_key
+from reef.engine.batch import check_text, encode_key, encode_keys
 from reef.engine.reading.lookup import look_up
 from reef.engine.reading.memtable import Entry
 from reef.engine.reading.projection import Projection
@@ -100,7 +100,7 @@ class Readable(ABC):
         self, keys: Iterable[bytes | str], columns: Sequence[str] | None = None
     ) -> pa.Table:
         """Return one row per key, in the order asked; `_found` tells which keys have one."""
-        asked = [encode_key(key, f"key {place}") for place, key in enumerate(keys)]
+        asked = encode_keys(keys)
         check_text(asked, self._view().manifest.schema)
         with operation(self._metrics, "get_many"):
             return self._read(lambda view: self._table_of(view, asked, columns))

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from reef.engine.batch import Batch, EncodedBatch, encode_key, encoded
+from reef.engine.batch import Batch, EncodedBatch, encode_key, encode_keys, encoded
 from reef.engine.footprints import Footprints, Reads
 from reef.engine.readable import Readable
 from reef.engine.reading.memtable import Memtable
@@ -78,7 +78,7 @@ class Transaction(Readable):
         self, keys: Iterable[bytes | str], columns: Sequence[str] | None = None
     ) -> pa.Table:
         """Return one row per key, in the order asked; `_found` tells which keys have one."""
-        asked = [encode_key(key, f"key {place}") for place, key in enumerate(keys)]
+        asked = encode_keys(keys)
         self._reads.keys.update(asked)
         table = super().get_many(asked, columns)
         self._check_reads()

@@ -17,7 +17,7 @@ from reef.engine.database import Database
 from reef.errors import InvalidInputError, Kind
 from reef.formats.batch import KEY_BYTES_MAX
 from reef.spark.options import Place
-from reef.spark.ranges import column_of
+from reef.spark.ranges import column_of, numbered
 from reef.spark.session import parallelism
 from reef.spark.target import Target, find_target
 
@@ -142,10 +142,11 @@ def _count(df: Any, key: str) -> _Counted:
     """One pass over the keys alone: sources that have columns read no others."""
     from pyspark.sql import functions as fn
 
-    column = column_of(df, key)
+    rows = numbered(df)
+    column = column_of(rows, str(df.columns.index(key)))
     length = fn.octet_length(column)
     wrong = (length < 1) | (length > KEY_BYTES_MAX)
-    (row,) = df.select(
+    (row,) = rows.select(
         fn.count(fn.lit(1)).alias("rows"),
         fn.count(fn.when(column.isNull(), 1)).alias("null_keys"),
         fn.count(fn.when(wrong, 1)).alias("bad_length"),

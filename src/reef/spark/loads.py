@@ -32,7 +32,7 @@ from reef.spark.checks import Preflight, check_load, raise_if_bad
 from reef.spark.load_progress import LoadProgress, StagedSoFar, watch
 from reef.spark.options import Place
 from reef.spark.parts import PartPlan, StagedPart, first_error, stage_part
-from reef.spark.ranges import by_ranges
+from reef.spark.ranges import by_ranges, numbered
 from reef.spark.session import larger_batches
 from reef.spark.sorting import SORT_BYTES
 from reef.spark.write_options import check_duplicates, check_replacing
@@ -204,8 +204,6 @@ class _Load:
         """Let Spark do it; return what became of each partition."""
         names = self._df.columns
         key = names.index(plan.rows.schema.key.name)
-        # To Spark's `mapInArrow` a name with a dot is a path: columns go by number.
-        numbered = self._df.toDF(*map(str, range(len(names))))
 
         def staged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             named = (batch.rename_columns(names) for batch in batches)
@@ -220,7 +218,7 @@ class _Load:
             watch(self._store, self._names, job.id, so_far if watching else None),
         ):
             looked_at = checks.rows is not None
-            ranges = by_ranges(numbered, str(key), checks.partitions, sample=looked_at)
+            ranges = by_ranges(numbered(self._df), str(key), checks.partitions, sample=looked_at)
             rows = ranges.mapInArrow(staged, "part binary").collect()
         parts = [_from_message(bytes(row["part"])) for row in rows]
         error = first_error(parts)

@@ -2,7 +2,8 @@
 
 Spark hands over names in lower case and values as text. An option that is not known is an
 error, since a misspelt `where` would otherwise read everything. What the store needs goes in
-with `store.` in front: `option("store.endpoint", …)` is `reef.open(url, endpoint=…)`.
+with `store.` in front: `option("store.endpoint", …)` is `reef.open(url, endpoint=…)`. Keys that
+are no text, such as those of `reef.keys.pack`, are said in hexadecimal digits (`startHex`).
 """
 
 import json
@@ -42,9 +43,13 @@ READING = (
     "start",
     "end",
     "prefix",
+    "startHex",
+    "endHex",
+    "prefixHex",
     "columns",
     "where",
     "keys",
+    "keysHex",
     "splitBytes",
     "leaseSeconds",
     "meter",
@@ -109,7 +114,7 @@ class ReadOptions:
     range: KeyRange = field(default_factory=KeyRange)
     columns: tuple[str, ...] | None = None
     where: str | None = None
-    keys: tuple[str, ...] | None = None
+    keys: tuple[bytes | str, ...] | None = None
     split_bytes: int = SPLIT_BYTES
     lease_s: float = LEASE_S
     meter: int | None = None
@@ -128,7 +133,7 @@ class ReadOptions:
             _number(given, "generation", 1),
             given.get("snapshot"),
             _time(given),
-            KeyRange.of(given.get("start"), given.get("end"), given.get("prefix")),
+            KeyRange.of(*(_bound(given, name) for name in ("start", "end", "prefix"))),
             _names(given),
             given.get("where"),
             _keys(given),
@@ -209,9 +214,30 @@ def _names(given: Mapping[str, str]) -> tuple[str, ...] | None:
     return names
 
 
-def _keys(given: Mapping[str, str]) -> tuple[str, ...] | None:
-    text = given.get("keys")
-    return None if text is None else _texts("keys", text)
+def _bound(given: Mapping[str, str], name: str) -> bytes | str | None:
+    digits = _one_of(given, name, f"{name}Hex")
+    return given.get(name) if digits is None else _unhexed(f"{name}Hex", digits)
+
+
+def _keys(given: Mapping[str, str]) -> tuple[bytes | str, ...] | None:
+    digits = _one_of(given, "keys", "keysHex")
+    if digits is not None:
+        return tuple(_unhexed("keysHex", item) for item in _texts("keysHex", digits))
+    return _texts("keys", given["keys"]) if "keys" in given else None
+
+
+def _one_of(given: Mapping[str, str], name: str, other: str) -> str | None:
+    """Return what the other way to say something says, if it is the one that was used."""
+    if name in given and other in given:
+        raise _bad(f"the options {name!r} and {other!r} say the same in two ways")
+    return given.get(other)
+
+
+def _unhexed(name: str, digits: str) -> bytes:
+    try:
+        return bytes.fromhex(digits)
+    except ValueError:
+        raise _bad(f"the option {name}: {digits!r} is not pairs of hexadecimal digits") from None
 
 
 def _texts(name: str, text: str) -> tuple[str, ...]:

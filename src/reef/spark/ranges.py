@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-__all__ = ["bounds_of", "by_ranges", "column_of", "range_of", "sample_keys"]
+__all__ = ["bounds_of", "by_ranges", "column_of", "numbered", "range_of", "sample_keys"]
 
 SAMPLED_PER_PARTITION = 200
 """Partitions are then even to within about a tenth."""
@@ -24,6 +24,14 @@ PARTITIONS_MAX = 512
 def column_of(df: Any, name: str) -> Any:
     """Return a column by its name, whatever is in it: dots, backticks."""
     return df["`" + name.replace("`", "``") + "`"]
+
+
+def numbered(df: Any) -> Any:
+    """Return the same columns, named by their places.
+
+    Spark reads a name with a dot as a path, and takes names that differ only in case for one.
+    """
+    return df.toDF(*map(str, range(len(df.columns))))
 
 
 def by_ranges(df: Any, key: str, partitions: int, *, sample: bool) -> Any:

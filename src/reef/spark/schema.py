@@ -9,8 +9,9 @@
     everything else          the same
 
 Nanoseconds are cut, always towards the past; a moment that microseconds cannot reach is an
-error. The key column is never null, the others may be. Spark wants the very schema that it was
-told, to the names inside of lists, so batches are brought into that form here.
+error. The key column is never null, the others may be. When a row expires (`_expires_at`) is no
+column, but can be asked for like one: whoever writes rows back keeps it so. Spark wants the very
+schema that it was told, to the names inside of lists, so batches are brought into that form here.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as st
 
-from reef.engine.rows.out import unknown_column
+from reef.engine.rows.out import EXPIRES_AT, unknown_column
 from reef.errors import InvalidInputError
 from reef.formats.schema import Schema
 
@@ -55,21 +56,23 @@ ARROW: dict[type[st.DataType], pa.DataType] = {
     st.TimestampType: pa.timestamp("us", tz="UTC"),
     st.TimestampNTZType: pa.timestamp("us"),
 }
+EXPIRY = st.StructField(EXPIRES_AT, st.TimestampType(), True)
 NS_PER_US = 1000
 
 
 def spark_schema(schema: Schema, columns: Sequence[str] | None = None) -> st.StructType:
     """Return the columns that are asked for, all by default, as Spark's schema."""
-    fields = {field.name: field for field in (schema.key, *schema.fields)}
+    every = (schema.key, *schema.fields)
+    fields = {
+        f.name: st.StructField(f.name, _spark_type(f.arrow), f is not schema.key) for f in every
+    }
+    known = {**fields, EXPIRES_AT: EXPIRY}
     for place, name in enumerate(columns or ()):
-        if name not in fields:
+        if name not in known:
             raise unknown_column(name, list(fields))
         if columns and name in columns[:place]:
             raise InvalidInputError(f"column {name} is asked for twice", column=name)
-    chosen = [fields[name] for name in (fields if columns is None else columns)]
-    return st.StructType(
-        [st.StructField(f.name, _spark_type(f.arrow), f is not schema.key) for f in chosen]
-    )
+    return st.StructType([known[name] for name in (fields if columns is None else columns)])
 
 
 def arrow_schema(struct: st.StructType) -> pa.Schema:

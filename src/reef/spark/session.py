@@ -9,6 +9,8 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from reef.errors import UnavailableError
+
 __all__ = ["attempts_max", "is_remote", "larger_batches", "parallelism", "start_session"]
 
 LOCAL = re.compile(r"local(?:\[[^,\]]*(?:,\s*(?P<attempts>\d+))?\])?")
@@ -49,9 +51,13 @@ def parallelism(spark: Any) -> int:
 def larger_batches(spark: Any) -> Iterator[None]:
     """Let Spark hand over more rows at once, for as long as this takes.
 
-    How many bytes that may be is bounded by Spark itself (`maxBytesPerBatch`).
+    How many bytes that may be is bounded by Spark itself (`maxBytesPerBatch`). Loads may overlap:
+    whoever finds it set leaves it to the first, else the last would put back what was ours.
     """
     before = spark.conf.get(BATCH_ROWS, None)
+    if before == str(BATCH_ROWS_WANTED):
+        yield
+        return
     spark.conf.set(BATCH_ROWS, str(BATCH_ROWS_WANTED))
     try:
         yield
@@ -68,7 +74,18 @@ def start_session(master: str | None = None) -> Any:
     Executors on this machine run this very Python, which has Reef.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName("reef")
+    try:
+        return _started(SparkSession.builder.appName("reef"), master)
+    except Exception as error:  # of Spark's, of its gateway to Java, or of a missing program
+        # Java has told the rest on stderr.
+        why = str(error).strip().split("\n")[0]
+        raise UnavailableError(
+            f"Spark did not start on {master or 'local[*]'}: {why}",
+            hint="It needs Java 17, and a master such as local[2], spark://host:7077 or sc://host",
+        ) from error
+
+
+def _started(builder: Any, master: str | None) -> Any:
     if master is not None and master.startswith("sc://"):
         return builder.remote(master).getOrCreate()
     builder = builder.master(master or "local[*]")

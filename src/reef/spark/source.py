@@ -102,8 +102,13 @@ class ReefSource(DataSource):
 
 
 def register(spark: Any) -> None:
-    """Make `format("reef")` known to a session, where Spark does not find it by itself."""
+    """Make `format("reef")` known to a session, where Spark does not find it by itself.
+
+    Also in a thread: to write, Spark looks for Python sources in the session that is active in
+    the thread, and only the thread that has made the session has one.
+    """
     spark.dataSource.register(ReefSource)
+    spark.createDataFrame([], "id string")  # makes the session the active one
 
 
 def _projection(schema: Schema, wanted: ReadOptions, columns: Any) -> Projection:

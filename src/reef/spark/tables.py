@@ -9,15 +9,17 @@ rows, and no plan is ever shared between two different questions.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from reef.engine.rows.out import EXPIRES_AT, unknown_column
 from reef.engine.where.literals import literal_text
 from reef.engine.where.parser import Op, RawCondition, parse_text, parse_tuples, quote_name
 from reef.errors import InvalidInputError, Kind
 from reef.spark.meter import TaskMeter
+from reef.spark.ranges import column_of, numbered
 
 __all__ = ["Table", "table"]
 
@@ -63,13 +65,19 @@ class Table:
         prefix: bytes | str | None = None,
     ) -> "Table":
         """Read the keys of [start, end), or those that begin with `prefix`."""
-        given = {"start": start, "end": end, "prefix": prefix}
-        texts = {name: _text(bound) for name, bound in given.items() if bound is not None}
-        return self.option(**texts)
+        asked = self
+        for name, bound in (("start", start), ("end", end), ("prefix", prefix)):
+            if bound is not None:
+                (text,), is_hex = _texts([bound])
+                asked = asked._either(name, text, is_hex)
+        return asked
 
-    def keys(self, keys: Sequence[bytes | str]) -> "Table":
+    def keys(self, keys: Iterable[bytes | str]) -> "Table":
         """Read these keys."""
-        return self.option(keys=json.dumps([_text(key) for key in keys]))
+        if isinstance(keys, str | bytes):
+            raise _bad(f"keys are a list, got {keys!r}", "Such as keys([…])")
+        texts, is_hex = _texts(keys)
+        return self._either("keys", json.dumps(texts), is_hex)
 
     def as_of(
         self,
@@ -103,11 +111,20 @@ class Table:
         if self.columns is not None and not self.filters:  # Spark may filter by others
             options["columns"] = json.dumps(list(self.columns))
         found = self.spark.read.format("reef").options(**options).load(self.url)
+        if self.columns is not None and self.filters and EXPIRES_AT in self.columns:
+            options["columns"] = json.dumps([*found.columns, EXPIRES_AT])
+            found = self.spark.read.format("reef").options(**options).load(self.url)
         for condition in self.filters:
             found = found.filter(condition)
         if self.columns is not None and self.filters:
-            found = found.select(*self.columns)
+            return _chosen(found, self.columns)
         return found
+
+    def _either(self, name: str, value: str, is_hex: bool) -> "Table":
+        """Set an option that can be said in two ways, in one of them."""
+        said, other = (f"{name}Hex", name) if is_hex else (name, f"{name}Hex")
+        rest = {known: word for known, word in self.options.items() if known != other}
+        return replace(self, options={**rest, said: value})
 
 
 def table(spark: Any, url: str, namespace: str, **store_options: Any) -> Table:
@@ -137,16 +154,28 @@ def _word(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _text(key: bytes | str) -> str:
-    if isinstance(key, str):
-        return key
+def _texts(keys: Iterable[bytes | str]) -> tuple[list[str], bool]:
+    """Return keys as options say them, and whether that is in hexadecimal digits."""
+    given = list(keys)
+    for key in given:
+        if not isinstance(key, str | bytes):
+            raise _bad(f"a key is text or bytes, got {key!r}", "Make others with reef.keys.pack")
     try:
-        return key.decode()
-    except UnicodeDecodeError:
-        raise _bad(
-            f"the key {key[:40]!r} is not text, and options are",
-            f"Say it as a condition: where(\"id = X'{key.hex()[:40]}'\")",
-        ) from None
+        return [key if isinstance(key, str) else key.decode() for key in given], False
+    except UnicodeDecodeError:  # such as keys of reef.keys.pack
+        return [(key.encode() if isinstance(key, str) else key).hex() for key in given], True
+
+
+def _chosen(df: Any, columns: Sequence[str]) -> Any:
+    """Return some columns by their exact names, as the option `columns` does."""
+    for place, name in enumerate(columns):
+        if name not in df.columns:
+            raise unknown_column(name, df.columns)
+        if name in columns[:place]:
+            raise InvalidInputError(f"column {name} is asked for twice", column=name)
+    places = [str(df.columns.index(name)) for name in columns]
+    rows = numbered(df)
+    return rows.select(*(column_of(rows, place) for place in places)).toDF(*columns)
 
 
 def _bad(message: str, hint: str = "") -> InvalidInputError:

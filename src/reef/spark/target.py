@@ -103,6 +103,8 @@ def arrow_columns(columns: st.StructType, vectors: Mapping[str, int]) -> pa.Sche
 
 
 def _arrow_field(field: st.StructField, size: int | None) -> pa.Field:
+    if isinstance(field.dataType, st.NullType) and size is None:
+        return pa.field(field.name, pa.null())  # NULL without a type fits every column
     try:
         found = arrow_schema(st.StructType([field])).field(0).type
     except KeyError:

@@ -263,6 +263,16 @@ def test_columns_and_conditions(db, writer, many):
         assert "k049" not in hidden, "an older version that matches does not come back"
 
 
+@pytest.mark.parametrize("wrong", ["k001", b"k001"])
+def test_get_many_of_one_text_is_refused(db, writer, wrong):
+    """It would be the keys of its letters."""
+    with writer.transaction() as transaction:
+        for handle in (writer, db.reader(NAME), transaction):
+            with pytest.raises(reef.InvalidInputError, match="keys are a list") as caught:
+                handle.get_many(wrong)
+            assert caught.value.kind == "invalid_key"
+
+
 def test_get_many_keeps_the_order(db, writer, many):
     """One row per key asked, repeated ones too; a missing one is null and not found."""
     asked = ["k099", "nope", "k001", "k050", "k001", "k007"]
