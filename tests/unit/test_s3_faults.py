@@ -441,10 +441,11 @@ def test_ranges_that_come_with_200_are_read(ranged):
     store, wire = ranged(Says200)
     assert [store.get_range("k", 2, 5), store.get_range("k", 9, 10)] == [b"234", b"9"]
     assert len(wire.requests) == 3
-    for span in ((8, 11), (20, 25)):
+    for span in ((8, 11), (20, 25), (5, 5), (5, 2), (-1, 2)):
         with pytest.raises(InvalidInputError) as caught:
             store.get_range("k", *span)
         assert caught.value.kind is Kind.INVALID_RANGE
+    assert len(wire.requests) == 5, "what cannot be a range is not asked for"
     with pytest.raises(NotFoundError):
         store.get_range("missing", 0, 1)
 

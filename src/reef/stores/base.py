@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from reef.errors import InvalidInputError, Kind
+from reef.errors import InvalidInputError, Kind, UnavailableError
 from reef.runtime import Runtime
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "check_range",
     "coalesce",
     "past_the_end",
+    "short_read",
 ]
 
 KEY_BYTES_MAX = 1024
@@ -287,6 +288,15 @@ def past_the_end(key: str, end: int, size: int) -> InvalidInputError:
         kind=Kind.INVALID_RANGE,
         object=key,
         size=size,
+    )
+
+
+def short_read(key: str, found: int, expected: int) -> UnavailableError:
+    """Return the error for an answer that broke off: the next one may be whole."""
+    return UnavailableError(
+        f"object {key}: {found} of {expected} bytes came",
+        kind=Kind.SHORT_READ,
+        object=key,
     )
 
 

@@ -34,6 +34,7 @@ from reef.stores.base import (
     check_prefix,
     check_range,
     past_the_end,
+    short_read,
 )
 from reef.stores.compose_plan import read_requests
 from reef.stores.listing import Listing, start_of
@@ -112,7 +113,7 @@ class RemoteStore(Store):
             result = clients.native.get(clients.once, check_key(key))
             meta, body = result.meta, bytes(result.bytes())
         if len(body) != meta["size"]:
-            raise _short(key, len(body), meta["size"])
+            raise short_read(key, len(body), meta["size"])
         return Tagged(body, self._info(meta).tag)
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
@@ -124,7 +125,7 @@ class RemoteStore(Store):
         if end > size:
             raise past_the_end(key, end, size)
         if len(body) != end - start:
-            raise _short(key, len(body), end - start)
+            raise short_read(key, len(body), end - start)
         return body
 
     def head(self, key: str) -> ObjectInfo:
@@ -339,11 +340,3 @@ class RemoteStore(Store):
 def _reopen(kind: Any, bucket: str, prefix: str, options: Any, runtime: Runtime) -> RemoteStore:
     store: RemoteStore = kind(bucket, prefix, options, runtime=runtime)
     return store
-
-
-def _short(key: str, found: int, expected: int) -> UnavailableError:
-    return UnavailableError(
-        f"object {key}: {found} of {expected} bytes came",
-        kind=Kind.SHORT_READ,
-        object=key,
-    )

@@ -12,9 +12,9 @@ import re
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from reef.errors import Kind, UnavailableError
+from reef.errors import UnavailableError
 from reef.runtime import REAL, leaf_lock
-from reef.stores.base import past_the_end
+from reef.stores.base import check_range, past_the_end, short_read
 from reef.stores.remote_native import abandoned
 from reef.stores.s3_client import s3_client, translated
 
@@ -37,6 +37,7 @@ class RangeReader:
 
     def read(self, key: str, start: int, end: int) -> bytes:
         """Return the bytes of [start, end), as `Store.get_range` does."""
+        check_range(key, start, end)
         store, client = self._store, self._connect()
         with translated(store.url, key):
             answer = client.get_object(
@@ -54,11 +55,7 @@ class RangeReader:
         if end > int(told[2]):
             raise past_the_end(key, end, int(told[2]))
         if len(body) != end - start:
-            raise UnavailableError(
-                f"object {key}: {len(body)} of {end - start} bytes came",
-                kind=Kind.SHORT_READ,
-                object=key,
-            )
+            raise short_read(key, len(body), end - start)
         return body
 
     def _connect(self) -> Any:

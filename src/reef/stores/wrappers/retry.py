@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from reef.errors import Kind, UnavailableError
+from reef.errors import UnavailableError
 from reef.runtime import Runtime
-from reef.stores.base import ObjectInfo, Part, Store, Tagged
+from reef.stores.base import ObjectInfo, Part, Store, Tagged, short_read
 from reef.stores.wrappers.base import Wrapper
 
 __all__ = ["Backoff", "Retry", "RetryPolicy"]
@@ -67,11 +67,7 @@ class Retry(Wrapper):
     def _get_whole_range(self, key: str, start: int, end: int) -> bytes:
         body = self.inner.get_range(key, start, end)
         if len(body) != end - start:
-            raise UnavailableError(
-                f"object {key}: {len(body)} bytes came of the range [{start}, {end})",
-                kind=Kind.SHORT_READ,
-                object=key,
-            )
+            raise short_read(key, len(body), end - start)
         return body
 
     def head(self, key: str) -> ObjectInfo:
