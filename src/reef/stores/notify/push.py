@@ -17,6 +17,7 @@ from reef.stores.notify.records import objects_of
 __all__ = ["PushNotifier"]
 
 BODY_BYTES_MAX = 1 << 20
+LINGER_BYTES_MAX = 16 << 20
 TIMEOUT_S = 5.0
 LOOK_S = 0.1
 
@@ -87,13 +88,26 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
         if self.path != self.news._path:
-            self._answer(404)
+            self._refuse(404, length)
         elif not length.isdigit() or int(length) > BODY_BYTES_MAX:
-            self._answer(413)
+            self._refuse(413, length)
         else:
             body = self.rfile.read(int(length))
             self._answer(200)
             self.news.take(body)
+
+    def _refuse(self, status: int, length: str) -> None:
+        """Answer, then let the body run out: closing on unread bytes resets the connection, and
+        the sender would see a broken pipe in place of the answer.
+        """
+        self._answer(status)
+        left = min(int(length), LINGER_BYTES_MAX) if length.isdigit() else 0
+        deadline = self.news.runtime.deadline(TIMEOUT_S)
+        try:
+            while not deadline.passed() and (taken := len(self.rfile.read1(left))):
+                left -= taken
+        except OSError:  # it stopped sending, or is gone: nobody waits for us
+            self.close_connection = True
 
     def _answer(self, status: int) -> None:
         self.send_response(status)
