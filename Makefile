@@ -34,7 +34,7 @@ fmt: $(READY) ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.bench ## benchmarks, peers side by side
+bench: $(VENV)/.bench servers ## benchmarks, peers side by side
 	$(BIN)/python -m benchmarks
 
 sim: $(READY) ## simulate SEEDS seeds, or replay one with SEED=n; STORE=two-phase with a register
