@@ -5,13 +5,20 @@ import pytest
 
 import reef
 from reef import stores
-from reef.errors import CorruptionError, InvalidInputError, Kind, UnavailableError
+from reef.errors import (
+    CorruptionError,
+    InvalidInputError,
+    Kind,
+    UnavailableError,
+    UnsupportedFormatError,
+)
 from reef.formats.manifest import Recent, encode_manifest
+from reef.formats.wal_object import Job, WalKind, WalObject
 from reef.jobs import fold
 from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
 from reef.stores import Fault, RetryPolicy, Rule, Wrapper
-from tests.bulk import ingest
+from tests.bulk import append, ingest
 
 NAME = "users"
 USERS = Namespace(NAME)
@@ -85,6 +92,45 @@ def test_H17_a_warm_reader_stops_in_front_of_damage(db):
         assert dict(reader.scan()) == {b"a": b"1"}
         assert reader.damage.context["object"] == USERS.wal_object(damaged)
         assert [event.name for event in events] == ["damaged_log"]
+
+
+def make_senseless(db, lsn):
+    """Give an object of the log a record that no release writes, under sound checksums."""
+    key = USERS.wal_object(lsn)
+    header = WalObject.decode(db.store.get(key), key).header
+    db.store.put(key, WalObject.encode(header, (b"\xff" * 40,)))
+
+
+def test_H17_a_record_that_makes_no_sense_is_damage_too(db):
+    """H17, H27: checksums do not prove sense; a reader serves up to it, at every look again."""
+    with db.writer(NAME, background=False) as writer:
+        writer.put("a", b"1")
+        warm = db.reader(NAME, refresh_interval_ms=1e9)
+        senseless = writer.put("b", b"2").lsn
+        writer.put("c", b"3")
+    make_senseless(db, senseless)
+    for reader in (warm, warm, db.reader(NAME)):
+        reader.refresh()
+        assert dict(reader.scan()) == {b"a": b"1"}
+        assert reader.last_lsn == senseless - 1
+        assert reader.damage.context["object"] == USERS.wal_object(senseless)
+    with pytest.raises(CorruptionError) as caught:
+        db.writer(NAME)
+    assert caught.value.context["object"] == USERS.wal_object(senseless)
+
+
+def test_H27_what_this_release_cannot_read_is_told_at_every_look(db):
+    """H27: the second look does not pass over what the first one has stumbled on."""
+    db.writer(NAME, background=False).close()
+    reader = db.reader(NAME, refresh_interval_ms=1e9)
+    job = Job("job", live_wins=True)
+    append(db.store, NAME, WalKind.BEGIN, job)
+    append(db.store, NAME, WalKind.INGEST, job)
+    before = reader.last_lsn
+    for _ in range(2):
+        with pytest.raises(UnsupportedFormatError):
+            reader.refresh()
+        assert reader.last_lsn == before + 1
 
 
 def test_H17_damage_that_was_only_in_transit_is_forgotten(db):

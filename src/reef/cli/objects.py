@@ -27,6 +27,7 @@ from reef.manifest.invariants import check_loaded
 from reef.manifest.leases import LeaseRecord
 from reef.paths import Namespace, number_of
 from reef.stores import Store
+from reef.stores.dates import now_to_look
 
 __all__ = ["Damage", "Looked", "ObjectReader"]
 
@@ -182,7 +183,7 @@ class ObjectReader:
         except UNDECODABLE as error:
             looked.damage.append(Damage(0, f"not a lease: {error}"))
             return looked
-        left_s = record.ttl_ms / 1000 - (self.store.now() - info.last_modified_s)
+        left_s = record.ttl_ms / 1000 - (now_to_look(self.store) - info.last_modified_s)
         looked.facts = {**_plain(record), "seconds_left": round(left_s, 3), "lapsed": left_s < 0}
         return looked
 

@@ -20,6 +20,7 @@ from reef.errors import CorruptionError, ReefError
 from reef.paths import Namespace
 from reef.runtime import Condition, Task
 from reef.stores import Store
+from reef.stores.dates import now_to_look
 
 __all__ = ["JobBoard", "Working", "running_jobs"]
 
@@ -47,7 +48,7 @@ class JobBoard:
             return []
         if not found:
             return []
-        now_ms = int(self.catalog.store.now() * 1000)
+        now_ms = int(now_to_look(self.catalog.store) * 1000)
         jobs = [_job(key, entry, now_ms) for key, entry in found]
         return [job for job in jobs if job.namespace in namespaces]
 

@@ -21,6 +21,7 @@ from reef.manifest.leases import find_leases, job_owner
 from reef.manifest.roots import staged_id
 from reef.paths import Namespace
 from reef.stores import ObjectInfo, Store
+from reef.stores.dates import now_to_look
 
 __all__ = ["RunningJob", "jobs_of"]
 
@@ -59,7 +60,7 @@ def jobs_of(store: Store, names: Namespace) -> list[RunningJob]:
     jobs = _open_jobs(store, names, head)
     if not jobs and not head.compactor_job:
         return []
-    look = _Look(store, names, store.now())
+    look = _Look(store, names, now_to_look(store))
     compactor = [look.compactor(head.compactor_job)] if head.compactor_job else []
     return [*look.bulk_jobs(jobs), *compactor]
 

@@ -76,13 +76,25 @@ class LogReader:
         """Return what the object at the next LSN amounts to. Objects come without gaps."""
         if header.lsn != self.next_lsn:
             raise ValueError(f"LSN {header.lsn} where {self.next_lsn} was due")
-        verdict = self._verdict(header)
+        verdict = self.verdict(header)
+        self._follow_job(header)
         self._remember(header)
         if verdict is Verdict.APPLIES:
             self.dedup.add(header)
             for stream, place in header.marks.items():
                 self.marks[stream] = max(place, self.marks.get(stream, 0))
         return Judgement(header, verdict)
+
+    def verdict(self, header: WalHeader) -> Verdict:
+        """Return what `judge` would say, and take note of nothing."""
+        if header.lsn in self._skipped:
+            return Verdict.IGNORED
+        match header.kind:
+            case WalKind.BATCHES:
+                return Verdict.VOID if self._is_void(header) else Verdict.APPLIES
+            case WalKind.INGEST:
+                return Verdict.APPLIES if self._commits_job(header) else Verdict.IGNORED
+        return Verdict.EMPTY
 
     def skip(self) -> None:
         """Pass over the next LSN, whose object a repair has given up."""
@@ -112,22 +124,6 @@ class LogReader:
         """Return the write ids of the slots just below `next_lsn`, the last one last."""
         return tuple(self._ids.values())
 
-    def _verdict(self, header: WalHeader) -> Verdict:
-        if header.lsn in self._skipped:
-            return Verdict.IGNORED
-        match header.kind:
-            case WalKind.BATCHES:
-                return Verdict.VOID if self._is_void(header) else Verdict.APPLIES
-            case WalKind.BEGIN:
-                self._begin(header)
-                return Verdict.EMPTY
-            case WalKind.INGEST:
-                return Verdict.APPLIES if self._end_job(header, commits=True) else Verdict.IGNORED
-            case WalKind.ABORT:
-                self._end_job(header, commits=False)
-                return Verdict.EMPTY
-        return Verdict.EMPTY
-
     def _is_void(self, header: WalHeader) -> bool:
         if header.after is None:
             return False
@@ -135,20 +131,22 @@ class LogReader:
         expected = enumerate(header.after, start=first)
         return any(self._ids.get(lsn) not in (write_id, UNKNOWN_ID) for lsn, write_id in expected)
 
-    def _begin(self, header: WalHeader) -> None:
-        if 0 < header.schema_id < self._first_schema_id:
-            return
-        if header.job is not None and header.job.id not in self._jobs:
-            job = header.job
-            self._jobs[job.id] = OpenJob(job.id, header.lsn, job.key, job.live_wins)
-
-    def _end_job(self, header: WalHeader, *, commits: bool) -> bool:
-        """Close a job; whether it was open, and for a commit, whether its key is new."""
-        job = self._jobs.pop(header.job.id, None) if header.job else None
-        if job is None or not commits:
+    def _commits_job(self, header: WalHeader) -> bool:
+        """Whether an ingest's job is open, and its key is new."""
+        job = header.job
+        if job is None or job.id not in self._jobs:
             return False
-        key = header.job.key if header.job else None
-        return key is None or key not in self.dedup
+        return job.key is None or job.key not in self.dedup
+
+    def _follow_job(self, header: WalHeader) -> None:
+        """Open a job with its begin; an abort closes it, and so does any ingest."""
+        job = header.job
+        if job is None or header.lsn in self._skipped:
+            return
+        if header.kind in (WalKind.INGEST, WalKind.ABORT):
+            self._jobs.pop(job.id, None)
+        elif header.kind is WalKind.BEGIN and not 0 < header.schema_id < self._first_schema_id:
+            self._jobs.setdefault(job.id, OpenJob(job.id, header.lsn, job.key, job.live_wins))
 
     def _remember(self, header: WalHeader) -> None:
         self._ids[header.lsn] = header.write_id

@@ -5,10 +5,12 @@ row is a dict, or all of them are Arrow. Each read takes one moment and sees it 
 sweep takes an object away underneath, the read is planned again where that gives the same rows.
 """
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from itertools import islice
+from operator import index
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -291,9 +293,15 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _checked_limit(limit: int | None) -> int | None:
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+    if limit is None:
+        return None
+    try:
+        count = -1 if isinstance(limit, bool) else index(limit)  # NumPy has integers of its own
+    except TypeError:
+        count = -1
+    if count < 0:
         raise InvalidInputError(f"limit={limit!r} is not a number of rows")
-    return limit
+    return min(count, sys.maxsize)
 
 
 def _bytes_of(row: Any) -> int:

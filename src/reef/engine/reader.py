@@ -228,7 +228,17 @@ class Reader(LooksBack, Readable):
             read = found[lsn]
             if read is None or not tail.knows(read.header):
                 return False
-            self._note_verdict(tail.take(read, slots.get(lsn, 0)))
+            if not self._take(tail, read, slots.get(lsn, 0)):
+                return True
+        return True
+
+    def _take(self, tail: Tail, found: WalObject, size: int = 0) -> bool:
+        """Take in an object; False if it is damaged after all, though its checksums are right."""
+        try:
+            self._note_verdict(tail.take(found, size))
+        except CorruptionError as error:
+            self._note_damaged_log(error, found.header.lsn)
+            return False
         return True
 
     def _read_up_to_damage(self, lsns: list[int]) -> dict[int, WalObject | None]:
@@ -305,7 +315,8 @@ class Reader(LooksBack, Readable):
             if not self._tail.knows(found.header):
                 self._reopen()  # a newer manifest says how to read it
                 return
-            self._note_verdict(self._tail.take(found))
+            if not self._take(self._tail, found):
+                return
         if not self._take_listed(self._tail):
             self._reopen()
 

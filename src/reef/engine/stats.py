@@ -26,6 +26,7 @@ from reef.manifest.roots import (
 )
 from reef.paths import Namespace, number_of
 from reef.stores import ObjectInfo, Store
+from reef.stores.dates import now_to_look
 
 __all__ = [
     "LevelStats",
@@ -227,7 +228,7 @@ class _Look:
         slots = list(self._store.list(self._names.wal, self._names.wal_object(head.wal_floor - 1)))
         dates = self._manifest_dates()
         leases = sum(1 for _ in self._store.list(self._names.leases))
-        now_s = self._store.now()  # after the listings: nothing is younger than it seems
+        now_s = now_to_look(self._store)  # after the listings: nothing is younger than it seems
         expired = expired_snapshots(head, int(now_s * 1000))
         return NamespaceStats(
             name=self._names.name,

@@ -5,7 +5,7 @@ jobs and floor all belong together (H61). What an object amounts to is decided b
 of the log, once, here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from reef.engine.log_rules import Judgement, LogReader, Verdict
@@ -86,10 +86,15 @@ class Tail:
         return self._view.memtable
 
     def take(self, found: WalObject, size: int = 0) -> Judgement:
-        """Take in the object of the next slot."""
+        """Take in the object of the next slot; if it cannot be read, nothing is changed.
+
+        What was noted and then not read would be passed over by the next look (H27).
+        """
+        applies = self.rules.verdict(found.header) is Verdict.APPLIES
+        apply = self._reading(found) if applies else None
         judgement = self.rules.judge(found.header)
-        if judgement.verdict is Verdict.APPLIES:
-            self._apply(found)
+        if apply is not None:
+            apply()
         self._memtable.pass_over(found.header.lsn)
         self._settle()
         self._count(found.header.lsn, size or sum(map(len, found.records)))
@@ -148,24 +153,27 @@ class Tail:
         self._sizes[lsn] = size
         self.bytes += size
 
-    def _apply(self, found: WalObject) -> None:
+    def _reading(self, found: WalObject) -> Callable[[], None]:
+        """Decode an object that counts; return what applies it."""
         header = found.header
         if header.kind is WalKind.INGEST:
             segments = ingested_segments(header, self.manifest.schema)
-            for watcher in self._watchers:
-                watcher.applying(segments=segments)
-            try:
-                self._memtable.ingest(header.lsn, segments)
-            finally:
-                for watcher in self._watchers:
-                    watcher.applied()
-            return
+            return lambda: self._apply_ingest(header, segments)
         schema = self._schemas.get(header.schema_id)
         if schema is None:
             raise InternalError(f"LSN {header.lsn} is of schema {header.schema_id}, not known here")
-        name = f"LSN {header.lsn}"
+        name = self._segments.namespace.wal_object(header.lsn)
         batches = [decode_ops(record, schema, name) for record in found.records]
-        self._apply_batches(header, batches)
+        return lambda: self._apply_batches(header, batches)
+
+    def _apply_ingest(self, header: WalHeader, segments: Sequence[SegmentEntry]) -> None:
+        for watcher in self._watchers:
+            watcher.applying(segments=segments)
+        try:
+            self._memtable.ingest(header.lsn, segments)
+        finally:
+            for watcher in self._watchers:
+                watcher.applied()
 
     def _apply_batches(self, header: WalHeader, batches: Sequence[AnyOps]) -> None:
         for watcher in self._watchers:

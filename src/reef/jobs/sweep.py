@@ -98,7 +98,7 @@ def sweep(
     store, names = db.store, Namespace(namespace)
     publisher = Publisher(store, names, metrics=db.metrics)
     executor = executor or LocalExecutor(store.runtime)
-    planner = SweepPlanner(store, names, publisher.heads, executor, wanted)
+    planner = SweepPlanner(store, names, publisher.heads, executor, wanted, is_dry=not apply)
     run = _Sweep(store, names, publisher, planner, wanted)
     return run.apply(force=force) if apply else run.preview()
 
@@ -226,7 +226,7 @@ class _Sweep:
     # --- steps 3 and 4 ------------------------------------------------------------
     def _find_leases(self) -> _Leases:
         """List the leases, after the CAS: who leases later sees what was condemned."""
-        now_s = self.store.now()
+        now_s = self.planner.now_s()
         found = find_leases(self.store, self.names, now_s, clock_margin_s(self.store))
         return _Leases(now_s, tuple(found))
 

@@ -37,6 +37,7 @@ from reef.manifest.roots import (
 )
 from reef.paths import Namespace, number_of
 from reef.stores import ObjectInfo, Store
+from reef.stores.dates import now_to_look
 
 __all__ = ["Doomed", "HeadMoved", "SweepPlan", "SweepPlanner", "clock_margin_s"]
 
@@ -132,8 +133,14 @@ class SweepPlanner:
     heads: HeadFinder
     executor: Executor
     settings: SweepSettings
+    is_dry: bool = False
+    """Whether nothing will be deleted by this plan: then read-only credentials are enough."""
     kept: Counter[str] = field(default_factory=Counter)
     _open_jobs: tuple[OpenJob, ...] = ()
+
+    def now_s(self) -> float:
+        """Return the store's time."""
+        return now_to_look(self.store) if self.is_dry else self.store.now()
 
     def plan(self) -> SweepPlan:
         """Read what is there and what is needed; HeadMoved if it changed underneath."""
@@ -144,7 +151,7 @@ class SweepPlanner:
         condemned = {c.key for c in head.condemned}
         manifests = self._listed(self.names.manifests, condemned)
         segments = self._listed(self.names.segments, condemned)
-        now_s = self.store.now()
+        now_s = self.now_s()
         clears = is_due(head, now_s - self.settings.dropped_s - clock_margin_s(self.store))
         if clears:
             head = _as_cleared(head)

@@ -23,6 +23,7 @@ from reef.manifest.leases import LeaseRecord, find_leases
 from reef.manifest.roots import job_of
 from reef.paths import Namespace
 from reef.stores import Store
+from reef.stores.dates import now_to_look
 
 __all__ = ["Survey", "survey"]
 
@@ -85,7 +86,7 @@ class _Surveyor:
         return found
 
     def _now_ms(self) -> int:
-        return int((self.store.now() - self._margin_s()) * 1000)
+        return int((now_to_look(self.store) - self._margin_s()) * 1000)
 
     def _margin_s(self) -> float:
         return CLOCK_MARGIN_S + self.store.capabilities.clock_resolution_s
@@ -151,7 +152,7 @@ class _Surveyor:
     # --- leases -------------------------------------------------------------------
     def _leases(self, found: Survey) -> Iterator[Problem]:
         """A lease that cannot be read holds everything for a day; a lapsed one holds nothing."""
-        now_s = self.store.now()
+        now_s = now_to_look(self.store)
         for lease in find_leases(self.store, self.names, now_s, self._margin_s()):
             wrong = self._wrong_with(lease.key)
             if wrong:

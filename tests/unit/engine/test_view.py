@@ -180,6 +180,21 @@ def test_prefixes_ranges_and_limits(writer):
     assert scanned(prefix="k05") == names[5:6]
 
 
+@pytest.mark.parametrize("limit", [np.int64(3), 1 << 63, 10**30])
+def test_a_limit_is_any_whole_number(writer, limit):
+    """NumPy's too, and more than a machine counts to."""
+    expected = min(limit, 20)
+    assert len(list(writer.scan(limit=limit))) == expected
+    assert writer.scan_arrow(limit=limit).read_all().num_rows == expected
+
+
+@pytest.mark.parametrize("limit", [1.0, "3", True, b"1"])
+def test_a_limit_that_is_no_number_is_refused(writer, limit):
+    """Whatever it could be taken for."""
+    with pytest.raises(reef.InvalidInputError, match="limit="):
+        writer.scan(limit=limit)
+
+
 def test_a_negative_limit_is_refused(writer):
     """Before anything is read."""
     with pytest.raises(reef.InvalidInputError, match="limit=-1"):

@@ -103,8 +103,9 @@ def change_batches(
         yield from _of_ingest(ingested_segments(header, schema), header.lsn, schema, segments)
         return
     seq, written = 0, schemas[header.schema_id]
+    name = segments.namespace.wal_object(header.lsn)
     for record in found.records:
-        ops = decode_ops(record, written, f"LSN {header.lsn}")
+        ops = decode_ops(record, written, name)
         yield _to_batch(_rows(ops, header.lsn, seq), ops.end_keys, schema)
         seq += len(ops)
 

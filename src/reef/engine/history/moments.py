@@ -30,6 +30,7 @@ from reef.manifest.head import HeadFinder
 from reef.manifest.snapshots import check_active, is_active
 from reef.paths import Namespace, number_of
 from reef.stores import Store
+from reef.stores.dates import now_to_look
 
 __all__ = ["AsOf", "History", "Moment", "Moved", "Wanted", "collected", "with_skipped"]
 
@@ -223,10 +224,14 @@ class History:
             raise Moved(str(error)) from error
 
     def _now_ms(self, head: Manifest) -> int:
-        """Return the store's time, where some snapshot's end depends on it (H30)."""
-        if all(snapshot.expires_at_ms is None for snapshot in head.snapshots):
+        """Return the store's time, where what is kept depends on some snapshot's end (H30).
+
+        To ask for it is a write: readers of what is retained anyway are spared it.
+        """
+        old = [s for s in head.snapshots if s.generation < head.oldest_retained]
+        if all(snapshot.expires_at_ms is None for snapshot in old):
             return 0
-        return int(self._store.now() * 1000)
+        return int(now_to_look(self._store) * 1000)
 
     # --- replaying ----------------------------------------------------------------
     def replay(self, moment: Moment, head: Manifest) -> Tail:

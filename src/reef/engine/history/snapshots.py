@@ -26,6 +26,7 @@ from reef.manifest.snapshots import (
 )
 from reef.paths import Namespace
 from reef.stores import Store
+from reef.stores.dates import now_to_look
 from reef.stores.probe import check_cas
 
 __all__ = ["Snapshot", "list_snapshots", "resolve_snapshot", "take_snapshot"]
@@ -153,7 +154,7 @@ def _load_active(heads: HeadFinder, head: Manifest, generation: int, now_ms: int
 def list_snapshots(store: Store, namespace: Namespace) -> list[Snapshot]:
     """Return the snapshots that are not over, the oldest first."""
     head = HeadFinder(store, namespace).find().manifest
-    expired = expired_snapshots(head, _now_ms(store))
+    expired = expired_snapshots(head, int(now_to_look(store) * 1000))
     alive = [entry for entry in head.snapshots if entry.id not in expired]
     return [Snapshot(store, namespace.name, entry) for entry in alive]
 

@@ -77,7 +77,7 @@ class SegmentStore:
 
     def __init__(self, store: Store, namespace: Namespace, cache: ByteCache) -> None:
         self._store = store
-        self._namespace = namespace
+        self.namespace = namespace
         self._cache = cache
 
     def tail(self, entry: SegmentEntry) -> SegmentTail:
@@ -149,7 +149,7 @@ class SegmentStore:
         """Return what `rows` reads of which object, as long as nothing of it is known."""
         tail = self.tail(entry)
         blocks = _blocks_of(tail, numbers, _wanted(tail, columns))
-        return self._namespace.segment(entry.id), [_span(tail, *block) for block in blocks]
+        return self.namespace.segment(entry.id), [_span(tail, *block) for block in blocks]
 
     def _blocks(
         self,
@@ -181,7 +181,7 @@ class SegmentStore:
         self, entry: SegmentEntry, tail: SegmentTail, blocks: Sequence[tuple[int, int]]
     ) -> list[Any]:
         """Read and decode blocks; a wrong checksum is read again, as it may be the network's."""
-        key = self._namespace.segment(entry.id)
+        key = self.namespace.segment(entry.id)
         spans = [_span(tail, *block) for block in blocks]
 
         def read() -> list[Any]:
@@ -195,7 +195,7 @@ class SegmentStore:
         return self._store.get_ranges(key, spans)
 
     def _load_tail(self, entry: SegmentEntry) -> tuple[SegmentTail, int]:
-        key = self._namespace.segment(entry.id)
+        key = self.namespace.segment(entry.id)
         start = entry.size - entry.tail_bytes
 
         def read() -> SegmentTail:

@@ -1,0 +1,104 @@
+"""Read-only credentials: who only looks writes nothing, not even to learn the store's time."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+import reef
+from reef.errors import InvalidInputError, Kind
+from reef.stores import Wrapper
+
+NAME = "users"
+
+
+class ReadOnly(Wrapper):
+    """A bucket whose policy allows GET and LIST, and so has no clock."""
+
+    def _denied(self, *_args):
+        raise InvalidInputError("no permission", kind=Kind.ACCESS_DENIED)
+
+    put = create = replace = upload = copy = delete_many = now = abort_stale = _denied
+
+
+@pytest.fixture
+def db():
+    """Give a database that may only be read, with something of everything in it."""
+    db = reef.open("memory://")
+    with db.writer(NAME, background=False) as writer:
+        writer.put("a", b"1")
+        reef.jobs.fold(db, NAME)
+        db.snapshot(NAME, name="monday", ttl_s=3600)  # which ends by the store's time
+        writer.put("b", b"2")
+        reef.jobs.fold(db, NAME)
+        reef.jobs.sweep(db, NAME, apply=True, retain_generations_max=1)
+        writer.put("c", b"3")
+    return db.over(ReadOnly(db.store))
+
+
+def monday(db):
+    """Return the generation of the snapshot, which nothing else keeps any more."""
+    (snapshot,) = db.snapshots(NAME)
+    assert snapshot.generation < db.stats(NAME).oldest_retained
+    return snapshot.generation
+
+
+LOOKS = {
+    "get": lambda db: db.reader(NAME).get("c"),
+    "changes": lambda db: list(db.reader(NAME).changes(after_lsn=2)),
+    "as of a snapshot": lambda db: db.reader(NAME).as_of(generation=monday(db)).get("a"),
+    "as of an LSN": lambda db: db.reader(NAME).as_of(lsn=2).get("a"),
+    "as of a time": lambda db: db.reader(NAME).as_of(time=datetime.now(UTC)).get("a"),
+    "stats": lambda db: db.stats(NAME),
+    "snapshots": lambda db: db.snapshots(NAME),
+    "jobs": lambda db: db.jobs(),
+    "verify": lambda db: reef.jobs.verify(db, NAME, deep=True),
+    "dry sweep": lambda db: reef.jobs.sweep(db, NAME),
+    "dry repair": lambda db: reef.jobs.repair(db, NAME),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS.keys())
+def test_looking_needs_no_permission_to_write(db, look):
+    """Readers, reports and dry runs work where nothing can be written."""
+    look(db)
+
+
+def test_a_reader_of_what_is_retained_does_not_ask_for_the_time():
+    """It would have to write for it; a snapshot that ends holds nothing that is not kept anyway."""
+    asked = []
+
+    class Watched(Wrapper):
+        def now(self):
+            asked.append(self.url)
+            return self.inner.now()
+
+    db = reef.open("memory://")
+    db.writer(NAME, background=False).put("a", b"1")
+    db.snapshot(NAME, ttl_s=3600)
+    reader = db.over(Watched(db.store)).reader(NAME)
+    assert reader.as_of(generation=1).get("a") is None
+    assert len(list(reader.changes(after_lsn=0))) == 1
+    assert asked == []
+
+
+def test_what_only_looks_tells_the_same(db):
+    """A snapshot that has not ended is there, and nothing is wrong."""
+    assert [snapshot.name for snapshot in db.snapshots(NAME)] == ["monday"]
+    assert reef.jobs.verify(db, NAME).problems == []
+
+
+WRITES = {
+    "writer": lambda db: db.writer(NAME),
+    "a new namespace": lambda db: db.writer("others"),
+    "fold": lambda db: reef.jobs.fold(db, NAME),
+    "sweep": lambda db: reef.jobs.sweep(db, NAME, apply=True),
+    "snapshot": lambda db: db.snapshot(NAME, ttl_s=60),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
+def test_writing_is_refused_by_name(db, write):
+    """H30: and a sweep that deletes goes by no clock but the store's."""
+    with pytest.raises(InvalidInputError) as caught:
+        write(db)
+    assert caught.value.kind is Kind.ACCESS_DENIED
