@@ -221,7 +221,7 @@ class GcsService:
 class _Handler(http.server.BaseHTTPRequestHandler):
     gcs: GcsService
     protocol_version = "HTTP/1.1"
-    timeout = 10
+    timeout = 300
 
     def answer(self):
         parts = urlsplit(self.path)

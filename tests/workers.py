@@ -6,13 +6,23 @@ first: it is the longest, and whoever gets it should not be the last to finish.
 
 This is a scheduler of its own because `--dist loadgroup` has no effect with pytest 9.2: it renames
 tests in a way that pytest no longer looks at.
+
+It also has Hypothesis try the same examples at every run, and without a clock: what `make test`
+says depends on the code alone, not on chance and not on a machine that stalls. New examples are
+what `make slow` looks for (`--hypothesis-profile=curious`).
 """
 
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 SPARK = "spark"
+
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile("steady", PATIENT, derandomize=True)
+settings.register_profile("curious", PATIENT, derandomize=False)
+settings.load_profile("steady")
 
 
 def group_of(test: str) -> str:

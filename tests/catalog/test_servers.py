@@ -25,7 +25,7 @@ def increment(session):
     ],
     ids=["ministack", "without If-Match", "seaweedfs", "ceph"],
 )
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(600)
 def test_a_bucket_is_as_good_as_a_directory(servers, name, special):
     """Handles that know nothing of each other count, compact and collect on one bucket."""
     server = servers.use(name)

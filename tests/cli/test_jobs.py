@@ -343,12 +343,14 @@ def test_no_more_tasks_than_allowed_at_once():
     import threading
 
     running, most, guard = 0, 0, threading.Lock()
+    two = threading.Barrier(2)  # each waits for another, so that two do run at once
 
     def task(_):
         nonlocal running, most
         with guard:
             running += 1
             most = max(most, running)
+        two.wait(60)
         REAL.sleep(0.01)
         with guard:
             running -= 1

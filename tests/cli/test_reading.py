@@ -123,9 +123,9 @@ def test_moments(cli, data):
         lsn = writer.put("u1", b"old").lsn
         db.snapshot("users", "before")
         generation = db.info("users").generation
-        db.store.runtime.sleep(0.01)
+        db.store.runtime.sleep(0.05)
         between = db.store.runtime.wall_s()
-        db.store.runtime.sleep(0.01)
+        db.store.runtime.sleep(0.05)
         writer.put("u1", b"new")
     from datetime import UTC, datetime
 

@@ -99,7 +99,7 @@ def test_4_processes_on_a_directory(tmp_path):
         else:
             winners[win[0]].append(win[1])
     for process in processes:
-        process.join(30)
+        process.join(120)
         assert process.exitcode == 0
     check_winners(LocalStore(str(tmp_path)), winners)
 
@@ -195,7 +195,7 @@ class RacyCreate(Wrapper):
     def create(self, key, body):
         exists = any(info.key == key for info in self.inner.list(key))
         if "create-" in key:
-            self.all_looked.wait(10)
+            self.all_looked.wait(60)
         if exists:
             return stores.WriteResult(stores.Outcome.EXISTS)
         self.inner.put(key, body)

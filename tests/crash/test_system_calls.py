@@ -30,7 +30,7 @@ def trace(servers, tmp_path, call):
         "-e", f"trace={','.join(TRACED)}",
         sys.executable, "-c", program, str(tmp_path / "bucket"),
     ]  # fmt: skip
-    subprocess.run(command, check=True, timeout=60, capture_output=True)
+    subprocess.run(command, check=True, timeout=240, capture_output=True)
     calls, marked = [], False
     for line in log.read_text().splitlines():
         match = CALL.match(line)

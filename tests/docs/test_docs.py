@@ -92,7 +92,7 @@ def test_shell_blocks_run(page, tmp_path):
                     env={**os.environ, "PATH": f"{binaries}:{os.environ['PATH']}"},
                     capture_output=True,
                     text=True,
-                    timeout=60,
+                    timeout=240,
                     check=False,
                 )
                 assert done.returncode == 0, f"{line}\n{done.stderr}"
@@ -120,7 +120,7 @@ def test_the_demo_runs(tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=True,
     )
     assert "the second writer replayed everything: 1000 rows" in done.stdout

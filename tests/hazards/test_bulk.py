@@ -101,7 +101,7 @@ class Hammer:
     def __exit__(self, *_):
         self._stop.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(120)
 
     def _run(self, client):
         try:

@@ -367,7 +367,7 @@ def test_H25_a_turnstile_lets_so_many_in():
     gate = threading.Barrier(8)
 
     def take():
-        gate.wait(10)
+        gate.wait(60)
         for _ in range(20):
             with turnstile.pass_through():
                 inside.append(1)

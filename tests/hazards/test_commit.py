@@ -206,7 +206,7 @@ class Conditional:
 
     def result(self):
         self.writer._committer.drive(self.pending.future)
-        return self.pending.future.result(30)
+        return self.pending.future.result(60)
 
 
 class Gate(Wrapper):
@@ -221,7 +221,7 @@ class Gate(Wrapper):
     def create(self, key, body):
         if "/wal/" in key and not self.open.is_set():
             self.waiting.release()
-            assert self.open.wait(20)
+            assert self.open.wait(120)
         return self.inner.create(key, body)
 
 
@@ -231,7 +231,7 @@ def test_H20_a_condition_is_decided_when_all_before_it_is_durable():
     writer = over(gate).writer(NAME, max_parallel_writes=4, group_bytes_max=1, group_window_ms=0)
     gate.open.clear()
     before = [writer.put("k", b"%d" % n, wait=False) for n in range(3)]
-    assert all(gate.waiting.acquire(timeout=20) for _ in before)
+    assert all(gate.waiting.acquire(timeout=60) for _ in before)
     conditional = Conditional(writer, "k", b"2", b"decided")
     after = writer.put("other", b"behind it", wait=False)
     assert not gate.waiting.acquire(timeout=0.05), "one more may be in flight, and none is"
@@ -239,7 +239,7 @@ def test_H20_a_condition_is_decided_when_all_before_it_is_durable():
     gate.open.set()
     receipt = conditional.result()
     assert conditional.seen == [b"2"]
-    assert [future.result(30).lsn for future in before] < [receipt.lsn] < [after.result(30).lsn]
+    assert [future.result(60).lsn for future in before] < [receipt.lsn] < [after.result(60).lsn]
     assert writer.get("k") == b"decided"
 
 
@@ -348,7 +348,7 @@ def test_H45_two_batches_to_one_key_never_swap(slot, rival):
         def _wait_for(self, *slots):
             """Let what was sent behind it land first."""
             wanted = {USERS.wal_object(slot) for slot in slots if slot <= last_slot}
-            deadline = self.runtime.deadline(5)
+            deadline = self.runtime.deadline(60)
             while not wanted <= {info.key for info in self.inner.list(USERS.wal)}:
                 assert not deadline.passed()
                 self.runtime.sleep(0.001)
@@ -358,7 +358,7 @@ def test_H45_two_batches_to_one_key_never_swap(slot, rival):
     last_slot = writer._committer.tail.next_lsn + 4
     store.at = writer._committer.tail.next_lsn + slot
     futures = [sent(writer, "k", b"%d" % n) for n in range(5)]
-    errors = [future.exception(30) for future in futures]
+    errors = [future.exception(60) for future in futures]
     acknowledged = [n for n, error in enumerate(errors) if error is None]
     assert acknowledged == list(range(len(acknowledged))), "a prefix"
     assert all(isinstance(error, FencedError) for error in errors[len(acknowledged) :])

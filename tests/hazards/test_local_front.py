@@ -199,7 +199,7 @@ def test_H26_a_disk_that_fails_wakes_everyone(store, number):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert len(told) == 5, "somebody still waits"
     unknown = [error for error in told if isinstance(error, OutcomeUnknownError)]
     assert unknown
@@ -223,7 +223,7 @@ def test_H26_what_was_acknowledged_outlives_its_disk(store):
     disk.error = errno.EIO
     with pytest.raises(OutcomeUnknownError):
         writer.put("late", b"2")
-    assert [receipt.wait(timeout_s=20) for receipt in receipts] == [2, 2, 2]
+    assert [receipt.wait(timeout_s=60) for receipt in receipts] == [2, 2, 2]
     for refused in (writer.flush, writer.transaction, lambda: writer.put("x", b"1")):
         with pytest.raises(OutcomeUnknownError):
             refused()
@@ -244,7 +244,7 @@ def test_H26_an_interrupt_over_the_disk_answers_everyone(store, monkeypatch):
     begun, others = threading.Event(), []
 
     def interrupted(entries):
-        begun.wait(20)
+        begun.wait(60)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(writer._front.log, "store_logs", interrupted)
@@ -259,8 +259,8 @@ def test_H26_an_interrupt_over_the_disk_answers_everyone(store, monkeypatch):
     thread.start()
     with pytest.raises(KeyboardInterrupt):
         writer.put("b", b"2")
-    thread.join(20)
-    assert [type(future.exception(20)) for future in others] == [InternalError] * 3
+    thread.join(60)
+    assert [type(future.exception(60)) for future in others] == [InternalError] * 3
     assert not writer.is_open
     disk = crash(writer, disk)
     with machine(store, disk) as again:

@@ -212,7 +212,7 @@ def test_a_live_writer_is_not_fenced_by_an_ingest(db):
     writer.put("k", b"before")
     ingest(db.store, NAME, {b"k": b"bulk"})
     futures = [writer.put("k", b"after-%d" % n, wait=False) for n in range(10)]
-    lsns = [future.result(30).lsn for future in futures]
+    lsns = [future.result(60).lsn for future in futures]
     assert lsns == sorted(lsns)
     assert rows(db) == {b"k": b"after-9"}
 
@@ -254,7 +254,7 @@ def test_H64_a_writer_that_lost_slots_lists_instead_of_probing(db):
 
     writer._committer.log._store = TakesFirst(writer._committer.log._store)
     futures = [writer.put("k", b"%d" % n, wait=False) for n in range(1, 6)]
-    assert [future.result(30).lsn for future in futures] == sorted(
+    assert [future.result(60).lsn for future in futures] == sorted(
         future.result().lsn for future in futures
     )
     assert rows(db) == {b"k": b"5"}
@@ -563,7 +563,7 @@ def test_H64_a_slow_look_after_a_lost_slot_is_not_trusted(db, monkeypatch):
             if not self.loaded and key == USERS.wal_object(first):
                 self.loaded = True
                 append(db.store, NAME, WalKind.BEGIN, Job("j"), lsn=first)
-                assert behind.wait(30), "the one behind it is sent too"
+                assert behind.wait(60), "the one behind it is sent too"
             result = self.inner.create(key, body)
             if key == USERS.wal_object(first + 1):
                 behind.set()
@@ -586,7 +586,7 @@ def test_H64_a_slow_look_after_a_lost_slot_is_not_trusted(db, monkeypatch):
         lambda head, *by: fresh(head, *by) and not (interferes.swept and stale and stale.pop()),
     )
     futures = [writer.put("k", b"%d" % n, wait=False) for n in range(1, 4)]
-    lsns = [future.result(30).lsn for future in futures]
+    lsns = [future.result(60).lsn for future in futures]
     floor = HeadFinder(db.store, USERS).find().manifest.wal_floor
     assert min(lsns) >= floor, "what is acknowledged lies behind the floor"
     assert rows(db) == {b"k": b"3"}

@@ -9,7 +9,7 @@ from reef.stores.notify import PushNotifier
 
 
 def test_events_of_ceph_wake_readers(ceph):
-    """A topic with a push endpoint: the event comes with the commit, the interval is a minute."""
+    """A topic with a push endpoint: the event comes with the commit, the interval is long."""
     bucket = ceph.make_bucket(f"push-{os.getpid()}")
     url = f"s3://{bucket}/root"
     with PushNotifier(url) as news, ceph.client("sns") as sns, ceph.client() as s3:
@@ -25,7 +25,7 @@ def test_events_of_ceph_wake_readers(ceph):
             assert news.heard >= heard + 3
         finally:
             sns.delete_topic(TopicArn=topic["TopicArn"])
-    assert news._listener.join(20)
+    assert news._listener.join(60)
 
 
 def _write_and_wait(db):
@@ -35,7 +35,7 @@ def _write_and_wait(db):
 
 def _read_with(news, db):
     with (
-        db.reader("users", notify=news, refresh_interval_ms=60_000.0) as reader,
+        db.reader("users", notify=news, refresh_interval_ms=600_000.0) as reader,
         db.writer("users", background=False) as writer,
     ):
         reader.refresh()
@@ -43,7 +43,7 @@ def _read_with(news, db):
             lsn, awake = reader.last_lsn + 1, []
             thread = threading.Thread(
                 target=lambda lsn=lsn, awake=awake: awake.append(
-                    (reader.wait_for(lsn, 30), time.monotonic())
+                    (reader.wait_for(lsn, 250), time.monotonic())
                 )
             )
             thread.start()
@@ -53,5 +53,5 @@ def _read_with(news, db):
             thread.join()
             ((seen, awake_s),) = awake
             assert seen
-            assert awake_s - began_s < 15, "a loaded machine; alone it is two requests"
+            assert awake_s - began_s < 60, "a loaded machine; alone it is two requests"
         assert reader.get("k") == b"2"

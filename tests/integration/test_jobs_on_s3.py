@@ -14,7 +14,7 @@ NAME = "large"
 ROWS = 1500
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(600)
 def test_merges_larger_than_a_part_are_uploaded_while_they_are_read(ministack):
     """A merge reads its inputs from the store that its output goes to, at the same time."""
     ministack.make_bucket("jobs")

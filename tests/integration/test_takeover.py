@@ -38,7 +38,7 @@ def lines(process, until=None):
     return said
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("place", ["directory", "ceph"])
 def test_a_takeover_under_load_loses_no_acknowledged_row(place, tmp_path, request):
     """Of 200,000 rows and more not one that was acknowledged is missing."""

@@ -14,6 +14,7 @@ from pysyncobj.journal import MemoryJournal, createJournal
 
 from reef.locallog import LocalLog
 from reef.locallog.raft import LocalLogJournal, journal_at
+from tests.servers.base import HOST, free_port
 
 ROOT = Path(__file__).parent.parent.parent
 PATIENCE_S = 120
@@ -98,7 +99,7 @@ class Cluster:
 
     def __init__(self, path, stack, *, dumps=False):
         self.path, self.dumps = path, dumps
-        self.addresses = free_addresses(3)
+        self.addresses = [f"{HOST}:{free_port()}" for _ in range(3)]
         self.nodes = [None] * 3
         stack.callback(self.kill, range(3))
 
@@ -146,15 +147,6 @@ def until(condition):
     while not condition():
         assert time.monotonic() < end, "the cluster did not come to it"
         time.sleep(0.05)
-
-
-def free_addresses(count):
-    """Return addresses that nobody listens at."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
 
 
 def test_a_cluster_keeps_its_state(tmp_path):

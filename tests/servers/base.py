@@ -65,7 +65,7 @@ class Server:
     """One real server: how to find, start, reach and stop it."""
 
     name = ""
-    start_timeout_s = 60.0
+    start_timeout_s = 120.0
     stop_signal = signal.SIGTERM
     stop_timeout_s = STOP_TIMEOUT_S
 

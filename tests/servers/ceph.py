@@ -79,7 +79,7 @@ class Ceph(S3Server):
     """Ceph RGW, the most production-like of the S3 servers."""
 
     name = "ceph"
-    start_timeout_s = 120.0
+    start_timeout_s = 240.0
 
     def available(self) -> str | None:
         """Needs the programs of five Debian packages."""

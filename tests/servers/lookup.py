@@ -11,7 +11,7 @@ from pathlib import Path
 
 # Daemons lie in sbin, which a plain user's PATH leaves out.
 SBIN = ("/usr/local/sbin", "/usr/sbin")
-VERSION_TIMEOUT_S = 20.0
+VERSION_TIMEOUT_S = 120.0
 
 
 def find_program(name: str) -> Path | None:

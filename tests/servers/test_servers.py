@@ -83,7 +83,7 @@ def test_azurite_answers(azurite):
 def test_tools_run(servers, name, flag):
     """The program that was found starts."""
     path = servers.use(name).path()
-    done = subprocess.run([path, flag], capture_output=True, timeout=30, check=True)
+    done = subprocess.run([path, flag], capture_output=True, timeout=120, check=True)
     assert b"version" in done.stdout + done.stderr
 
 

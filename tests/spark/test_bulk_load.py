@@ -206,7 +206,7 @@ def test_live_rows_written_during_a_load_are_where_they_belong(numbers, db, url)
     """H45, H46: the writer is never fenced, its writes never swap, and later LSNs win."""
     db.create("t", COLUMNS)
     writes = []
-    over = threading.Event()
+    begun, over = threading.Event(), threading.Event()
 
     def live():
         with db.writer("t", max_parallel_writes=4, background=False) as writer:
@@ -216,12 +216,18 @@ def test_live_rows_written_during_a_load_are_where_they_belong(numbers, db, url)
                 keys = [f"{(turn * 31 + at) % 3300:06}" for at in range(0, 60, 3)]
                 rows = [{"id": key, "n": -turn} for key in keys]
                 writes.append((keys, -turn, writer.upsert(rows, wait=False)))
+                if turn == 1:
+                    writes[0][2].result()
+                    begun.set()
             assert all(later.result().lsn for _, _, later in writes)
 
     thread = threading.Thread(target=live)
     thread.start()
     try:
+        assert begun.wait(120)
         report = reef.spark.bulk_load(numbers, url, "t", partitions=2)
+        while writes[-1][2].result(120).lsn < report.lsn:  # it goes on behind the load, too
+            over.wait(0.01)
     finally:
         over.set()
         thread.join()

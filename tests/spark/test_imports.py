@@ -13,7 +13,7 @@ def imported(program):
     """Return the modules of Reef that a program has imported at its end."""
     told = f"{program}\nimport sys\nprint(*(name for name in sys.modules if 'reef' in name))"
     done = subprocess.run(
-        [sys.executable, "-c", told], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", told], capture_output=True, text=True, check=True, timeout=240
     )
     return set(done.stdout.split())
 

@@ -102,7 +102,7 @@ def test_past_moments_of_the_table(spark, db, url):
     folded(db, "t", 10)
     monday = db.snapshot("t", "monday")
     at = datetime.datetime.now(datetime.UTC)
-    db.store.runtime.sleep(0.01)
+    db.store.runtime.sleep(0.05)
     with db.writer("t") as writer:
         writer.delete_range("k", "l")
     events = reef.spark.table(spark, url, "t")

@@ -23,7 +23,7 @@ NAME = "users"
 EAGER = BackgroundSettings(fold_bytes=1, fold_interval_s=0.0, look_s=0.01)
 
 
-def wait_until(happens, timeout_s=20):
+def wait_until(happens, timeout_s=60):
     """Wait for something that another thread does."""
     deadline = time.monotonic() + timeout_s
     while not happens():
@@ -187,7 +187,7 @@ def test_close_ends_it_even_in_the_middle_of_something(tmp_path):
     writer.put("k", b"v")
     time.sleep(0.1)
     writer.close()
-    assert task.join(10)
+    assert task.join(60)
     assert db.reader(NAME).get("k") == b"v"
 
 
@@ -198,7 +198,7 @@ def test_a_forgotten_writer_is_not_kept_alive(tmp_path):
     task = writer.background._task
     del writer
     gc.collect()
-    assert task.join(10)
+    assert task.join(60)
 
 
 def test_a_fenced_writer_stops_working(tmp_path):
@@ -213,7 +213,7 @@ def test_a_fenced_writer_stops_working(tmp_path):
         new.put("k", b"new")
         with pytest.raises(reef.FencedError):
             old.put("k", b"old")
-        assert task.join(10)
+        assert task.join(60)
     assert "background_failed" not in heard
 
 
@@ -286,7 +286,7 @@ def test_work_that_is_paused_in_the_middle_holds_up_nobody(tmp_path):
         opened = threading.Event()
         reading = lambda: (Database(db.store).reader(NAME).get("k001"), opened.set())  # noqa: E731
         threading.Thread(target=reading, daemon=True).start()
-        assert opened.wait(10)
+        assert opened.wait(60)
         worker.stop()
 
 
@@ -371,7 +371,7 @@ def test_a_writer_that_is_forgotten_while_its_work_is_paused_is_let_go(tmp_path)
     task = worker._task
     del writer, worker
     gc.collect()
-    assert task.join(10)
+    assert task.join(60)
 
 
 def test_close_from_a_listener_of_its_events_closes(tmp_path):

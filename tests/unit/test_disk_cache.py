@@ -576,10 +576,13 @@ def test_a_smaller_bound_holds_from_the_first_write(tmp_path):
 
 
 def hammer(path, seed, bytes_max, seconds):
-    """Read ranges for a while, checking each; return hits, evictions, damage and errors."""
+    """Read ranges for a while, checking each; return hits, evictions, damage and errors.
+
+    On a stalled machine it takes longer until there were some of each.
+    """
     cached = Cached(path, bytes_max=bytes_max)
     end_s = time.monotonic() + seconds
-    while time.monotonic() < end_s:
+    while time.monotonic() < end_s or cached.count("hits") <= 10 or not cached.count("evicted"):
         seed = seed * 48271 % 2147483647
         start = seed % 60 * 4096
         cached.store.get_ranges(KEY, [(start, start + 9000), (start + 9000, start + 9100)])
@@ -597,14 +600,14 @@ def test_processes_share_a_directory_and_its_bound(tmp_path):
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
-            signal.alarm(20)
+            signal.alarm(120)
             told = repr(hammer(path, seed, bytes_max, 2.0))
             os.write(writing, told.encode())
             os._exit(0)
         os.close(writing)
         children.append((child, reading))
     end_s, fullest = time.monotonic() + 2.0, 0
-    while time.monotonic() < end_s:
+    while (now_s := time.monotonic()) < end_s or (fullest <= 128 * KIB and now_s < end_s + 60):
         with watching.locked():  # a count beside writers would see what was there at no time
             fullest = max(fullest, on_disk(path))
         time.sleep(0.01)
@@ -634,7 +637,7 @@ def test_a_busy_lock_delays_nobody(cached):
     with cached.locked():
         start_s = time.monotonic()
         assert [cached.read(10, 20), cached.read(20, 30)] == [1, 1]
-        assert time.monotonic() - start_s < 1.0
+        assert time.monotonic() - start_s < 10.0
         assert len(cached.files) == 1
     cached.read(30, 40)
     assert len(cached.files) == 4
@@ -723,9 +726,9 @@ def test_H51_a_child_does_not_keep_the_lock_of_a_dead_parent(cached):
         assert held.__enter__() is not None
         orphan = os.fork()
         if orphan == 0:
-            signal.alarm(20)
+            os.write(writing, str(os.getpid()).encode())  # its first steps are done
+            signal.alarm(120)
             signal.pause()
-        os.write(writing, str(orphan).encode())
         os._exit(0)
     os.close(writing)
     os.waitpid(parent, 0)

@@ -25,9 +25,9 @@ from reef.telemetry import RequestMeter
 from reef.testing import Simulation
 from tests.forking import in_child
 
-WAKE_S = 20.0
+WAKE_S = 60.0
 """Far below the minutes that the readers of these tests would take without news."""
-SLOW = {"refresh_interval_ms": 120_000.0}
+SLOW = {"refresh_interval_ms": 600_000.0}
 
 
 class ByHand(Notifier):
@@ -57,7 +57,7 @@ def woken_s(reader, lsn, write):
     """Return how long after `write` began a reader that waited for it was awake."""
     awake = []
     thread = threading.Thread(
-        target=lambda: (reader.wait_for(lsn, 60), awake.append(time.monotonic()))
+        target=lambda: (reader.wait_for(lsn, 250), awake.append(time.monotonic()))
     )
     thread.start()
     time.sleep(0.05)
@@ -90,8 +90,8 @@ def test_a_ring_before_the_wait_is_not_lost():
         bell.clear()
         news.notify(["x"])
         began_s = time.monotonic()
-        assert bell.wait(10.0)
-        assert time.monotonic() - began_s < 1.0
+        assert bell.wait(2 * WAKE_S)
+        assert time.monotonic() - began_s < WAKE_S
 
 
 def test_a_bell_that_nobody_holds_is_gone():
@@ -125,7 +125,7 @@ def test_a_listener_that_dies_is_no_longer_relied_on():
 
     with Dies() as news:
         bell = news.bell("a")
-        assert bell.wait(10.0)
+        assert bell.wait(WAKE_S)
         assert not bell.is_listening
 
 
@@ -184,7 +184,7 @@ def test_a_directory_wakes_its_readers(tmp_path):
         wanted = reader.last_lsn + 1
         assert woken_s(reader, wanted, lambda: writer.put("u", b"1")) < WAKE_S
         writer.put("u", b"2")
-        assert reader._bell.wait(10)
+        assert reader._bell.wait(WAKE_S)
         assert reader.get("u") == b"2"
 
 
@@ -207,12 +207,15 @@ def test_a_waiting_reader_sends_no_requests_of_its_own(tmp_path):
         meter.reset()
         assert not r.wait_for(lsn + 1000, timeout_s=0.6)
         quiet = sum(meter.requests().values())
+    assert quiet <= 4, "at the beginning and at the end"
     with db.reader("users", **SLOW) as r:
         r.refresh()
         meter.reset()
-        assert not r.wait_for(lsn + 1000, timeout_s=0.6)
-        assert sum(meter.requests().values()) > 2 * quiet
-    assert quiet <= 4, "at the beginning and at the end"
+        waiting = threading.Thread(target=lambda: r.wait_for(lsn + 1, timeout_s=2 * WAKE_S))
+        waiting.start()
+        _until(lambda: sum(meter.requests().values()) > 2 * quiet)
+        written(db)
+        waiting.join()
 
 
 def test_a_change_stream_follows_at_once(tmp_path):
@@ -222,10 +225,12 @@ def test_a_change_stream_follows_at_once(tmp_path):
     lsn = written(db)
     seen = []
     with DirectoryNotifier(str(tmp_path)) as news, db.reader("users", notify=news, **SLOW) as r:
-        stream = r.changes(after_lsn=lsn, follow=True, timeout_s=60)
+        stream = r.changes(after_lsn=lsn, follow=True, timeout_s=250)
+        waits, wait = threading.Event(), stream._bell.wait
+        stream._bell.wait = lambda timeout_s: waits.set() or wait(timeout_s)
         thread = threading.Thread(target=lambda: seen.append((next(stream), time.monotonic())))
         thread.start()
-        time.sleep(0.5)
+        assert waits.wait(WAKE_S)
         meter.reset()
         time.sleep(0.6)
         assert meter.requests() == {}, "it waits without a request"
@@ -243,13 +248,13 @@ def test_folders_that_are_made_later_are_watched(tmp_path):
     with DirectoryNotifier(str(tmp_path / "not" / "yet")) as news:
         bell = news.bell("namespaces/a/wal/")
         (tmp_path / "not" / "yet" / "namespaces").mkdir(parents=True)
-        assert bell.wait(10)
+        assert bell.wait(WAKE_S)
         store = stores.open(str(tmp_path / "not" / "yet"))
         for number in range(3):
             bell.clear()
             store.create(f"namespaces/a/wal/{number}", b"x")
-            assert bell.wait(10), number
-        assert any(key.endswith("a/wal") for key in news._folders.values())
+            assert bell.wait(WAKE_S), number
+        _until(lambda: any(key.endswith("a/wal") for key in list(news._folders.values())))
 
 
 def test_a_folder_that_is_replaced_is_watched_again(tmp_path):
@@ -259,11 +264,11 @@ def test_a_folder_that_is_replaced_is_watched_again(tmp_path):
     with DirectoryNotifier(str(tmp_path)) as news:
         bell = news.bell("a/wal/")
         os.rename(tmp_path / "a", tmp_path / "old")
-        assert bell.wait(10)
+        assert bell.wait(WAKE_S)
         time.sleep(0.1)
         bell.clear()
         store.create("a/wal/2", b"")
-        assert bell.wait(10)
+        assert bell.wait(WAKE_S)
 
 
 def test_folders_that_come_and_go_leave_nothing(tmp_path):
@@ -274,7 +279,7 @@ def test_folders_that_come_and_go_leave_nothing(tmp_path):
         for number in range(5):
             bell.clear()
             (tmp_path / "a" / "wal").mkdir(parents=True)
-            assert bell.wait(10), number
+            assert bell.wait(WAKE_S), number
             _until(lambda: len(news._folders) == before + 2)
             shutil.rmtree(tmp_path / "a")
             _until(lambda: len(news._folders) == before)
@@ -289,7 +294,7 @@ def test_only_finished_objects_are_told_of(tmp_path):
         for number in range(20):
             bell.clear()
             store.create(f"wal/{number + 1}", b"x" * 10_000)
-            assert bell.wait(10)
+            assert bell.wait(WAKE_S)
         assert news.heard == 20
 
 
@@ -301,7 +306,7 @@ def test_threads_and_files_are_given_back(tmp_path):
         news = DirectoryNotifier(str(tmp_path))
         news.bell("a")
         news.close()
-        assert news._listener.join(10)
+        assert news._listener.join(WAKE_S)
         DirectoryNotifier(str(tmp_path)).close()
     assert _watching() == before
 
@@ -337,16 +342,23 @@ def test_a_child_that_closes_leaves_the_parents_listener_alone(tmp_path, kind):
     with opened[kind]() as news:
         bell = news.bell("wal/")
         assert in_child(lambda: news.close() or news.is_listening) == (0, "False")
-        before_s = time.process_time()
+        before_s = _cpu_s("notify")
         time.sleep(0.5)
-        assert time.process_time() - before_s < 0.05, "its listener runs in circles"
+        assert _cpu_s("notify") - before_s < 0.05, "its listener runs in circles"
         assert bell.is_listening
         assert not bell.is_rung
         if kind == "directory":
             stores.open(str(tmp_path)).put("wal/1", b"")
         else:
             assert _post(news.endpoint, _event("bucket", "root/wal/1")) == 200
-        assert bell.wait(10)
+        assert bell.wait(WAKE_S)
+
+
+def _cpu_s(name):
+    """Return what the threads of a name have computed: others of this process do not count."""
+    idents = [thread.ident for thread in threading.enumerate() if thread.name == name]
+    assert idents
+    return sum(time.clock_gettime(time.pthread_getcpuclockid(ident)) for ident in idents)
 
 
 def test_a_directory_is_named_as_its_store_is(tmp_path, monkeypatch):
@@ -357,7 +369,7 @@ def test_a_directory_is_named_as_its_store_is(tmp_path, monkeypatch):
         with DirectoryNotifier(name) as news:
             bell = news.bell("wal/")
             store.put(f"wal/{number}", b"")
-            assert bell.wait(10), name
+            assert bell.wait(WAKE_S), name
     with pytest.raises(InvalidInputError, match="is not a directory"):
         DirectoryNotifier("s3://bucket/prefix")
 
@@ -365,7 +377,7 @@ def test_a_directory_is_named_as_its_store_is(tmp_path, monkeypatch):
 # --- push --------------------------------------------------------------------------------
 def _post(endpoint, body, method="POST", path=None):
     host, _, rest = endpoint.removeprefix("http://").partition("/")
-    connection = http.client.HTTPConnection(host, timeout=10)
+    connection = http.client.HTTPConnection(host, timeout=WAKE_S)
     try:
         connection.request(method, f"/{rest}" if path is None else path, body)
         with connection.getresponse() as response:
@@ -400,7 +412,7 @@ def test_a_pushed_event_rings():
         assert _post(news.endpoint, _event("bucket", "namespaces/a/wal/1")) == 200
         assert not bell.wait(0.2)
         assert _post(news.endpoint, _event("bucket", "root/namespaces/a/wal/1")) == 200
-        assert bell.wait(10)
+        assert bell.wait(WAKE_S)
 
 
 def test_what_is_pushed_by_strangers():
@@ -411,11 +423,13 @@ def test_what_is_pushed_by_strangers():
         assert _post(news.endpoint, b"", method="GET") == 501
         assert not bell.wait(0.2)
         assert _post(news.endpoint, b"what is this?") == 200
-        assert bell.wait(10)
+        assert bell.wait(WAKE_S)
         for size in ((1 << 20) + 1, 8 << 20):  # more than socket buffers hold
             assert _post(news.endpoint, b"x" * size) == 413
             assert _post(news.endpoint, b"x" * size, path="/guess") == 404
-    news._listener.join(10)
+            assert _post(news.endpoint, b"x" * size, method="PUT") == 501
+            assert _post(news.endpoint, iter([b"x" * size])) == 413, "of a length that is not told"
+    news._listener.join(WAKE_S)
     with pytest.raises(ConnectionError):
         _post(news.endpoint, b"{}")
 
@@ -612,7 +626,7 @@ def test_events_of_s3_through_a_queue_wake_readers(servers, name):
                 )
                 assert took_s < WAKE_S, "on a loaded machine; alone it is milliseconds"
         assert news.heard >= 3
-    assert news._listener.join(20)
+    assert news._listener.join(WAKE_S)
 
 
 def test_a_queue_that_cannot_be_read_is_told_and_not_relied_on(ministack):
@@ -625,12 +639,12 @@ def test_a_queue_that_cannot_be_read_is_told_and_not_relied_on(ministack):
             _until(lambda: news.failure is not None)
             assert not bell.is_listening
             sqs.create_queue(QueueName=f"gone-{os.getpid()}")
-            assert bell.wait(30), "it may have missed something"
+            assert bell.wait(WAKE_S), "it may have missed something"
             assert bell.is_listening
-    assert news._listener.join(20)
+    assert news._listener.join(WAKE_S)
 
 
-def _until(check, timeout_s=30.0):
+def _until(check, timeout_s=WAKE_S):
     end_s = time.monotonic() + timeout_s
     while not check():
         assert time.monotonic() < end_s
@@ -663,8 +677,8 @@ def test_messages_are_deleted_once_read(ministack):
         with QueueNotifier(queue, "s3://b/p", wait_s=1, **ministack.options()) as news:
             bell = news.bell("wal/")
             sqs.send_message(QueueUrl=queue, MessageBody=_event("b", "p/wal/1").decode())
-            assert bell.wait(30)
-        assert news._listener.join(20)
+            assert bell.wait(WAKE_S)
+        assert news._listener.join(WAKE_S)
         names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
         left = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=names)["Attributes"]
     assert {int(number) for number in left.values()} == {0}
@@ -686,7 +700,7 @@ def test_closing_a_reader_wakes_who_waits_in_it(tmp_path):
 
         def wait():
             with pytest.raises(ClosedError):
-                reader.wait_for(10_000, timeout_s=100)
+                reader.wait_for(10_000, timeout_s=250)
             ended.append(True)
 
         thread = threading.Thread(target=wait)

@@ -1,6 +1,7 @@
 """From a URL to a store; every bad input gets one clear error, soon."""
 
 import os
+import socket
 import tempfile
 import time
 
@@ -10,7 +11,7 @@ from reef import stores
 from reef.errors import InvalidInputError, Kind, NotFoundError, UnavailableError
 from reef.stores import RetryPolicy
 from reef.stores.s3_options import S3Options
-from reef.telemetry import Metrics
+from reef.telemetry import Metrics, RequestMeter
 from tests.forking import in_child
 
 NOBODY = 65534
@@ -328,8 +329,8 @@ def test_a_missing_bucket(ministack):
 def test_wrong_credentials(seaweedfs):
     """Refused at once, without retries; the hint names the options."""
     seaweedfs.make_bucket("opened")
-    store = s3(seaweedfs, secret_access_key="wrong")
-    start_s = time.perf_counter()
+    meter = RequestMeter()
+    store = s3(seaweedfs, secret_access_key="wrong", meter=meter)
     for call in (
         lambda: store.get("k"),
         lambda: store.create("k", b""),
@@ -339,7 +340,7 @@ def test_wrong_credentials(seaweedfs):
         with pytest.raises(InvalidInputError, match="secret_access_key") as caught:
             call()
         assert caught.value.kind is Kind.ACCESS_DENIED
-    assert time.perf_counter() - start_s < 2
+    assert sum(meter.requests().values()) == 4
 
 
 def test_no_credentials_at_all(seaweedfs, monkeypatch):
@@ -357,29 +358,29 @@ def test_no_credentials_at_all(seaweedfs, monkeypatch):
 
 def test_an_unreachable_endpoint():
     """Connection refused: UnavailableError within the deadline, for every kind of call."""
-    store = stores.open(
-        "s3://bucket/x",
-        endpoint="http://127.0.0.1:9",
-        access_key_id="a",
-        secret_access_key="b",
-        retry=SOON,
-    )
-    start_s = time.perf_counter()
-    for call in (
-        lambda: store.get("k"),
-        lambda: store.create("k", b""),  # never sent, so not unknown
-        lambda: list(store.list()),
-        lambda: store.upload("k", [b""]),
-    ):
-        with pytest.raises(UnavailableError, match="cannot be reached"):
-            call()
-    assert time.perf_counter() - start_s < 4 * SOON.deadline_s
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))  # so that nobody else listens there, either
+        store = stores.open(
+            "s3://bucket/x",
+            endpoint=f"http://127.0.0.1:{deaf.getsockname()[1]}",
+            access_key_id="a",
+            secret_access_key="b",
+            retry=RetryPolicy(attempts_max=1000, deadline_s=0.5),
+        )
+        start_s = time.perf_counter()
+        for call in (
+            lambda: store.get("k"),
+            lambda: store.create("k", b""),  # never sent, so not unknown
+            lambda: list(store.list()),
+            lambda: store.upload("k", [b""]),
+        ):
+            with pytest.raises(UnavailableError, match="cannot be reached"):
+                call()
+        assert time.perf_counter() - start_s < 60, "a thousand attempts take an hour"
 
 
 def test_an_endpoint_that_never_answers():
     """A server that accepts and stays silent is given up after the timeout."""
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as silent:
         store = stores.open(
             "s3://bucket/x",
@@ -394,7 +395,7 @@ def test_an_endpoint_that_never_answers():
             store.get("k")
         assert caught.value.kind is Kind.TIMEOUT
         assert store.create("k", b"x").outcome is stores.Outcome.UNKNOWN
-        assert time.perf_counter() - start_s < 5
+        assert time.perf_counter() - start_s < 25, "by default it would be two minutes"
 
 
 def test_credentials_and_endpoint_from_the_environment(ministack, monkeypatch):

@@ -195,15 +195,16 @@ def _buffers(array: pa.Array) -> list[Buffer | None]:
         # Joining with nothing makes a copy that begins at zero.
         array = pa.concat_arrays([array, array[:0]])
     rows, data_type, buffers = len(array), array.type, array.buffers()
-    validity = _cut(pc.is_valid(array).buffers()[1], -(-rows // 8)) if array.null_count else None
+    validity = _cut_bits(pc.is_valid(array).buffers()[1], rows) if array.null_count else None
     if pa.types.is_fixed_size_list(data_type):
         return [validity, *_buffers(array.values[: rows * data_type.list_size])]
     if pa.types.is_list(data_type):
         return [validity, _offsets_of(array), *_buffers(array.values[: _end_of(array)])]
     if pa.types.is_string(data_type) or pa.types.is_binary(data_type):
         return [validity, _offsets_of(array), _cut(buffers[2], _end_of(array))]
-    bits = 1 if pa.types.is_boolean(data_type) else data_type.bit_width
-    return [validity, _cut(buffers[1], -(-rows * bits // 8))]
+    if pa.types.is_boolean(data_type):
+        return [validity, _cut_bits(buffers[1], rows)]
+    return [validity, _cut(buffers[1], rows * data_type.bit_width // 8)]
 
 
 def _variable(array: pa.Array) -> tuple[Buffer, Buffer]:
@@ -249,3 +250,12 @@ def _cut(buffer: pa.Buffer | None, size: int) -> Buffer:
     if buffer is None or not size:
         return b""
     return memoryview(buffer)[:size]
+
+
+def _cut_bits(buffer: pa.Buffer | None, rows: int) -> Buffer:
+    """Cut a bitmap; what is left of its last byte may hold bits of a neighbour, or of nobody."""
+    bitmap = _cut(buffer, -(-rows // 8))
+    spare = rows % 8
+    if not spare or not bitmap or not bitmap[-1] >> spare:
+        return bitmap
+    return bytes(bitmap[:-1]) + bytes((bitmap[-1] & (1 << spare) - 1,))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import reef
 from reef import stores
+from reef.engine.history import held_lease
 from reef.jobs import fold
 from reef.telemetry import RequestMeter
 from tests.bulk import ingest
@@ -427,13 +428,16 @@ def test_H51_a_reader_that_is_forked_at_work_starts_again(tmp_path):
         assert in_child(lambda: (reader.get("k"), reader.last_lsn)) == (0, "(b'2', 3)")
 
 
-def test_threads_share_a_view(db):
+def test_threads_share_a_view(db, monkeypatch):
     """Many readers of one handle, while its lease is renewed under them."""
+    monkeypatch.setattr(
+        held_lease, "BEATS", 6000
+    )  # every 10 ms: often, and yet no stall is the end
+    monkeypatch.setattr(held_lease, "LOOKS", 12_000)
     with db.writer(NAME) as writer:
         for number in range(50):
             writer.put(f"k{number}", b"v")
-        dict(writer.scan())  # Arrow looks for pandas the first time: not while a short lease runs
-    view = db.reader(NAME, pin=True, lease_ttl_s=0.2)
+    view = db.reader(NAME, pin=True, lease_ttl_s=60.0)
     seen = []
 
     def read():

@@ -121,7 +121,7 @@ def test_threads_that_miss_at_once_count_a_value_once():
     cache, together = ByteCache(100), threading.Barrier(4)
 
     def get():
-        cache.get("k", lambda: (together.wait(10), 10))
+        cache.get("k", lambda: (together.wait(60), 10))
 
     threads = [threading.Thread(target=get) for _ in range(4)]
     for thread in threads:

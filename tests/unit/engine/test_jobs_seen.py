@@ -90,7 +90,7 @@ class Slow(LocalExecutor):
 
     def map(self, call, tasks):
         self._started.set()
-        assert self._looked.wait(30)
+        assert self._looked.wait(240)
         return super().map(call, tasks)
 
 
@@ -111,15 +111,15 @@ def test_long_jobs_are_on_the_board_while_they_run(tmp_path, monkeypatch, kind):
     thread = threading.Thread(target=work[kind])
     thread.start()
     try:
-        assert started.wait(30)
-        seen = []
-        for _ in range(1000):
+        assert started.wait(60)
+        seen, deadline = [], db.store.runtime.deadline(60)
+        while not deadline.passed():
             seen = [job for job in reef.open(str(tmp_path / "data")).jobs() if job.kind == kind]
             if seen:
                 break
     finally:
         looked.set()
-        thread.join(30)
+        thread.join(60)
     (job,) = seen
     assert job.where.endswith(f":{db.store.runtime.process_id()}")
     assert not job.is_stale

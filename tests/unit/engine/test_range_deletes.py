@@ -1,6 +1,5 @@
 """Range deletes, one by one and very many of them: what covers a key, and what that costs."""
 
-import time
 from itertools import pairwise
 
 import pytest
@@ -9,6 +8,7 @@ from hypothesis import strategies as st
 
 import reef
 from reef.engine.reading.tombstones import RangeTombstones
+from tests.pace import processor_s
 from tests.unit.engine.model import KEYS, LAST, few, ranges, tombstone
 
 NAME = "users"
@@ -59,13 +59,6 @@ def deleted():
     return db
 
 
-def seconds(call):
-    """Return what the processor did for a call, in seconds: others on this machine do not count."""
-    began = time.process_time()
-    call()
-    return time.process_time() - began
-
-
 def test_many_range_deletes_are_replayed_and_read_in_time(deleted):
     """The time for each does not grow with their number: not at a replay, nor in any read."""
     expected = [key(number) for number in range(1, MANY, 2)]
@@ -76,7 +69,9 @@ def test_many_range_deletes_are_replayed_and_read_in_time(deleted):
             assert all(writer.get(key(number)) is None for number in range(0, 2000, 2))
             assert writer.get_many([key(0), key(1)])["_found"].to_pylist() == [False, True]
 
-    assert seconds(read) < 2, "half a second here; more than three if each one copied all others"
+    assert processor_s(read) < 2, (
+        "half a second here; more than three if each one copied all others"
+    )
 
 
 def test_many_range_deletes_in_segments_are_read_in_time(deleted):
@@ -91,4 +86,4 @@ def test_many_range_deletes_in_segments_are_read_in_time(deleted):
             assert all(reader.get(key(number)) is None for number in range(0, 2000, 2))
             assert reader.get_many([key(0), key(1)])["_found"].to_pylist() == [False, True]
 
-    assert seconds(read) < 2, "half a second here; more than four if each piece looked at all"
+    assert processor_s(read) < 2, "half a second here; more than four if each piece looked at all"

@@ -64,7 +64,7 @@ def in_a_thread(act):
     """Run something in a thread of its own, to its end."""
     thread = threading.Thread(target=act)
     thread.start()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
 
 

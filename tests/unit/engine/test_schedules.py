@@ -39,7 +39,7 @@ class Gate(Wrapper):
         with self.moved:
             self.waiting.append((lsn, epoch))
             self.moved.notify_all()
-            if not self.moved.wait_for(lambda: self._turn(lsn, epoch), 20):
+            if not self.moved.wait_for(lambda: self._turn(lsn, epoch), 120):
                 raise AssertionError(f"slot {lsn} of epoch {epoch} is not in {self.schedule}")
             result = self.inner.create(key, body)
             if self.schedule:
@@ -85,7 +85,7 @@ class Run:
     def until_waiting(self, *puts):
         """Return when all of these PUTs have come to the gate."""
         with self.gate.moved:
-            assert self.gate.moved.wait_for(lambda: set(puts) <= set(self.gate.waiting), 20)
+            assert self.gate.moved.wait_for(lambda: set(puts) <= set(self.gate.waiting), 120)
 
     def play(self):
         """Let the schedule run its course; check that every PUT ended as the table says."""
@@ -93,7 +93,7 @@ class Run:
             self.gate.schedule = list(self.expected)
             self.gate.moved.notify_all()
         for thread in self.threads:
-            thread.join(30)
+            thread.join(120)
             assert not thread.is_alive()
         assert self.gate.log == self.expected
 
@@ -210,12 +210,12 @@ def test_parallel_writes_of_a_fenced_writer(ack):
     run.start("new", lambda: run.database().writer(NAME, **settings))
     run.until_waiting((3, 1), (4, 1), (3, 2))
     run.play()
-    assert isinstance(one.exception(30), FencedError)
+    assert isinstance(one.exception(120), FencedError)
     if ack == "prefix":
-        assert isinstance(two.exception(30), FencedError)
+        assert isinstance(two.exception(120), FencedError)
         assert run.rows() == {}, "what was reported as failed is not visible"
     else:
-        assert two.result(30).lsn == 4
+        assert two.result(120).lsn == 4
         assert run.rows() == {b"b": b"2"}
     assert run.epochs() == [1, 1, 2, 1, 2, 2]
 
@@ -232,7 +232,7 @@ class LateLister(Wrapper):
         if prefix.endswith("/wal/"):
             self.at_the_log.set()
             with self.gate.moved:
-                assert self.gate.moved.wait_for(lambda: self.gate.log, 20)
+                assert self.gate.moved.wait_for(lambda: self.gate.log, 120)
         return self.inner.list(prefix, start_after)
 
 
@@ -263,14 +263,14 @@ def test_three_writers_at_once(ack):
     late = LateLister(run.gate, run.gate)
     second = reef.Database(ReadBack(Retry(Meter(late))))
     run.start("second", lambda: second.writer(NAME, **settings))
-    assert late.at_the_log.wait(20)
+    assert late.at_the_log.wait(120)
     run.start("third", lambda: run.database().writer(NAME, **settings).get("b"))
     run.until_waiting((3, 1), (4, 1), (3, 3))
     run.gate.needs = {1: (4, 2)}  # the second opener looks before the old one's write lands
     run.play()
-    assert isinstance(one.exception(30), FencedError)
+    assert isinstance(one.exception(120), FencedError)
     assert isinstance(run.outcomes["second"], FencedError)
     expected = None if ack == "prefix" else b"2"
     assert run.outcomes["third"] == expected
-    assert (two.exception(30) is None) == (ack == "independent")
+    assert (two.exception(120) is None) == (ack == "independent")
     assert run.epochs() == [1, 1, 3, 1, 2, 3, 3]

@@ -98,6 +98,21 @@ def test_a_slice_is_encoded_as_what_it_shows(data):
     assert same(decode_columns(found, {1: data_type}, "x")[1][1], part)
 
 
+@pytest.mark.parametrize(
+    ("around", "alone"),
+    [([True, True], [True]), ([None, True], [None]), ([None, None, True], [None, None])],
+    ids=str,
+)
+def test_the_spare_bits_of_a_bitmap_are_zero(around, alone):
+    """A bitmap's last byte is shared with what comes behind: the same rows give the same bytes."""
+    part = pa.array(around, pa.bool_())[: len(alone)]
+    expected = encode_columns(len(alone), {1: pa.array(alone, pa.bool_())})
+    assert encode_columns(len(part), {1: part}) == expected
+    numbers = pa.array([None if value is None else 7 for value in around], pa.int8())[: len(alone)]
+    validity = ColumnSet(encode_columns(len(alone), {1: numbers}), "x").buffers[1][1]
+    assert validity is None or validity.to_pybytes() == b"\0"
+
+
 @pytest.mark.parametrize("dtype", ["<i8", "<u4", "<u1"])
 def test_numbers_of_numpy_are_encoded_like_those_of_arrow(dtype):
     """Also a slice of them, also none."""

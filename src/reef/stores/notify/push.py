@@ -88,20 +88,32 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
         if self.path != self.news._path:
-            self._refuse(404, length)
-        elif not length.isdigit() or int(length) > BODY_BYTES_MAX:
-            self._refuse(413, length)
+            self._refuse(404)
+        elif not length.isdecimal() or int(length) > BODY_BYTES_MAX:
+            self._refuse(413)
         else:
             body = self.rfile.read(int(length))
             self._answer(200)
             self.news.take(body)
 
-    def _refuse(self, status: int, length: str) -> None:
-        """Answer, then let the body run out: closing on unread bytes resets the connection, and
-        the sender would see a broken pipe in place of the answer.
-        """
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What the library refuses by itself: other methods, and what is no request at all."""
+        super().send_error(code, message, explain)
+        self._let_run_out()
+
+    def _refuse(self, status: int) -> None:
         self._answer(status)
-        left = min(int(length), LINGER_BYTES_MAX) if length.isdigit() else 0
+        self._let_run_out()
+
+    def _let_run_out(self) -> None:
+        """Take the body that comes behind an answer: closing on unread bytes resets the connection,
+        and the sender would see a broken pipe in place of the answer.
+        """
+        headers = getattr(self, "headers", None) or {}
+        length = headers.get("Content-Length", "")
+        left = min(int(length), LINGER_BYTES_MAX) if length.isdecimal() else 0
+        if "Transfer-Encoding" in headers:  # up to where the sender hangs up
+            left = LINGER_BYTES_MAX
         deadline = self.news.runtime.deadline(TIMEOUT_S)
         try:
             while not deadline.passed() and (taken := len(self.rfile.read1(left))):
