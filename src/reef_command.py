@@ -34,3 +34,7 @@ def _leave(*_: object) -> None:
     as_json = "--output json" in words or "--output=json" in words
     os.write(2, f"{AS_JSON if as_json else 'interrupted'}\n".encode())
     os._exit(EXIT_INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 from reef._version import __version__
 
 if TYPE_CHECKING:
+    # `reef.spark` and `reef.testing` are not here: whoever uses them imports them, since their
+    # packages are extras.
+    from reef import aio as aio
     from reef import catalog, jobs, keys, stores
+    from reef import config as config
+    from reef import errors as errors
+    from reef import locallog as locallog
+    from reef import telemetry as telemetry
+    from reef import types as types
     from reef.api import open
     from reef.engine.batch import Batch
     from reef.engine.conditions import Condition, absent, equals, present
@@ -123,13 +131,16 @@ _PARTS = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in _PARTS:
-        return import_module(f"{__name__}.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+if not TYPE_CHECKING:  # a checker that saw it would take any name for one of ours, misspelt or not
+
+    def __getattr__(name: str) -> Any:
+        if name in _PARTS:
+            return import_module(f"{__name__}.{name}")
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_PARTS})
+    """Show what is meant for users, and not what this module needs for itself."""
+    return sorted({*__all__, *_PARTS, *(name for name in globals() if name.startswith("__"))})

@@ -218,7 +218,8 @@ class CompactSettings(_Settings):
             if getattr(self, name) < 1:
                 raise _bad(name, getattr(self, name), "1 or more")
         if not 2 * self.segment_bytes_min <= self.segment_bytes_max:
-            raise _bad("segment_bytes_min", self.segment_bytes_min, "half of segment_bytes_max")
+            most = f"at most half of segment_bytes_max={self.segment_bytes_max}"
+            raise _bad("segment_bytes_min", self.segment_bytes_min, most)
         if self.codec not in ("zstd", "lz4", "none"):
             raise _bad("codec", self.codec, "'zstd', 'lz4' or 'none'")
 

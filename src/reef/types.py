@@ -23,6 +23,18 @@ class Receipt:
     """Whether this answers a repeated idempotency key, and nothing was written now."""
     idempotency_key: str | None = None
 
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Return the LSN when the batch is in the bucket: here, at once.
+
+        With `durability="local"` it may take until the upload, at most `timeout_s`.
+        """
+        if self.lsn is None:
+            raise InvalidInputError(
+                f"nobody here knows whether this batch reached {self.namespace}",
+                hint="Ask a writer: writer.resolve(receipt)",
+            )
+        return self.lsn
+
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:

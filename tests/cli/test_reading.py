@@ -152,11 +152,16 @@ def test_a_damaged_end_of_the_log_is_told(cli, users):
         receipt = writer.put("u3", b"Eve")
     path = users / f"namespaces/users/wal/{receipt.lsn:020}.wal"
     path.write_bytes(path.read_bytes()[:-1])
-    ran = cli("scan", users, "users", "--prefix", "u")
-    assert ran.code == 0
-    assert "u2" in ran.out
-    assert "damaged" in ran.err
-    assert path.name in ran.err
+    for words in (["scan", users, "users", "--prefix", "u"], ["get", users, "users", "u1"]):
+        ran = cli(*words)
+        assert ran.code == 2, "what is printed may not be all"
+        assert "Ada" in ran.out
+        assert "damaged" in ran.err
+        assert path.name in ran.err
+    for key in ("u3", "never there"):
+        ran = cli("get", users, "users", key)
+        assert (ran.code, ran.out) == (2, "")
+        assert path.name in ran.err
 
 
 # --- bytes as text ------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """`reef.aio.open`, and the database that it gives."""
 
+import os
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from datetime import datetime
@@ -21,7 +22,9 @@ __all__ = ["Database", "open"]
 T = TypeVar("T")
 
 
-def open(url: str, *, threads_max: int = THREADS_MAX, **options: Any) -> "Opening[Database]":
+def open(
+    url: str | os.PathLike[str], *, threads_max: int = THREADS_MAX, **options: Any
+) -> "Opening[Database]":
     """Open the bucket at `url`: `await` it, or enter it with `async with`.
 
     `threads_max` bounds the calls that wait for the store at once; `options` are those of

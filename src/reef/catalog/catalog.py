@@ -4,6 +4,7 @@
 it is used, may be shared by threads, and can be sent to other processes with its store.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ T = TypeVar("T")
 
 
 def open_catalog(
-    target: str | Store,
+    target: str | os.PathLike[str] | Store,
     *,
     prefix: str = "",
     cache: int | BlobCache | None = CACHE_BYTES,
@@ -60,9 +61,10 @@ def open_catalog(
     `reef.stores.open`. Nothing is read or written before the catalog is used.
     """
     metrics = metrics or Metrics()
-    store = open_store(target, metrics=metrics, **options) if isinstance(target, str) else target
+    if isinstance(target, str | os.PathLike):
+        target = open_store(target, metrics=metrics, **options)
     return Catalog(
-        store,
+        target,
         prefix=prefix,
         cache=cache,
         retention=retention,

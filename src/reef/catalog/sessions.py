@@ -82,6 +82,10 @@ class _Session:
         """Whether it was committed, or given up."""
         return self._ended
 
+    def __repr__(self) -> str:
+        state = "ended" if self._ended else "open"
+        return f"<{type(self).__name__} at transaction {self.snapshot.txn_id}, {state}>"
+
     # --- reading ------------------------------------------------------------------
     def get(self, key: Key) -> Any:
         """Return the value, or None."""

@@ -56,7 +56,8 @@ def import_command(
     """Write the rows of Parquet or Arrow files into a namespace.
 
     A source is a file, or a directory or URL of files. Each batch is committed once: an import
-    that was interrupted goes on where it was when it is run again.
+    that was interrupted goes on where it was when it is run again. Options of a source's store
+    stand in its URL, such as s3://bucket/in?region=eu-west-1; --option is for the first one.
 
     Example: reef import ./data people people.parquet
     """
@@ -110,7 +111,8 @@ def export_command(
     """Write rows to Parquet or Arrow files.
 
     They go to a directory or bucket that holds none yet, in the order of their keys. _export.json,
-    written last, names them all: without it, an export is not whole.
+    written last, names them all: without it, an export is not whole. Options of a target's store
+    stand in its URL, such as s3://bucket/out?region=eu-west-1; --option is for the first one.
 
     Example: reef export ./data users ./exported
     """

@@ -50,6 +50,8 @@ def changes(
 
     Example: reef changes ./data users --after 0 --limit 10
     """
+    if how["timeout_s"] is not None and not how["follow"]:
+        raise click.UsageError("--timeout is for --follow")
     if commit and (cursor is None or limit is not None):
         raise click.UsageError("--commit needs --cursor, and no --limit: all must be printed")
     if cursor is None:

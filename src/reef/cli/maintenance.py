@@ -108,8 +108,8 @@ def gc(
 
     A dry run, unless it is applied. What no generation, snapshot, lease, cursor or job needs is
     condemned by one call, and deleted by a later one, when the grace period has passed. Settings:
-    retain_generations_s, retain_generations_max, condemned_max, deletes_max, share_max,
-    share_bytes_min, stale_upload_s.
+    retain_generations_s, dropped_s, retain_generations_max, condemned_max, deletes_max, share_max,
+    share_bytes_min, stale_upload_s, silent_job_s, silent_compactor_s.
 
     Example: reef gc ./data users --apply
     """

@@ -98,10 +98,8 @@ def parse_options(words: tuple[str, ...]) -> dict[str, Any]:
         if not equals or not name:
             raise InvalidInputError(f"option {word!r} is not NAME=VALUE", kind=Kind.INVALID_OPTION)
         if name in NOT_FOR_TEXT or name in parsed:
-            raise InvalidInputError(
-                f"option {name!r} is given twice or cannot be given as text",
-                kind=Kind.INVALID_OPTION,
-            )
+            why = "is given twice" if name in parsed else "cannot be given as text"
+            raise InvalidInputError(f"option {name!r} {why}", kind=Kind.INVALID_OPTION)
         parsed[name] = value
     return parsed
 

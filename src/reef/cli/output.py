@@ -122,9 +122,13 @@ class Output:
         if not shown:
             return
         self.line("")
-        named = [row if isinstance(row, Mapping) else {title: row} for row in shown]
-        columns = [name for name in named[0] if any(row.get(name) is not None for row in named)]
-        self.table(title, columns, named)
+        if isinstance(shown[0], Mapping):
+            columns = [name for name in shown[0] if any(row.get(name) is not None for row in shown)]
+            self.table(title, columns, shown)
+        else:  # a table of one column would have the title as its heading once more
+            self.line(title, style="bold")
+            for row in shown:
+                self.line(self.cell(row))
         if len(rows) > len(shown):
             self.line(f"… and {len(rows) - len(shown)} more; --output json has all")
 

@@ -8,6 +8,7 @@ import click
 import pyarrow as pa
 
 from reef.cli.options import (
+    EXIT_PROBLEMS,
     NUMBER,
     ReefCommand,
     encoding_option,
@@ -21,7 +22,7 @@ from reef.cli.values import parse_bytes, printable, python_rows
 from reef.engine.database import Database
 from reef.engine.history.pinned import PinnedReader
 from reef.engine.reader import Reader
-from reef.errors import NotFoundError
+from reef.errors import CorruptionError, NotFoundError
 
 __all__ = ["get", "scan"]
 
@@ -34,24 +35,25 @@ __all__ = ["get", "scan"]
 @encoding_option
 def get(
     output: Output, db: Database, namespace: str, *, key: str, raw: bool, moment: dict[str, Any]
-) -> None:
+) -> int:
     """Print the value or the row of one key.
 
-    Exits with 1 if it has none.
+    Exits with 1 if it has none, and with 2 if damage hides what came later.
 
     Example: reef get ./data users u1
     """
     wanted = parse_bytes(key, output.encoding, "the key")
     with closing(open_reader(db, namespace, moment)) as reader:
-        _warn(output, reader)
         table = reader.get_many([wanted])
         found = table.column("_found")[0].as_py()
         rows = python_rows(table.drop_columns(["_found"]).to_batches()[0])
+        damage = _damage_of(reader)
     if not found:
-        raise NotFoundError(
+        raise damage or NotFoundError(
             f"{printable(wanted, output.encoding)} has no row in {namespace}", key=wanted
         )
     _show(output, namespace, rows[0], raw)
+    return _warn(output, damage)
 
 
 def _show(output: Output, namespace: str, row: dict[str, Any], raw: bool) -> None:
@@ -85,18 +87,20 @@ def scan(
     moment: dict[str, Any],
     columns: str | None,
     **how: Any,
-) -> None:
+) -> int:
     """Print rows in the order of their keys.
 
-    With --output json, one object per line, as they are read.
+    With --output json, one object per line, as they are read. Exits with 2 if damage hides what
+    came later.
 
     Example: reef scan ./data users --prefix u --limit 10
     """
     wanted = None if columns is None else [name.strip() for name in columns.split(",")]
     with closing(open_reader(db, namespace, moment)) as reader:
-        _warn(output, reader)
+        code = _warn(output, _damage_of(reader))
         with reader.scan_arrow(**bounds, columns=wanted, **how) as batches:
             output.stream(batches.schema.names, _rows(batches))
+    return code
 
 
 def _rows(batches: pa.RecordBatchReader) -> Iterator[dict[str, Any]]:
@@ -104,8 +108,14 @@ def _rows(batches: pa.RecordBatchReader) -> Iterator[dict[str, Any]]:
         yield from python_rows(batch)
 
 
-def _warn(output: Output, reader: Reader | PinnedReader) -> None:
-    """Say so if a reader cannot see all there is (H17, H18)."""
-    damage = getattr(reader, "damage", None)
-    if damage is not None:
-        output.errors.print(f"damaged, older rows are shown: {damage}", markup=False, style="red")
+def _damage_of(reader: Reader | PinnedReader) -> CorruptionError | None:
+    """Return what keeps a reader from seeing all there is (H17, H18)."""
+    return getattr(reader, "damage", None)
+
+
+def _warn(output: Output, damage: CorruptionError | None) -> int:
+    """Say that newer rows are hidden, if they are; return the exit code."""
+    if damage is None:
+        return 0
+    output.errors.print(f"damaged, older rows are shown: {damage}", markup=False, style="red")
+    return EXIT_PROBLEMS

@@ -18,7 +18,7 @@ from reef.cli.options import (
     take_over_option,
 )
 from reef.cli.output import Output
-from reef.cli.values import parse_bytes, parse_row
+from reef.cli.values import parse_bytes, parse_row, printable
 from reef.engine.batch import Batch
 from reef.engine.conditions import Condition, absent, present
 from reef.engine.database import Database
@@ -37,16 +37,14 @@ __all__ = ["create", "delete", "put"]
 @on_namespace
 @click.option(
     "--key",
-    default="id:string",
-    show_default=True,
     metavar="NAME[:TYPE]",
-    help="The key's column, where there are others: string or binary.",
+    help="The key's column, where there are others: string or binary. Default: id:string.",
 )
 @click.option(
     "-c", "--column", "columns", multiple=True, metavar="NAME:TYPE", help="A column. Repeatable."
 )
 def create(
-    output: Output, db: Database, namespace: str, key: str, columns: tuple[str, ...]
+    output: Output, db: Database, namespace: str, key: str | None, columns: tuple[str, ...]
 ) -> None:
     """Make a namespace: plain, or with columns.
 
@@ -57,17 +55,28 @@ def create(
 
     Example: reef create ./data events -c amount:float64 -c "at:timestamp[us, UTC]"
     """
-    name = key.partition(":")[0]
-    schema = pa.schema([_field(key, "string"), *map(_field, columns)]) if columns else None
-    info = db.create(namespace, schema, key=name) if schema else db.create(namespace)
-    output.record(f"namespace {namespace}", _facts(info))
+    if key is not None and not columns:
+        raise click.UsageError("--key needs a --column: a plain namespace has the key id")
+    output.record(f"namespace {namespace}", _facts(_make(db, namespace, key or "id", columns)))
+
+
+def _make(db: Database, namespace: str, key: str, columns: tuple[str, ...]) -> Info:
+    if not columns:
+        return db.create(namespace)
+    schema = pa.schema([_field(key, "string"), *map(_field, columns)])
+    return db.create(namespace, schema, key=key.partition(":")[0])
 
 
 def _field(text: str, default: str = "") -> tuple[str, pa.DataType]:
     name, _, typed = text.partition(":")
     if not name or not (typed or default):
         raise click.BadParameter(f"{text!r} is not NAME:TYPE", param_hint="--column")
-    return name, arrow_type(typed.strip() or default)
+    try:
+        return name, arrow_type(typed.strip() or default)
+    except InvalidInputError as error:
+        raise InvalidInputError(
+            f"column {name}: {error.message}", kind=error.kind, hint="reef create --help lists them"
+        ) from error
 
 
 def _facts(info: Info) -> dict[str, Any]:
@@ -94,7 +103,9 @@ class _Source(click.File):
 @click.argument("pairs", nargs=-1, required=True, metavar="KEY VALUE…")
 @click.option("--from", "source", type=_Source("rb"), help="Read the value; - is stdin.")
 @click.option("--patch", is_flag=True, help="Set only the columns that are named.")
-@click.option("--ttl", "ttl_s", type=float, metavar="SECONDS", help="When the row expires.")
+@click.option(
+    "--ttl", "ttl_s", type=float, metavar="SECONDS", help="The rows expire after so long."
+)
 @click.option("--if-absent", is_flag=True, help="Only if no key given has a row.")
 @click.option("--if-present", is_flag=True, help="Only if every key given has one.")
 @click.option("--idempotency-key", metavar="TEXT", help="Commit once, however often it is tried.")
@@ -119,6 +130,8 @@ def put(
 
     Example: reef put ./data users u1 Ada
     """
+    if how["patch"] and how["ttl_s"] is not None:
+        raise click.UsageError("--ttl: a patch cannot change when a row expires")
     rows = _pairs(output, pairs, source)
     when = _conditions([key for key, _ in rows], how["if_absent"], how["if_present"])
     batch = _puts(output, _schema(db, namespace), rows, how["patch"], how["ttl_s"])
@@ -165,12 +178,21 @@ def _puts(
             batch.put(key, raw, ttl_s=ttl_s)
         return batch
     for key, value in rows:
-        row = parse_row(_text(value), schema.arrow(), output.encoding)
+        row = _row(output, schema, key, _text(value))
         if patch:
             batch.patch([{schema.key.name: _key(schema, key), **row}])
         else:
             batch.put(key, row, ttl_s=ttl_s)
     return batch
+
+
+def _row(output: Output, schema: Schema, key: bytes, text: str) -> dict[str, Any]:
+    """Return a row of JSON; of several, an error names the key of the one that is wrong."""
+    try:
+        return parse_row(text, schema.arrow(), output.encoding)
+    except InvalidInputError as error:
+        told = f"key {printable(key, output.encoding)}: {error.message}"
+        raise InvalidInputError(told, kind=error.kind, hint=error.hint) from error
 
 
 def _text(value: str | bytes) -> str:

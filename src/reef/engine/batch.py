@@ -5,12 +5,13 @@ What it means in columns is known only when it meets a namespace's schema, in `e
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 import pyarrow as pa
 
+from reef.engine.display import human_count
 from reef.engine.rows import to_ops
 from reef.errors import InvalidInputError, Kind
 from reef.formats.batch import (
@@ -55,8 +56,8 @@ def encode_key(key: Any, what: str = "a key") -> bytes:
 
 def encode_keys(keys: Any) -> list[bytes]:
     """Return several as bytes; a text alone would be the keys of its letters, and is refused."""
-    if isinstance(keys, str | bytes):
-        raise InvalidInputError(f"keys are a list, got {keys[:40]!r}", kind=Kind.INVALID_KEY)
+    if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
+        raise InvalidInputError(f"keys are a list, got {keys!r:.40}", kind=Kind.INVALID_KEY)
     return [encode_key(key, f"key {place}") for place, key in enumerate(keys)]
 
 
@@ -108,7 +109,7 @@ def encoded(parts: Sequence[AnyOps], schema: Schema, bytes_max: int) -> EncodedB
     return EncodedBatch(ops, record, schema.id)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Batch:
     """Puts, patches and deletes, in order: `Batch().put("a", b"1").delete("b")`."""
 
@@ -118,6 +119,10 @@ class Batch:
     def __len__(self) -> int:
         """How many operations were named one by one; tables count once."""
         return self._ops
+
+    def __repr__(self) -> str:
+        """Without what is in it, which may be megabytes."""
+        return f"<Batch, {human_count(self._ops, 'operation')}>"
 
     def put(
         self, key: bytes | str, value: bytes | Mapping[str, Any], *, ttl_s: float | None = None
@@ -234,7 +239,7 @@ class _Rows:
         """Take in another piece of single rows, if both are of one kind."""
         alike = self.kind == other.kind and self.ttl_s == other.ttl_s
         if alike and _is_keyed(self.data) and _is_keyed(other.data):
-            self.data = _Keyed([*self.data, *other.data])
+            self.data.extend(other.data)  # made here by `put`, and nobody else's
             return True
         return False
 

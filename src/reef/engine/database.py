@@ -51,7 +51,7 @@ from reef.manifest.streams import NO_STREAM, StreamClaim
 from reef.paths import Namespace
 from reef.runtime import Runtime
 from reef.stores import Store, agree_on_cas
-from reef.stores.notify.base import Notifier
+from reef.stores.notify.base import Notifier, check_notifier
 from reef.stores.probe import as_proved
 from reef.stores.two_phase import recover
 from reef.telemetry import Events, Metrics, operation
@@ -280,7 +280,9 @@ class Database:
         wanted = ReaderSettings().changed(settings)
         namespace, metrics, events = Namespace(name), self.metrics, self.events
         with operation(self.metrics, "open_reader"):
-            if as_of is None and snapshot is None and not pin:
+            follows = as_of is None and snapshot is None and not pin
+            check_notifier(notify, follows=follows)
+            if follows:
                 return Reader(
                     self.store, namespace, wanted, metrics=metrics, events=events, notify=notify
                 )
@@ -347,11 +349,8 @@ class Database:
         publisher.publish(lambda head: drop_cursor(head, name))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Database, (
-            self.store,
-            self._start_worker,
-            self._registry,
-        )  # a copy counts and tells for itself
+        # A copy counts and tells for itself.
+        return Database, (self.store, self._start_worker, self._registry)
 
     def __enter__(self) -> Self:
         return self

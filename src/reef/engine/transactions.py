@@ -9,7 +9,7 @@ transaction's beginning gives it at once, so that no transaction works on two mo
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import pyarrow as pa
 
@@ -20,7 +20,7 @@ from reef.engine.reading.memtable import Memtable
 from reef.engine.reading.projection import Projection
 from reef.engine.reading.row_cache import RowCache
 from reef.engine.reading.view import View
-from reef.errors import ClosedError, ConflictError, InvalidInputError, NotFoundError
+from reef.errors import ClosedError, ConflictError, InvalidInputError, Kind, NotFoundError
 from reef.formats.batch import AnyOps, OpKind
 from reef.formats.versions import Versions
 from reef.types import KeyRange, Receipt
@@ -164,6 +164,13 @@ class Transaction(Readable):
             self.commit()
         else:
             self.rollback()
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidInputError(
+            "a Transaction cannot be pickled",
+            kind=Kind.NOT_PICKLABLE,
+            hint="It belongs to its writer: commit it here",
+        )
 
     def __repr__(self) -> str:
         over = f"committed at LSN {self.receipt.lsn}" if self.receipt else "over"

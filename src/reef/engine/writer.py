@@ -173,7 +173,8 @@ class Writer(ProcessBound, Readable, Writable):
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"epoch {self._committer.opened.epoch}"
-        return f"<Writer {self.namespace}, {state}, LSN {self._committer.tail.view().last_lsn}>"
+        last_lsn = self._committer.tail.view().last_lsn
+        return f"<{type(self).__name__} {self.namespace}, {state}, LSN {last_lsn}>"
 
     def _repr_html_(self) -> str:
         tail, epoch = self._committer.tail, self._committer.opened.epoch

@@ -86,9 +86,7 @@ class FilterBuilder:
 
 def _stretch(ordered: Hashes, blocks: int, first: int, end: int) -> bytes:
     """Return the blocks [first, end) of a filter."""
-    bounds = [
-        np.uint64(-(-(block << 32) // blocks) << 32) for block in (first, end) if block < blocks
-    ]
+    bounds = [_first_hash(block, blocks) for block in (first, end) if block < blocks]
     low, high = [*np.searchsorted(ordered, bounds), len(ordered)][:2]
     inside = ordered[low:high]
     starts = (_block_of(inside, blocks) - np.uint64(first)).astype(np.intp) * (BLOCK_BYTES * 8)

@@ -240,6 +240,10 @@ class Background:
         self._task = self._runtime.spawn(self._run, name="background")
         return self
 
+    def __repr__(self) -> str:
+        running = "paused" if self._pace.is_paused else "running"
+        return f"<Background of {self.namespace}, {'stopped' if self.is_stopped else running}>"
+
     def pause(self) -> None:
         """Send no request more until `resume`; what is on its way stays where it is."""
         self._pace.pause()

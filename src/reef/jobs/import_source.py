@@ -172,6 +172,11 @@ class Found:
     seal: ExportSeal | None = None
 
 
+def _split(source: str) -> tuple[str, str, str]:
+    """Take a URL's options off: the name of a file stands before them."""
+    return source.partition("?") if "://" in source else (source, "", "")
+
+
 def find_files(source: Source | Sequence[Source]) -> Found:
     """Return the files of a directory or bucket, or those that are named."""
     if isinstance(source, list | tuple):
@@ -182,10 +187,18 @@ def find_files(source: Source | Sequence[Source]) -> Found:
         raise InvalidInputError(
             f"source={source!r} is not a file, a directory or a URL", kind=Kind.INVALID_OPTION
         )
-    if not isinstance(source, Store) and os.fspath(source).endswith(PARQUET + ARROW):
-        folder, _, name = os.fspath(source).rpartition("/")
-        store = open_files(folder or ".")
-        return Found((SourceFile(store, name, store.head(name).size),))
+    if not isinstance(source, Store):
+        path, mark, query = _split(os.fspath(source))
+        if path.endswith(PARQUET + ARROW):
+            folder, slash, name = path.rpartition("/")
+            store = open_files((folder or slash or ".") + mark + query)
+            return Found((SourceFile(store, name, store.head(name).size),))
+        if os.path.isfile(path):
+            raise InvalidInputError(
+                f"{path} is not a file of Parquet or Arrow, by its name",
+                kind=Kind.INVALID_OPTION,
+                hint=f"Names end in one of {', '.join(PARQUET + ARROW)}",
+            )
     store = open_files(source)
     found = [
         SourceFile(store, info.key, info.size)

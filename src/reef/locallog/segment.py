@@ -38,7 +38,6 @@ from reef.locallog.vfs import File
 
 __all__ = ["Batch", "Sealed", "Segment", "Tail"]
 
-PAIR = struct.Struct("<II")
 SPAN_BYTES = 1 << 20
 """How much an iteration reads at once."""
 OFFSETS_MAX = 8192

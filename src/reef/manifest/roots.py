@@ -136,7 +136,3 @@ class Needs:
         if job_of(segment_id) in self.jobs:
             return STAGED
         return None
-
-    def needs_slot(self, lsn: int) -> bool:
-        """Whether a slot's object is needed: from the floor on, and the one just below."""
-        return lsn >= self.wal_floor - 1

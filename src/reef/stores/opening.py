@@ -8,6 +8,7 @@ az://container/prefix, gs://bucket/…   the same at Azure and Google
 """
 
 import os
+import re
 from collections.abc import Iterable
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -37,11 +38,22 @@ from reef.telemetry import Metrics, RequestMeter
 __all__ = ["open"]
 
 BUCKETS = ("s3", "az", "gs")
+FOR_ALL = (
+    "cas",
+    "disk_cache",
+    "disk_cache_bytes",
+    "faults",
+    "latency",
+    "meter",
+    "metrics",
+    "retry",
+)
+"""Options that every store takes."""
 SCHEMES = ("a directory", "file://", "memory://", *(f"{scheme}://" for scheme in BUCKETS))
 
 
 def open(
-    url: str,
+    url: str | os.PathLike[str],
     *,
     runtime: Runtime = REAL,
     retry: RetryPolicy | None = None,
@@ -54,14 +66,14 @@ def open(
     disk_cache_bytes: int | None = None,
     **options: Any,
 ) -> Store:
-    """Open the store at `url`.
+    """Open the store at `url`; a path is always that of a directory.
 
     `options` are the backend's own (`S3Options`, `AzureOptions`, `GcsOptions`); `latency` names
     a profile that delays every request; `faults` makes them fail by rule; `disk_cache` names a
     local directory that keeps what was read of segments; `cas` is the URL of a register, for
     stores without conditional writes (`reef.stores.two_phase`).
     """
-    url, cas = _without_cas(url, cas)
+    url, cas = _without_cas(_text(url), cas)
     store = _backend(url, runtime, options)
     if latency is not None:
         store = Latency(store, _profile(latency))
@@ -73,6 +85,20 @@ def open(
         store = TwoPhase(store, open_register(cas, store.url), retry)
     store = ReadBack(store, retry)
     return _cached(store, disk_cache, disk_cache_bytes, metrics)
+
+
+def _text(url: str | os.PathLike[str]) -> str:
+    """Return a URL or a path as text; `_split` says what is neither."""
+    if not isinstance(url, os.PathLike):
+        return url
+    path = os.fspath(url)
+    if isinstance(path, str) and re.match(r"[a-z]\w+:/", path):
+        raise InvalidInputError(
+            f"{path!r} is a path, which has lost a slash of the URL that it was made of",
+            kind=Kind.INVALID_URL,
+            hint="Give the URL as text",
+        )
+    return path
 
 
 def _without_cas(url: str, cas: str | None) -> tuple[str, str | None]:
@@ -111,7 +137,11 @@ def _backend(url: str, runtime: Runtime, options: dict[str, Any]) -> Store:
 def _split(url: str) -> tuple[str, str, str]:
     """Return scheme, the rest, and the query. A path without a scheme is a directory."""
     if not isinstance(url, str) or not url:
-        raise InvalidInputError("a store's URL is a non-empty string", kind=Kind.INVALID_URL)
+        raise InvalidInputError(
+            f"a store's URL is a non-empty text, or a path, got {url!r:.80}",
+            kind=Kind.INVALID_URL,
+            hint=f"Reef opens {', '.join(SCHEMES)}",
+        )
     if "\0" in url:
         raise InvalidInputError(f"{_bare(url)!r} has a NUL character", kind=Kind.INVALID_URL)
     if "://" not in url:
@@ -146,12 +176,13 @@ def _joined(url: str, query: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _only(scheme: str, options: dict[str, Any], *known: str) -> dict[str, Any]:
+    own = f": {', '.join(known)}" if known else " none of its own"
     for name in options:
         if name not in known:
             raise InvalidInputError(
                 f"{scheme}:// has no option {name!r}",
                 kind=Kind.INVALID_OPTION,
-                hint=f"It takes: {', '.join(known)}" if known else "It takes none",
+                hint=f"It takes{own}; all stores take {', '.join(FOR_ALL)}",
             )
     return options
 

@@ -14,6 +14,8 @@ __all__ = ["MIB", "RemoteOptions", "bad_option"]
 
 MIB = 1 << 20
 TIMEOUT_S_MAX = 86_400
+EXPECTED = {bool: "true or false", int: "a whole number", float: "a number"}
+"""What the types of options are called where people write them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +99,7 @@ def _coerce(default: object, name: str, value: Any) -> Any:
         if isinstance(default, int | float) and isinstance(value, str):
             return type(default)(value)
     except (KeyError, ValueError):
-        raise bad_option(name, value, f"a {type(default).__name__}") from None
+        raise bad_option(name, value, EXPECTED[type(default)]) from None
     if default is None and value is not None and not isinstance(value, str):
         raise bad_option(name, value, "text")
     return value

@@ -121,6 +121,9 @@ class Metrics:
             named = sorted(self._by_name.items())
         return {name: metric.to_dict() for name, metric in named}
 
+    def __repr__(self) -> str:
+        return f"<Metrics: {', '.join(sorted(tuple(self._by_name)))}>"
+
     def _named(self, name: str, make: Callable[[], M], kind: type[M]) -> M:
         with self._lock:
             metric = self._by_name.get(name)

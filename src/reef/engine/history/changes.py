@@ -63,7 +63,7 @@ class LogFollower:
         after_lsn: int,
         start: Manifest | None = None,
     ) -> None:
-        self._names = namespace
+        self.namespace, self._names = namespace.name, namespace
         self._segments = segments
         self._history = History(store, namespace, segments)
         self._after = after_lsn
@@ -245,7 +245,7 @@ class Changes:
         return change
 
     def __repr__(self) -> str:
-        return f"<Changes after LSN {self.position}>"
+        return f"<Changes of {self._follower.namespace}, after LSN {self.position}>"
 
     def _next_step(self) -> bool:
         """Go on to the next slot; False at the end."""

@@ -280,8 +280,10 @@ class History:
         if not self.is_kept(head, moment.manifest):
             return collected(self._namespace, lsn)
         if lsn > max(head.wal_floor - 1, head.wal_id_last_seen):
+            asked = moment.last_lsn
+            more = "" if asked in (None, lsn) else f", and LSN {asked} was asked for"
             return NotFoundError(
-                f"LSN {lsn} is not in the log of {self._namespace.name} yet",
+                f"LSN {lsn} is not in the log of {self._namespace.name} yet{more}",
                 hint="Wait for it with wait_for",
                 lsn=lsn,
             )

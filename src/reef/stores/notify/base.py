@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Self
 from reef.errors import InvalidInputError, Kind
 from reef.runtime import REAL, Runtime, Task, leaf_lock
 
-__all__ = ["Bell", "Notifier", "matching", "pause", "split_url"]
+__all__ = ["Bell", "Notifier", "check_notifier", "matching", "pause", "split_url"]
 
 
 class Bell:
@@ -193,3 +193,18 @@ def split_url(url: Any) -> tuple[str, str]:
             hint="Such as s3://bucket/prefix, as the database was opened with",
         )
     return bucket, prefix.strip("/")
+
+
+def check_notifier(notify: Any, *, follows: bool) -> None:
+    """Refuse what cannot ring, and a notifier for a reader whose moment does not change."""
+    if notify is not None and not isinstance(notify, Notifier):
+        raise InvalidInputError(
+            f"notify={notify!r:.80} is not a notifier",
+            kind=Kind.INVALID_OPTION,
+            hint="reef.stores.notify has some, such as DirectoryNotifier",
+        )
+    if notify is not None and not follows:
+        raise InvalidInputError(
+            "notify= is for a reader that follows, and one moment does not change",
+            kind=Kind.INVALID_OPTION,
+        )
