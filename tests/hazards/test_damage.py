@@ -117,6 +117,11 @@ def test_H17_a_record_that_makes_no_sense_is_damage_too(db):
     with pytest.raises(CorruptionError) as caught:
         db.writer(NAME)
     assert caught.value.context["object"] == USERS.wal_object(senseless)
+    (problem,) = reef.jobs.verify(db, NAME).problems
+    body = db.store.get(USERS.wal_object(senseless))
+    record = body.index(b"\xff" * 40)
+    for offset in (caught.value.context["offset"], problem.offset):
+        assert record <= offset < record + 40, "counted from the beginning of the object"
 
 
 def test_H27_what_this_release_cannot_read_is_told_at_every_look(db):

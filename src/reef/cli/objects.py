@@ -205,9 +205,9 @@ def _walk(looked: Looked, data: bytes) -> None:
 
 
 def _operations(looked: Looked, found: WalObject, schema: Schema) -> Iterator[dict[str, Any]]:
-    for number, record in enumerate(found.records):
+    for number, (record, start) in enumerate(zip(found.records, found.starts, strict=True)):
         try:
-            ops = decode_ops(record, schema, looked.object)
+            ops = decode_ops(record, schema, looked.object, start)
         except DAMAGED as error:
             looked.note(error)
             continue

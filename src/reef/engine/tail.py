@@ -13,7 +13,7 @@ from reef.engine.reading.memtable import Memtable
 from reef.engine.reading.segments import SegmentStore
 from reef.engine.reading.view import View
 from reef.errors import InternalError, UnsupportedFormatError
-from reef.formats.batch import AnyOps, decode_ops
+from reef.formats.batch import AnyOps, decode_records
 from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.schema import Schema
 from reef.formats.wal_object import WalHeader, WalKind, WalObject
@@ -163,7 +163,7 @@ class Tail:
         if schema is None:
             raise InternalError(f"LSN {header.lsn} is of schema {header.schema_id}, not known here")
         name = self._segments.namespace.wal_object(header.lsn)
-        batches = [decode_ops(record, schema, name) for record in found.records]
+        batches = list(decode_records(found, schema, name))
         return lambda: self._apply_batches(header, batches)
 
     def _apply_ingest(self, header: WalHeader, segments: Sequence[SegmentEntry]) -> None:

@@ -15,7 +15,7 @@ A single put or delete of bytes is so common, and so small beside what Arrow nee
 it has a shape and an encoder of its own: `OneOp`. Its bytes are the same.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
@@ -27,8 +27,18 @@ import pyarrow.compute as pc
 from reef.formats.coding import Buffer, corrupt
 from reef.formats.columns import ABSENT, decode_columns, encode_columns
 from reef.formats.schema import Schema
+from reef.formats.wal_object import WalObject
 
-__all__ = ["AnyOps", "OneOp", "OpKind", "Ops", "concat_ops", "decode_ops", "encode_ops"]
+__all__ = [
+    "AnyOps",
+    "OneOp",
+    "OpKind",
+    "Ops",
+    "concat_ops",
+    "decode_ops",
+    "decode_records",
+    "encode_ops",
+]
 
 KEY, KIND, END_KEY, EXPIRES = 0, 1, 2, 3
 FIRST_FIELD = 16
@@ -153,6 +163,12 @@ def decode_ops(data: Buffer, schema: Schema, name: str, offset: int = 0) -> Ops:
         _numbered(columns, FIRST_FIELD, FIRST_TOUCHED),
         _numbered(columns, FIRST_TOUCHED, 0x10000),
     )
+
+
+def decode_records(found: WalObject, schema: Schema, name: str) -> Iterator[Ops]:
+    """Yield the operations of a WAL object, record by record; `name` is the object's."""
+    for record, start in zip(found.records, found.starts, strict=True):
+        yield decode_ops(record, schema, name, start)
 
 
 def concat_ops(given: Sequence[AnyOps], schema: Schema) -> AnyOps:

@@ -13,9 +13,10 @@ from struct import Struct
 
 from reef.formats.coding import Buffer, Cursor, crc32c, padding
 
-__all__ = ["encode_frame", "read_frame"]
+__all__ = ["FRAME_HEAD_BYTES", "encode_frame", "read_frame"]
 
 HEAD = Struct("<II")
+FRAME_HEAD_BYTES = HEAD.size
 
 
 def encode_frame(payload: Buffer) -> bytes:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from reef.formats.coding import Buffer, Cursor, corrupt, crc32c, decode_msgpack, unsupported
-from reef.formats.frame import encode_frame, read_frame
+from reef.formats.frame import FRAME_HEAD_BYTES, encode_frame, read_frame
 from reef.formats.schema import Schema
 
 __all__ = ["BatchHeader", "Job", "JobSegment", "WalHeader", "WalKind", "WalObject"]
@@ -116,6 +116,8 @@ class WalObject(msgspec.Struct, frozen=True):
 
     header: WalHeader
     records: tuple[memoryview, ...]
+    starts: tuple[int, ...]
+    """Where in the object each record begins."""
 
     @staticmethod
     def encode(header: WalHeader, records: tuple[Buffer, ...] = ()) -> bytes:
@@ -137,9 +139,12 @@ class WalObject(msgspec.Struct, frozen=True):
         assert isinstance(header, WalHeader)
         if count != len(header.batches) or count * 8 > cursor.left:
             cursor.fail(f"{len(header.batches)} batches in the header, {count} in the footer")
-        records = tuple(read_frame(cursor, f"record {number}") for number in range(count))
+        records, starts = [], []
+        for number in range(count):
+            starts.append(cursor.offset + FRAME_HEAD_BYTES)
+            records.append(read_frame(cursor, f"record {number}"))
         cursor.end()
-        return WalObject(header, records)
+        return WalObject(header, tuple(records), tuple(starts))
 
 
 def _check_whole(data: bytes, name: str) -> int:

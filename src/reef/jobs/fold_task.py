@@ -25,7 +25,7 @@ from reef.engine.reading.segments import SegmentStore
 from reef.engine.reading.tombstones import RangeTombstones
 from reef.engine.reading.view import View
 from reef.errors import NotFoundError
-from reef.formats.batch import OpKind, decode_ops
+from reef.formats.batch import OpKind, decode_records
 from reef.formats.block import Codec
 from reef.formats.covers import Cover
 from reef.formats.manifest import Manifest, SegmentEntry
@@ -123,13 +123,13 @@ def decoded(
 ) -> tuple[list[Versions], list[RangeTombstone]]:
     """Return the rows of each record of a WAL object, unsorted, and its range deletes."""
     lsn = found.header.lsn
+    name = namespace.wal_object(lsn)
     schemas = {schema.id: schema for schema in manifest.schemas}
     schema = schemas.get(found.header.schema_id, manifest.schema)
     parts: list[Versions] = []
     tombstones: list[RangeTombstone] = []
     first_seq = 0
-    for record in found.records:
-        ops = decode_ops(record, schema, namespace.wal_object(lsn))
+    for ops in decode_records(found, schema, name):
         rows, ranges = split_ops(ops, lsn, first_seq)
         parts.append(rows.under(manifest.schema))
         tombstones += ranges

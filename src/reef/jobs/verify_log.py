@@ -13,6 +13,7 @@ A slot that was emptied looks free to the next writer that opens, whose fence th
 batch behind it tells: it names the object that its writer had seen there.
 """
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -21,7 +22,7 @@ import msgspec
 from reef.engine.log_rules import IDS_KEPT, LogReader, Verdict
 from reef.engine.tail import ingested_segments
 from reef.errors import CorruptionError, NotFoundError, UnsupportedFormatError
-from reef.formats.batch import decode_ops
+from reef.formats.batch import decode_records
 from reef.formats.manifest import Manifest, OpenJob, SegmentEntry
 from reef.formats.schema import Schema
 from reef.formats.wal_object import WalHeader, WalKind, WalObject
@@ -93,8 +94,8 @@ def _read_slot(task: LogTask, lsn: int, schemas: dict[int, Schema]) -> SlotRead:
             said = f"object {key} says that it is LSN {found.header.lsn}"
             raise CorruptionError(said, object=key, offset=0)
         schema = schemas.get(found.header.schema_id)
-        for record in found.records if schema is not None else ():
-            decode_ops(record, schema, key)  # type: ignore[arg-type]  # it is not None here
+        if schema is not None:
+            deque(decode_records(found, schema, key), maxlen=0)
         return found
 
     try:

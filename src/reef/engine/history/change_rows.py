@@ -26,7 +26,7 @@ from reef.engine.reading.segments import SegmentStore
 from reef.engine.reading.view import range_tombstones_of
 from reef.engine.rows.out import to_record_batch
 from reef.engine.tail import ingested_segments
-from reef.formats.batch import OpKind, Ops, decode_ops
+from reef.formats.batch import OpKind, Ops, decode_records
 from reef.formats.manifest import SegmentEntry
 from reef.formats.schema import Schema
 from reef.formats.versions import RangeTombstone, Versions
@@ -104,8 +104,7 @@ def change_batches(
         return
     seq, written = 0, schemas[header.schema_id]
     name = segments.namespace.wal_object(header.lsn)
-    for record in found.records:
-        ops = decode_ops(record, written, name)
+    for ops in decode_records(found, written, name):
         yield _to_batch(_rows(ops, header.lsn, seq), ops.end_keys, schema)
         seq += len(ops)
 
