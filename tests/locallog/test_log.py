@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 
 from reef.errors import (
@@ -94,6 +95,56 @@ def test_limits(log, tmp_path):
         log.store_log(LogEntry(1, term=1 << 64))
     log.store_log(LogEntry(1, term=(1 << 64) - 1, type=200, data=bytes(1 << 20)))
     assert log.get_log(1) == LogEntry(1, (1 << 64) - 1, 200, bytes(1 << 20))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda log: log.delete_range(1, 4.0),
+        lambda log: log.delete_range(4.5, 9),
+        lambda log: log.set_uint64(b"number", 1.5),
+        lambda log: log.set_uint64(b"number", "1"),
+        lambda log: log.store_log(LogEntry(10.0)),
+    ],
+)
+def test_numbers_that_are_not_whole(log, tmp_path, change):
+    """They are refused at once: in the meta store they would keep the log from being opened."""
+    log.store_logs(entries(1, 9))
+    with pytest.raises(InvalidInputError):
+        change(log)
+    log.store_log(LogEntry(10))
+    log.close()
+    with LocalLog(tmp_path / "log") as again:
+        assert (again.first_index, again.last_index) == (1, 10)
+
+
+def test_a_segment_size_that_is_not_whole(tmp_path):
+    """Before anything is made: the next to open it could not read the state."""
+    with pytest.raises(InvalidInputError, match="whole number"):
+        LocalLog(tmp_path / "log", 64e6)
+    assert not (tmp_path / "log").exists()
+
+
+def test_numbers_of_other_types(tmp_path):
+    """What is an integer to Python is one here, and stands in the meta store as one."""
+    with LocalLog(tmp_path, np.int64(4096)) as log:
+        log.store_logs([LogEntry(np.int64(index)) for index in range(7, 20)])
+        log.delete_range(np.int64(0), np.uint64(9))
+        log.set_uint64(b"number", np.uint64(9))
+    with LocalLog(tmp_path) as log:
+        assert [entry.index for entry in log.entries()] == list(range(10, 20))
+        assert log.get_uint64(b"number") == 9
+
+
+def test_paths(tmp_path, monkeypatch):
+    """Of text or bytes; an empty one is a variable that was not set, not the current directory."""
+    with LocalLog(os.fsencode(tmp_path / "log")) as log:
+        log.store_log(LogEntry(1))
+        assert log.path == str(tmp_path / "log")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInputError, match="path of a directory"):
+        LocalLog("")
+    assert os.listdir(tmp_path) == ["log"]
 
 
 @pytest.mark.parametrize("segment_bytes", [1, 31, 48])
@@ -395,7 +446,7 @@ def test_text_keys_are_utf8(log):
     assert log.get("other") == b"bytes"
 
 
-@pytest.mark.parametrize("number", [-1, (1 << 64) - 1, 1 << 64])
+@pytest.mark.parametrize("number", [-1, (1 << 64) - 1, 1 << 64, 65537.0])
 def test_codecs_whose_number_cannot_be_written(tmp_path, number):
     """Before anything is made."""
     codec = Reversed()
@@ -403,6 +454,33 @@ def test_codecs_whose_number_cannot_be_written(tmp_path, number):
     with pytest.raises(InvalidInputError, match="a codec's id is"):
         LocalLog(tmp_path / "log", codec=codec)
     assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_an_opening_that_fails_lets_go(tmp_path, is_new):
+    """Whoever keeps the error, to try again, does not keep the lock with it."""
+    if not is_new:
+        LocalLog(tmp_path).close()
+    files = FaultyFiles()
+
+    def fail(call, name):
+        if (call, name) == ("sync", "directory"):
+            raise OSError("the disk is away")
+
+    files.before = fail
+    with pytest.raises(UnavailableError) as kept:
+        LocalLog(tmp_path, files=files)
+    with LocalLog(tmp_path) as log:
+        log.store_log(LogEntry(1))
+    assert "the disk is away" in str(kept.value)
+
+
+def test_a_closed_log_takes_nothing(log):
+    """Not even no entries at all: who appends to it has lost track."""
+    log.close()
+    for taken in ([], entries(1, 1)):
+        with pytest.raises(ClosedError):
+            log.store_logs(taken)
 
 
 def test_what_the_system_says_is_told(tmp_path):

@@ -4,18 +4,35 @@ A mistake of the caller's must neither reach the disk nor look like a failure of
 those a log refuses everything (see `log`).
 """
 
+import operator
+import os
 from collections.abc import Sequence
 
-from reef.errors import InvalidInputError
+from reef.errors import InvalidInputError, Kind
 from reef.locallog.batching import Framed, frame_entries
 from reef.locallog.codec import EntryCodec
 from reef.locallog.entry import LogEntry
 from reef.locallog.varint import U64_MAX
 
-__all__ = ["framed", "stable_key", "stable_value"]
+__all__ = ["directory", "framed", "stable_key", "stable_value", "whole_number"]
 
 INDEX_MAX = U64_MAX - 2
 """Behind the last entry there is a tail with an index of its own."""
+
+
+def directory(path: str | bytes | os.PathLike[str]) -> str:
+    """Return the path of a directory from the root on; without a name it would be the current."""
+    if not os.fspath(path):
+        raise InvalidInputError("a log needs the path of a directory", kind=Kind.INVALID_OPTION)
+    return os.path.abspath(os.fsdecode(path))
+
+
+def whole_number(what: str, given: object) -> int:
+    """Return an integer, whatever its type: 5.0 in the state would keep it from being read."""
+    try:
+        return int(operator.index(given))  # type: ignore[arg-type]
+    except TypeError as error:
+        raise InvalidInputError(f"{what} is a whole number, not {given!r}") from error
 
 
 def framed(codec: EntryCodec, entries: Sequence[LogEntry]) -> Framed:
@@ -28,7 +45,7 @@ def framed(codec: EntryCodec, entries: Sequence[LogEntry]) -> Framed:
 
 
 def _check_indexes(entries: Sequence[LogEntry]) -> None:
-    first = entries[0].index
+    first = whole_number("an index", entries[0].index)
     if first + len(entries) - 1 > INDEX_MAX:
         raise InvalidInputError(f"an entry's index is at most {INDEX_MAX}, this begins at {first}")
     for place, entry in enumerate(entries):

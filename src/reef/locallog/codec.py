@@ -46,7 +46,7 @@ BINARY = BinaryCodec()
 
 def check_id(codec: EntryCodec) -> None:
     """Raise if a codec's number does not fit where it is written."""
-    if not 0 <= codec.id < U64_MAX:
+    if not isinstance(codec.id, int) or not 0 <= codec.id < U64_MAX:
         raise InvalidInputError(
             f"a codec's id is 0 to {U64_MAX - 1}, not {codec.id}", kind=Kind.INVALID_OPTION
         )

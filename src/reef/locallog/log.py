@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from reef.errors import ClosedError, InvalidInputError, Kind, OutcomeUnknownError, UnavailableError
-from reef.locallog.arguments import framed, stable_key, stable_value
+from reef.locallog.arguments import directory, framed, stable_key, stable_value, whole_number
 from reef.locallog.batching import Framed
 from reef.locallog.codec import BINARY, EntryCodec, check_id
 from reef.locallog.entry import LogEntry
@@ -88,13 +88,14 @@ class LocalLog(ProcessBound):
     ) -> None:
         """Open the log, or make one. ConflictError if it is open elsewhere."""
         super().__init__(runtime)
+        segment_bytes = whole_number("segment_bytes", segment_bytes)
         if not SEGMENT_BYTES_MIN <= segment_bytes <= SEGMENT_BYTES_MAX:
             raise InvalidInputError(
                 f"segment_bytes is {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}, not {segment_bytes}",
                 kind=Kind.INVALID_OPTION,
             )
         check_id(codec)
-        self.path = os.path.abspath(path)
+        self.path = directory(path)
         self.codec = codec
         self._segment_bytes = segment_bytes
         self._files = files
@@ -195,12 +196,13 @@ class LocalLog(ProcessBound):
         Their indexes go on from `last_index`; an empty log takes any first one.
         OutcomeUnknownError if the disk failed: the log must be opened again.
         """
+        self._looking()
         if not entries:
             return
         frames = framed(self.codec, entries)
         with self._lock:
             self._ready()
-            tail = self._tail_for(entries[0].index)
+            tail = self._tail_for(int(entries[0].index))
             batch = tail.encode(frames)
             self._changing(lambda: self._append(tail, batch))
             if batch.index_start:
@@ -208,6 +210,7 @@ class LocalLog(ProcessBound):
 
     def delete_range(self, first: int, last: int) -> None:
         """Remove entries from the head or the tail of the log, both bounds included."""
+        first, last = whole_number("a bound", first), whole_number("a bound", last)
         with self._lock:
             self._ready()
             view = self._view
@@ -235,6 +238,7 @@ class LocalLog(ProcessBound):
 
     def set_uint64(self, key: bytes | str, value: int) -> None:
         """Keep a number of 64 bits durably."""
+        value = whole_number("what is kept here", value)
         if not 0 <= value < 1 << 64:
             raise InvalidInputError(f"{value} does not fit into 64 bits without a sign")
         self.set(key, U64.pack(value))

@@ -8,7 +8,8 @@ Whoever has the file locked owns the log.
 """
 
 import mmap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeVar
@@ -212,17 +213,24 @@ def open_meta_store(
     while True:
         file = _try_open(files, path)
         if file is not None:
-            try:
+            with _closed_on_error(file):
                 return MetaStore(file)
-            except BaseException:
-                file.close()
-                raise
         if deadline.passed():
             raise ConflictError(
                 f"{path}: the log is open elsewhere",
                 hint="A log has one owner: close it there, or give this one another directory",
             )
         runtime.sleep(LOCK_POLL_S)
+
+
+@contextmanager
+def _closed_on_error(file: File) -> Iterator[None]:
+    """Let go of a file, and of its lock, at once: whoever keeps the error would keep both."""
+    try:
+        yield
+    except BaseException:
+        file.close()
+        raise
 
 
 def _try_open(files: FileSystem, path: str) -> File | None:
@@ -232,10 +240,11 @@ def _try_open(files: FileSystem, path: str) -> File | None:
         file = files.open(target, writable=True)
     except FileNotFoundError:
         return _try_create(files, path)
-    if file.try_lock() and files.same_file(file, target):
-        file.sync()  # whoever wrote what is read now may have died before its syncs
-        files.sync_directory(path)
-        return file
+    with _closed_on_error(file):
+        if file.try_lock() and files.same_file(file, target):
+            file.sync()  # whoever wrote what is read now may have died before its syncs
+            files.sync_directory(path)
+            return file
     file.close()
     return None
 
@@ -254,11 +263,12 @@ def _try_create(files: FileSystem, path: str) -> File | None:
         if files.exists(temporary):
             files.unlink(temporary)
         file = files.create(temporary)
-        file.try_lock()
-        write_empty(file, mmap.PAGESIZE)
-        BoltFile(file, META_NAME).commit({STATE_BUCKET: {}, STABLE_BUCKET: {}})  # and synced
-        files.rename(temporary, target)
-        files.sync_directory(path)
+        with _closed_on_error(file):
+            file.try_lock()
+            write_empty(file, mmap.PAGESIZE)
+            BoltFile(file, META_NAME).commit({STATE_BUCKET: {}, STABLE_BUCKET: {}})  # and synced
+            files.rename(temporary, target)
+            files.sync_directory(path)
         return file
     finally:
         folder.close()

@@ -584,6 +584,20 @@ def test_a_key_with_another_body_is_reapplied(open_local, store):
     assert Database(store).reader("users").get("a") == b"mine"
 
 
+def test_a_namespace_that_was_created_anew_does_not_know_the_columns(open_local, store, path):
+    """What is left cannot be read with others. That is said, and it stays where it is."""
+    writer = open_local()
+    writer.put("a", b"mine")
+    crash(writer)
+    db = Database(store)
+    db.drop("users")
+    db.writer("users").close()
+    with pytest.raises(InvalidInputError, match="schema 1, which namespace users does not have"):
+        open_local(reapply=True)
+    with LocalLog(path) as log:
+        assert log.last_index == 1
+
+
 def test_a_takeover_of_a_log_with_nothing_left_is_no_matter(open_local, store):
     """Where all was uploaded, though the log did not hear of it, opening goes on."""
     writer = open_local()

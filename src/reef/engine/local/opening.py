@@ -28,7 +28,7 @@ from reef.engine.local.front import LocalFront
 from reef.engine.local.identity import UPLOADED, LogIdentity, mark_known, own_log
 from reef.engine.local.marks import mark_now
 from reef.engine.log import Log
-from reef.errors import FencedError, InternalError, NotFoundError
+from reef.errors import FencedError, NotFoundError
 from reef.formats.batch import decode_ops
 from reef.formats.manifest import Manifest
 from reef.locallog import LocalLog, RecoveryReport
@@ -138,7 +138,7 @@ class LocalOpening:
                 continue
             schema = schemas.get(batch.schema_id)
             if schema is None:
-                raise InternalError(f"entry {entry.index} is of schema {batch.schema_id}, unknown")
+                raise words.no_schema(entry.index, batch.schema_id, front.identity, log.path)
             ops = decode_ops(batch.record, schema, f"entry {entry.index} of {log.path}")
             watch = front.runtime.stopwatch()
             front.restore(Item(batch, ops, watch, index=entry.index))

@@ -11,7 +11,7 @@ from reef.errors import (
 )
 from reef.types import Receipt
 
-__all__ = ["broken", "fenced", "foreign", "late", "left_behind", "no_room", "unknown"]
+__all__ = ["broken", "fenced", "foreign", "late", "left_behind", "no_room", "no_schema", "unknown"]
 
 
 def no_room(namespace: str, why: str) -> UnavailableError:
@@ -62,6 +62,17 @@ def foreign(identity: LogIdentity, path: str, url: str) -> InvalidInputError:
         f"does not know it; it was last used with {identity.url}",
         hint="Choose another directory, or open the database that it belongs to; if this is the "
         f"one, and it was rebuilt, `reef log reapply {path} {url}` writes what is left",
+        namespace=identity.namespace,
+        path=path,
+    )
+
+
+def no_schema(index: int, schema_id: int, identity: LogIdentity, path: str) -> InvalidInputError:
+    """Return the error for a batch whose columns its namespace does not know any more."""
+    return InvalidInputError(
+        f"batch {index} of {path} was written with schema {schema_id}, which namespace "
+        f"{identity.namespace} does not have: it was created anew since",
+        hint=f"What is left stays in {path}; `reef log dump {path}` shows its entries",
         namespace=identity.namespace,
         path=path,
     )
