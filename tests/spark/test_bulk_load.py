@@ -15,6 +15,7 @@ from tests.spark.writing import (
     leases_of,
     named_segments,
     numbers_of,
+    rows_of,
     segments_of,
     sweep_everything,
 )
@@ -200,6 +201,12 @@ def test_runs_on_disk_change_nothing(numbers, db, url):
     assert report.spilled > 0
     assert numbers_of(db) == model()
     assert all(a.max_key < b.min_key for a, b in pairwise(ingested(db)))
+
+
+def test_the_bucket_is_named_as_spark_names_it(numbers, db, url):
+    """`file:/…` is a directory for loads too, and no folder of that name."""
+    report = reef.spark.bulk_load(numbers.limit(5), f"file:{url}", "t", key="id")
+    assert report.rows == len(rows_of(db)) == 5
 
 
 def test_live_rows_written_during_a_load_are_where_they_belong(numbers, db, url):

@@ -29,6 +29,22 @@ def test_results_come_in_order(executor, db):
     assert executor.map(tasks.touch, []) == []
 
 
+def test_a_session_that_was_stopped_is_told(spark, executor, db, url, monkeypatch):
+    """As such, whatever is asked of it; nothing is begun."""
+    df = spark.createDataFrame([("a", 1)], "id string, n long")
+    monkeypatch.setattr(spark.sparkContext, "_jsc", None)
+    remote = reef.spark.executor(SimpleNamespace(is_stopped=True))
+    for ask in (
+        lambda: executor.map(abs, [1]),
+        lambda: remote.map(abs, [1]),
+        executor.parallelism,
+        lambda: reef.spark.bulk_load(df, url, "t", key="id"),
+    ):
+        with pytest.raises(reef.ClosedError, match="session was stopped"):
+            ask()
+    assert db.namespaces() == []
+
+
 def test_functions_without_a_name_can_run(executor):
     """A closure is sent along."""
     factor = 3

@@ -17,8 +17,8 @@ from reef.manifest.head import HeadFinder
 from reef.manifest.leases import find_leases
 from reef.manifest.publish import Publisher
 from reef.paths import Namespace
+from reef.spark import ReefSource, plan, scan
 from reef.spark import pin as pins
-from reef.spark import plan, scan
 from reef.spark.counts import counts_of
 from reef.spark.lease import SharedLease
 from reef.spark.plan import cut, ranges_between
@@ -153,6 +153,8 @@ def test_what_stood_in_the_log_is_sent_once(db, url):
     assert len(many.shares) > 10
     sent = [sum(len(pickle.dumps(share)) for share in p.shares) for p in (one, many)]
     assert sent[1] < 1.2 * sent[0]
+    assert len(pickle.dumps(many.reader)) < sent[1] / 20, "which goes along with every share"
+    assert len(pickle.loads(pickle.dumps(many.reader)).partitions()) > 10
 
 
 def test_shares_are_balanced_and_do_not_overlap(db, url):
@@ -506,6 +508,21 @@ def test_nanoseconds_are_cut_towards_the_past(db, url, of):
     assert found == (expected if data_type == counts.type else [[moment] for moment in expected])
 
 
+@pytest.mark.parametrize("of", [lambda t: t, pa.list_], ids=["list", "list of lists"])
+def test_nanoseconds_in_part_of_a_table_are_cut(db, url, of):
+    """A range begins anywhere in a group, and lists there may be null."""
+    columns = pa.schema([("id", pa.string()), ("c", of(pa.list_(pa.timestamp("ns"))))])
+    db.create("t", columns)
+    values = [None if n % 3 == 0 else [n * 1_000_000 + 1] * (n % 4) for n in range(12)]
+    given = values if of(pa.int8()) == pa.int8() else [[value, None] for value in values]
+    with db.writer("t") as writer:
+        writer.upsert(pa.table([[f"k{n:02d}" for n in range(12)], given], schema=columns))
+    reef.jobs.fold(db, "t")
+    found = Planned(url, "t", start="k02", end="k08").table()["c"].to_pylist()
+    assert found == Planned(url, "t").table()["c"].to_pylist()[2:8]
+    assert found[1] == given[3]
+
+
 def test_a_moment_that_spark_cannot_hold_is_told(db, url):
     """Seconds that do not fit into microseconds are an error that names the column."""
     db.create("t", pa.schema([("id", pa.string()), ("c", pa.timestamp("s"))]))
@@ -574,6 +591,15 @@ def test_what_is_wrong_is_said_while_the_dataframe_is_made(db, url, options, mes
     assert not _leases(db)
 
 
+def test_a_given_schema_without_columns_is_refused(db, url):
+    """Batches without columns have no rows either: Spark would count none."""
+    folded(db, "t", 10)
+    source = ReefSource({"path": url, "namespace": "t"})
+    with pytest.raises(reef.InvalidInputError, match="has no columns"):
+        source.reader(st.StructType([]))
+    assert not _leases(db)
+
+
 def test_memory_is_refused():
     """A bucket in the memory of one process cannot be read by others."""
     with pytest.raises(reef.InvalidInputError, match="lives in the memory of one process"):
@@ -586,5 +612,7 @@ def test_what_names_the_table_is_needed(url):
         Planned(url, "")
     with pytest.raises(reef.InvalidInputError, match="'path' is missing"):
         Planned("", "t")
+    with pytest.raises(reef.InvalidInputError, match="one path"):
+        Planned("", "t", paths='["a", "b"]')
     with pytest.raises(reef.NotFoundError):
         Planned(url, "t")

@@ -71,6 +71,15 @@ def test_a_load_is_visible_at_one_lsn_and_keeps_the_writer_in_its_role(db):
     assert [c.op for c in db.reader("t").changes(after_lsn=0)] == ["put"] * 5
 
 
+def test_a_segment_has_rows_however_small_it_should_be(db):
+    """A size below that of an empty segment is a size like any other."""
+    with BulkJob(db, "t", segment_bytes=1) as job:
+        segments = job.staging.stage([versions(job, "ab"), versions(job, "cd")])
+        job.commit(segments)
+    assert [segment.rows for segment in segments] == [2, 2]
+    assert rows(db) == {"a": 0, "b": 1, "c": 0, "d": 1}
+
+
 def test_a_repeated_key_changes_nothing(db):
     """The first commit answers, before and after a fold."""
     first = ingest(db, "t", [{"id": "a", "n": 1}], idempotency_key="load-1")

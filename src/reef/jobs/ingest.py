@@ -273,7 +273,7 @@ class BulkJob:
                 f"{shared.count} keys of this load come more than once, in parts that were "
                 f"staged apart: {told}{', …' if shared.count > len(shared.examples) else ''}",
                 kind=Kind.INVALID_KEY,
-                hint="Choose one row of each key, or bring the rows of a key into one partition",
+                hint="Choose one row of each key, or name the column that decides (orderColumn)",
                 count=shared.count,
             )
 

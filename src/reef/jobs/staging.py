@@ -74,8 +74,10 @@ class Staging:
         )
 
         def pieces() -> Iterator[Versions]:
-            while rows.next_key is not None and writer.bytes_written < self.settings.segment_bytes:
+            size = 0  # at least one piece: the head alone may be as long as a segment should be
+            while rows.next_key is not None and size < self.settings.segment_bytes:
                 yield rows.take()
+                size = writer.bytes_written
             if replaced is not None:  # known only now: it ends where the next segment begins
                 end = rows.next_key or replaced.end or end_of_keys(self.schema)
                 writer.range_tombstones = (RangeTombstone(start, end, 0, 0),)

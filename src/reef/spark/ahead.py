@@ -48,6 +48,8 @@ class KnownTails(SegmentStore):
 class ReadAhead(KnownTails):
     """The same for one task, which reads each group once and in order."""
 
+    reads_ahead = True
+
     def __init__(self, store: Store, namespace: Namespace, tails: dict[str, SegmentTail]) -> None:
         super().__init__(store, namespace, tails)
         self._coming: dict[Read, tuple[Future[Sequence[Buffer]], int]] = {}

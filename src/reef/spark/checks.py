@@ -18,7 +18,7 @@ from reef.errors import InvalidInputError, Kind
 from reef.formats.batch import KEY_BYTES_MAX
 from reef.spark.options import Place
 from reef.spark.ranges import column_of, numbered
-from reef.spark.session import parallelism
+from reef.spark.session import check_running, parallelism
 from reef.spark.target import Target, find_target
 
 __all__ = ["Preflight", "check_load", "count_partitions", "raise_if_bad"]
@@ -64,6 +64,7 @@ def check_load(
     count: bool = True,
 ) -> tuple[Target, Preflight]:
     """Look at a load; raises for columns that do not fit, and tells the rest."""
+    check_running(df.sparkSession)
     columns = df.schema
     target = find_target(
         db, place.namespace, columns, order_column=order_by, key=key, vectors=vectors

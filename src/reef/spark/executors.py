@@ -23,7 +23,13 @@ from reef.errors import InvalidInputError, Kind
 from reef.jobs.fold_shuffle import Shuffle
 from reef.spark.counts import Counts
 from reef.spark.outcomes import Outcome, counted, guarded, stores_of
-from reef.spark.session import attempts_max, is_remote, larger_batches, parallelism
+from reef.spark.session import (
+    attempts_max,
+    check_running,
+    is_remote,
+    larger_batches,
+    parallelism,
+)
 from reef.spark.shuffle import NO_RANGE, run_shuffle
 from reef.telemetry import RequestKind, RequestMeter
 
@@ -48,6 +54,7 @@ class SparkExecutor:
 
     def map(self, run: Callable[[In], Out], tasks: Sequence[In]) -> list[Out]:
         """Return the results in order, or raise the first error."""
+        check_running(self._spark)
         for task in tasks:
             _check_shared(task)
         if not tasks:
@@ -60,10 +67,12 @@ class SparkExecutor:
 
     def parallelism(self) -> int:
         """Return how many tasks run at once."""
+        check_running(self._spark)
         return parallelism(self._spark)
 
     def shuffle(self, job: Shuffle) -> dict[int, Any]:
         """Read rows, let Spark bring and sort them by ranges of keys, write each range."""
+        check_running(self._spark)
         for task in job.tasks:
             _check_shared(task)
         if not job.tasks:

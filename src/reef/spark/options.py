@@ -74,6 +74,10 @@ class Place:
         given = {name.lower(): value for name, value in options.items()}
         if not given or TABLE_PROPERTY in given:
             raise _bad("Spark hands no options of its catalog's tables to Python", VIEW_HINT)
+        if "paths" in given:
+            raise _bad(
+                "a bucket has one path, several were given", "Load each, and join with union"
+            )
         for name, example in (("path", '.load("s3://bucket/prefix")'), ("namespace", "events")):
             if not given.get(name):
                 raise _bad(f"the option {name!r} is missing", f"Such as {example}")
@@ -81,12 +85,12 @@ class Place:
         for name in NOT_TEXT:
             if name in words:
                 raise _bad(f"the option '{STORE}{name}' cannot be given as text")
-        url = HADOOP_PATH.sub("file:///", given["path"])
-        return cls(url, Namespace(given["namespace"]), words)
+        return cls(given["path"], Namespace(given["namespace"]), words)
 
     def open(self) -> Store:
         """Open the store; InvalidInputError if other processes could not."""
-        store = stores.open(self.url, **self.store_options)  # type: ignore[arg-type]
+        url = HADOOP_PATH.sub("file:///", self.url)
+        store = stores.open(url, **self.store_options)  # type: ignore[arg-type]
         if not store.capabilities.shared:
             raise _bad(
                 f"{self.url} lives in the memory of one process, and Spark has many",

@@ -8,6 +8,7 @@ beside itself: it changes nothing.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -70,6 +71,14 @@ class ReefReader(DataSourceReader):
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Every task gets a copy: without the log, of which each share has its own part.
+
+        A copy that has to plan reads the log again.
+        """
+        pin = replace(self._reading.pin, memory=None)
+        return ReefReader, (replace(self._reading, pin=pin),)
 
     @plainly
     def partitions(self) -> list[Share]:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import types as st
 
 from reef.engine.rows.out import EXPIRES_AT, unknown_column
@@ -152,8 +153,10 @@ def _without_nanoseconds(array: pa.Array) -> pa.Array:
     """Cut moments to microseconds, towards the past; also those in lists."""
     data_type = array.type
     if pa.types.is_list(data_type) and _has_nanoseconds(data_type):
-        values = _without_nanoseconds(array.values)
-        offsets = array.offsets
+        # Offsets of a slice do not go together with nulls: count from the slice's own start.
+        offsets = pc.subtract(array.offsets, array.offsets[0])
+        start, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
+        values = _without_nanoseconds(array.values[start:end])
         return pa.ListArray.from_arrays(offsets, values, mask=array.is_null())
     if not pa.types.is_timestamp(data_type) or data_type.unit != "ns":
         return array

@@ -9,9 +9,16 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from reef.errors import UnavailableError
+from reef.errors import ClosedError, UnavailableError
 
-__all__ = ["attempts_max", "is_remote", "larger_batches", "parallelism", "start_session"]
+__all__ = [
+    "attempts_max",
+    "check_running",
+    "is_remote",
+    "larger_batches",
+    "parallelism",
+    "start_session",
+]
 
 LOCAL = re.compile(r"local(?:\[[^,\]]*(?:,\s*(?P<attempts>\d+))?\])?")
 ATTEMPTS = "spark.task.maxFailures"
@@ -26,6 +33,13 @@ RANGES_ASKED = 10_000
 def is_remote(spark: Any) -> bool:
     """Whether a session is one of Spark Connect, which has no RDDs and no accumulators."""
     return not isinstance(spark, SparkSession) or "connect" in type(spark).__module__
+
+
+def check_running(spark: Any) -> None:
+    """Raise if a session was stopped: Spark itself would tell of a null pointer somewhere."""
+    stopped = spark.is_stopped if is_remote(spark) else spark.sparkContext._jsc is None
+    if stopped:
+        raise ClosedError("this Spark session was stopped", hint="Start another one")
 
 
 def attempts_max(spark: Any) -> int:

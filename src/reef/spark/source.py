@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from reef.engine.reading.projection import Projection
 from reef.engine.where import Where, parse
-from reef.errors import ReefError
+from reef.errors import InvalidInputError, Kind, ReefError
 from reef.formats.schema import Schema
 from reef.spark.counts import Counts, counts_of
 from reef.spark.options import ReadOptions
@@ -63,6 +63,8 @@ class ReefSource(DataSource):
         wanted = ReadOptions.of(self.options)
         with self._pinned(wanted) as pin:
             ours = pin.manifest.schema
+            if not schema.names:  # rows without columns cannot be counted by Spark
+                raise InvalidInputError("the given schema has no columns", kind=Kind.INVALID_OPTION)
             check_same(schema, spark_schema(ours, schema.names))
             projection = _projection(ours, wanted, schema.names)
         keys = wanted.range

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reef
-from reef.engine.reading.cursors import _reads
+from reef.engine.reading.cursors import Cursor, _reads
 from reef.formats.batch import OpKind
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.segment import Lineage
@@ -218,6 +218,31 @@ def test_a_scan_costs_nothing_before_it_is_read():
     assert meter.requests() == {}
     assert list(scan) == [(b"a", b"1")]
     assert meter.requests() == {"get": 2}
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_segments_side_by_side_are_opened_one_after_the_other(reverse, monkeypatch):
+    """A scan that ends early asks for one of them, a whole one looks at each of them once."""
+    from reef.stores import Meter
+    from reef.stores.memory import MemoryStore
+    from reef.telemetry import RequestMeter
+
+    meter, bucket = RequestMeter(), MemoryStore()
+    db = reef.Database(bucket)
+    with db.writer(NAME) as writer:
+        for place in range(20):
+            writer.write(reef.Batch().put(f"k{place:02d}a", b"1").put(f"k{place:02d}b", b"2"))
+            fold(db, NAME)
+    reader = reef.Database(Meter(bucket, meter)).reader(NAME, refresh_interval_ms=1e9)
+    meter.reset()
+    assert len(list(reader.scan(reverse=reverse, limit=2))) == 2
+    assert meter.requests() == {"get": 2}
+    looks = []
+    take = Cursor.take
+    monkeypatch.setattr(Cursor, "take", lambda *asked: looks.append(1) or take(*asked))
+    found = [key for key, _ in reader.scan(reverse=reverse)]
+    assert found == sorted(found, reverse=reverse)
+    assert (len(found), len(looks)) == (40, 20)
 
 
 @pytest.mark.parametrize("reverse", [False, True])

@@ -2,12 +2,14 @@
 
 Take the last key of each source's current piece; up to the smallest of them no source can
 add anything more. Cut every source there, and what was cut off can be merged and handed on.
+A source that says where it begins is left alone until the merge is there: of segments that lie
+side by side, however many there are, one is open at a time.
 """
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from reef.engine.reading.segments import SegmentStore
@@ -16,7 +18,7 @@ from reef.formats.schema import Schema
 from reef.formats.versions import KeysInOrder, Versions
 from reef.types import KeyRange
 
-__all__ = ["Cursor", "RowsCursor", "SegmentCursor", "merged"]
+__all__ = ["Cursor", "LateCursor", "RowsCursor", "SegmentCursor", "merged"]
 
 
 GROUPS_AT_ONCE_MAX = 32
@@ -28,6 +30,9 @@ EXPECTED_MAX = 4
 
 class Cursor(ABC):
     """A sorted source, taken from piece by piece."""
+
+    near: bytes | None = None
+    """Where known: nothing of it comes before this key, in the direction of reading."""
 
     def __init__(self) -> None:
         self._rows: Versions | None = None
@@ -73,6 +78,25 @@ class RowsCursor(Cursor):
     def _next(self) -> Versions | None:
         rows, self._all = self._all, None
         return rows
+
+
+class LateCursor(Cursor):
+    """A source that is opened when it is needed: to open a segment is a request."""
+
+    def __init__(self, near: bytes, make: Callable[[], Cursor]) -> None:
+        super().__init__()
+        self.near = near
+        self._make = make
+        self._made: Cursor | None = None
+
+    def open(self) -> Cursor:
+        """Open it, or return what was opened before."""
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+    def _next(self) -> Versions | None:
+        return self.open()._next()
 
 
 class SegmentCursor(Cursor):
@@ -128,9 +152,32 @@ def _reads(numbers: list[int], sizes: list[int], reverse: bool) -> Iterator[list
         count, done = min(2 * count, GROUPS_AT_ONCE_MAX), end
 
 
-def merged(cursors: list[Cursor], reverse: bool) -> Iterator[list[Versions]]:
+def merged(cursors: Sequence[Cursor], reverse: bool) -> Iterator[list[Versions]]:
     """Yield pieces that no source can add to any more, in the order of reading."""
-    while cursors := [cursor for cursor in cursors if cursor.load()]:
-        edges = [cursor.edge(reverse) for cursor in cursors]
-        bound = max(edges) if reverse else min(edges)
-        yield [cursor.take(bound, reverse) for cursor in cursors]
+    begun = [cursor for cursor in cursors if cursor.near is None]
+    waiting = _by_near(cursors, reverse)
+    nearest = max if reverse else min
+    while True:
+        begun = [cursor for cursor in begun if cursor.load()]
+        bound = nearest((cursor.edge(reverse) for cursor in begun), default=None)
+        while waiting and (bound is None or not _is_beyond(waiting[-1], bound, reverse)):
+            cursor = waiting.pop()
+            if cursor.load():
+                begun.append(cursor)
+                edge = cursor.edge(reverse)
+                bound = edge if bound is None else nearest(bound, edge)
+        if bound is None:
+            return
+        yield [cursor.take(bound, reverse) for cursor in begun]
+
+
+def _by_near(cursors: Sequence[Cursor], reverse: bool) -> list[Cursor]:
+    """Return those that say where they begin; the one that is next comes last."""
+    known = [(cursor.near, cursor) for cursor in cursors if cursor.near is not None]
+    known.sort(key=lambda pair: pair[0], reverse=not reverse)
+    return [cursor for _, cursor in known]
+
+
+def _is_beyond(cursor: Cursor, bound: bytes, reverse: bool) -> bool:
+    assert cursor.near is not None
+    return cursor.near < bound if reverse else cursor.near > bound

@@ -75,6 +75,9 @@ class Group:
 class SegmentStore:
     """The segments of one namespace, read through a cache."""
 
+    reads_ahead = False
+    """Whether it makes use of being told what comes (`expect`)."""
+
     def __init__(self, store: Store, namespace: Namespace, cache: ByteCache) -> None:
         self._store = store
         self.namespace = namespace

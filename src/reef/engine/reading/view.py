@@ -8,10 +8,11 @@ soon as nothing older can matter. Scans merge all sources group by group, in bou
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
-from reef.engine.reading.cursors import Cursor, RowsCursor, SegmentCursor, merged
+from reef.engine.reading.cursors import Cursor, LateCursor, RowsCursor, SegmentCursor, merged
 from reef.engine.reading.memtable import Entry, Memtable, Moment, entry_at
 from reef.engine.reading.merge import drop_deleted, newest_versions
 from reef.engine.reading.projection import EVERYTHING, Projection
@@ -137,14 +138,22 @@ class Scan:
         overlapping = self.overlapping()
         tombstones = [RangeTombstones(moment.range_tombstones) for moment in self.moments]
         tombstones += [self.segments.deletes(entry) for entry in overlapping]
+        deletes = [some for some in tombstones if some]
         cursors: list[Cursor] = [RowsCursor(moment.rows) for moment in self.moments]
         skipping = self.skipping(overlapping)
-        cursors += [self._cursor(entry, skipping) for entry in overlapping]
+        cursors += [self._late_cursor(entry, skipping) for entry in overlapping]
         for piece in merged(cursors, self.reverse):
-            rows = newest_versions(piece, self.manifest.schema, tombstones)
+            rows = newest_versions(piece, self.manifest.schema, deletes)
             rows = drop_deleted(rows, self.now_ms)
             if len(rows):
                 yield rows.take(np.arange(len(rows) - 1, -1, -1)) if self.reverse else rows
+
+    def _late_cursor(self, entry: SegmentEntry, skipping: Skipping) -> LateCursor:
+        near = entry.max_key if self.reverse else entry.min_key
+        cursor = LateCursor(near, partial(self._cursor, entry, skipping))
+        if self.segments.reads_ahead:
+            cursor.open()  # which tells what it will read
+        return cursor
 
     def _cursor(self, entry: SegmentEntry, skipping: Skipping) -> SegmentCursor:
         return SegmentCursor(
