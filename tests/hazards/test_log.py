@@ -290,14 +290,15 @@ def test_H11_an_epoch_without_a_fence_stops_nobody(db, moment, ack):
     Raising the epoch alone would let it be acknowledged and never be replayed.
     """
     old = db.writer(NAME, max_parallel_writes=2, ack=ack)
-    old.put("k", b"0")
+    last = old.put("k", b"0").lsn
     acknowledged, turn = [], threading.Lock()
+    beside = {USERS.wal_object(last + 2)}  # the second fence, which may be the first sent
 
     class Overtaken(Wrapper):
         """The old writer gets one more write in, at one step of the opening."""
 
         def create(self, key, body):
-            if moment not in key or not turn.acquire(blocking=False):
+            if moment not in key or key in beside or not turn.acquire(blocking=False):
                 return self.inner.create(key, body)
             if moment == "/wal/":
                 acknowledged.append(old.put("k", b"late"))
