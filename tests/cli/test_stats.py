@@ -79,6 +79,7 @@ def test_pins(db):
     """Snapshots that are not over, cursors, leases."""
     snapshot = db.snapshot("users", "monday")
     db.snapshot("users", ttl_s=0.001)
+    db.store.runtime.sleep(0.05)
     db.cursor("users", "billing", after_lsn=4)
     with db.reader("users", pin=True):
         stats = db.stats("users")

@@ -121,6 +121,41 @@ def test_H9_fencing_works_through_a_stale_cache(ack):
         assert writer.get("k") == b"new"
 
 
+class TakesASlot(Wrapper):
+    """Holds a batch back until it is told to go on, and gives its slot to another then."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.lsn, self.go_on = 0, threading.Event()
+
+    def create(self, key, body):
+        """Lose the slot, if it is this one."""
+        if self.lsn and key == USERS.wal_object(self.lsn):
+            self.lsn = 0
+            assert self.go_on.wait(30)
+            append(self.inner, NAME, WalKind.SKIP, lsn=number_of(key))
+        return self.inner.create(key, body)
+
+
+def test_H45_what_was_shown_early_is_not_applied_again_after_a_lost_slot():
+    """H45: acknowledged and read before the slot in front of it was lost: nothing is newer."""
+    store = TakesASlot(MemoryStore())
+    writer = over(store).writer(
+        NAME, ack="independent", max_parallel_writes=2, group_window_ms=0, background=False
+    )
+    store.lsn = writer.put("k", b"0").lsn + 1
+    behind = writer.put("a", b"1", wait=False)
+    assert writer.put("k", b"1").lsn == 5, "acknowledged, and the one before it is not"
+    with writer.transaction() as transaction:
+        assert transaction.get("k") == b"1"
+        store.go_on.set()
+        writer.flush()
+        transaction.put("b", b"2")
+    assert behind.result().lsn == 6
+    assert not writer._committer.tail._early
+    assert dict(writer.scan()) == {b"a": b"1", b"b": b"2", b"k": b"1"}
+
+
 def test_H9_a_listing_that_lacks_the_lost_slot_is_not_believed():
     """H9: it is asked again; if it shows the slot in time the writer goes on behind it."""
     bucket = MemoryStore()

@@ -16,7 +16,7 @@ from reef.manifest import edits
 from reef.manifest.publish import Publisher
 from reef.manifest.sums import is_balanced
 from reef.paths import Namespace
-from reef.stores import Wrapper
+from reef.stores import Outcome, Wrapper, WriteResult
 from tests.collecting import DAY_S, GRACE_S, NAME, USERS, At, World
 from tests.compacting import SMALL, choose, head_of, ingest_rows
 
@@ -252,6 +252,37 @@ def test_H35_a_compactor_that_was_overtaken_changes_nothing(world):
     assert compactor.epoch is None
     compactor.close()
     assert world.head().compactor_epoch == 2, "to step down is not to take the role back"
+
+
+class LosesAnAnswer(Wrapper):
+    """Publishes, lets another one go on from there, and does not answer. Once."""
+
+    then = None
+
+    def create(self, key, body):
+        """Lose the answer to a manifest."""
+        result = self.inner.create(key, body)
+        if self.then is None or "/manifest/" not in key:
+            return result
+        then, self.then = self.then, None
+        then()
+        return WriteResult(Outcome.UNKNOWN)
+
+
+def test_H35_a_role_that_went_on_to_another_one_is_not_taken_for_ones_own(world):
+    """H35: our publish counts, as the head remembers, but the epoch in it is a rival's."""
+    put(world, {"a": b"1"})
+    put(world, {"a": b"2"})
+    store = LosesAnAnswer(world.bucket)
+    compactor = Compactor(reef.Database(store), NAME, full=True, **SMALL)
+    rival = Publisher(world.bucket, USERS)
+    store.then = lambda: rival.publish(edits.raise_compactor_epoch)
+    assert compactor.step() is None
+    assert compactor.epoch is None
+    compactor.close()
+    assert (world.head().compactor_epoch, world.head().compactor_job) == (2, "compact-2")
+    store.then = lambda: None
+    assert compactor.step(take_over=True).epoch == 3, "without a rival it is ours"
 
 
 def test_H35_two_whole_compactions_one_within_the_other(world):

@@ -296,6 +296,27 @@ def test_H18_a_warm_reader_stays_where_it_is(db):
     assert dict(reader.scan()) == {b"a": b"1", b"b": b"2"}
 
 
+@pytest.mark.parametrize("list_interval_s", [0, 60])
+def test_H18_a_warm_reader_moves_on_to_the_newest_sound_one(db, list_interval_s):
+    """H18: what it has may be older than that, and its log was folded and swept since."""
+    with db.writer(NAME) as writer:
+        writer.put("a", b"1")
+        reader = db.reader(NAME, list_interval_s=list_interval_s)
+        writer.put("b", b"2")
+        fold(db, NAME)
+        sound = HeadFinder(db.store, USERS).find().manifest
+    for lsn in range(1, sound.wal_floor - 1):
+        db.store.delete(USERS.wal_object(lsn))
+    with db.writer(NAME):  # its epoch is in one more generation
+        pass
+    flip(db, USERS.manifest(sound.generation + 1))
+    for _ in range(2):
+        reader.refresh()
+        assert reader.damage is not None
+        assert f"generation {sound.generation}," in repr(reader)
+        assert dict(reader.scan()) == {b"a": b"1", b"b": b"2"}
+
+
 def test_H18_a_repair_ends_it(db):
     """H18: generation g+1 with `skipped: [g]`: warm and cold, everyone passes over g."""
     head = folded(db)

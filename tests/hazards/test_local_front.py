@@ -2,6 +2,7 @@
 
 import errno
 import threading
+from queue import SimpleQueue
 
 import pytest
 
@@ -265,6 +266,98 @@ def test_H26_an_interrupt_over_the_disk_answers_everyone(store, monkeypatch):
     disk = crash(writer, disk)
     with machine(store, disk) as again:
         assert dict(again.scan()) == {b"a": b"1"}
+
+
+class HeldDisk(FullDisk):
+    """A disk that does not sync while it is told to wait: what comes meanwhile is one group."""
+
+    def __init__(self):
+        super().__init__()
+        self.go = threading.Event()
+        self.go.set()
+
+    def create(self, path):
+        return _Held(self, super().create(path))
+
+
+class _Held(_Failing):
+    def write(self, data, offset):
+        assert self._disk.go.wait(60)
+        super().write(data, offset)
+
+
+def put_at_once(writer, disk, count):
+    """Hand over some batches that are synced together; return their futures."""
+    disk.go.clear()
+    first = writer.put("first", b"", wait=False)
+    return [first, *(writer.put(f"{number}", b"", wait=False) for number in range(count))]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
+def test_H26_a_callback_that_raises_takes_nobody_elses_answer_away(store, error):
+    """H26: it may end the thread that it runs on, even the only helper; another goes on."""
+
+    def fail(done):
+        raise error
+
+    disk = HeldDisk()
+    writer = machine(store, disk)
+    futures = put_at_once(writer, disk, 20)
+    for future in futures[::3]:
+        future.add_done_callback(fail)
+    disk.go.set()
+    assert all(future.result(60) for future in futures)
+    assert writer.put("later", b"", wait=False).result(60)
+    writer.close()
+
+
+def test_H26_a_callback_may_wait_for_what_it_has_written(store):
+    """H26: the helper that runs it is not the only one; nor does it hold up the others' answers."""
+    disk = HeldDisk()
+    writer = machine(store, disk)
+    futures, waited = put_at_once(writer, disk, 20), SimpleQueue()
+
+    def write_and_wait(done):
+        waited.put(writer.put("more", b"", wait=False).result(60))
+
+    for future in futures[::7]:
+        future.add_done_callback(write_and_wait)
+    disk.go.set()
+    assert all(future.result(60) for future in futures)
+    assert all(waited.get(timeout=60) for _ in futures[::7])
+    writer.close()
+
+
+def test_a_local_write_that_is_waited_for_runs_no_other_callbacks(store):
+    """A caller gets its receipt, on whatever thread the others are told."""
+    disk = HeldDisk()
+    writer = machine(store, disk)
+    futures, threads = put_at_once(writer, disk, 5), SimpleQueue()
+    for future in futures:
+        future.add_done_callback(lambda _: threads.put(threading.current_thread()))
+    threading.Timer(0.05, disk.go.set).start()
+    writer.put("waited for", b"")
+    told = [threads.get(timeout=60) for _ in futures]
+    assert threading.current_thread() not in told
+    writer.close()
+
+
+def test_H26_a_helper_that_cannot_be_started_is_tried_again(store, monkeypatch):
+    """H26: a machine without room for a thread has some later; nothing waits for ever."""
+    writer = machine(store, FullDisk())
+    spawn = writer._front.runtime.spawn
+
+    def refuse(*_, **__):
+        monkeypatch.setattr(writer._front.runtime, "spawn", spawn)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(writer._front.runtime, "spawn", refuse)
+    with pytest.raises(RuntimeError):
+        writer.put("a", b"1", wait=False)
+    assert writer.put("b", b"2", wait=False).result(60)
+    assert dict(writer.scan()) == {b"a": b"1", b"b": b"2"}, "it was handed over"
+    writer.close()
 
 
 def test_H27_damage_in_the_middle_of_the_log_is_fatal(store):

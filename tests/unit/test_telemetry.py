@@ -92,6 +92,16 @@ def test_events_reach_subscribers_and_the_log(caplog):
     assert caplog.messages == ["fenced namespace='users' epoch=3"]
 
 
+def test_a_subscriber_that_raises_is_logged_and_the_others_hear(caplog):
+    """What listens badly does not end what it listens to."""
+    events, heard = Events(), []
+    events.subscribe(lambda event: 1 / 0)
+    events.subscribe(heard.append)
+    events.emit("fenced", epoch=3)
+    assert [event.name for event in heard] == ["fenced"]
+    assert "a subscriber failed to hear fenced" in caplog.text
+
+
 def test_events_are_silent_by_default(capfd):
     """Nothing is printed unless someone asked."""
     Events().emit("fenced", level=logging.WARNING)

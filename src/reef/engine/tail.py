@@ -91,10 +91,12 @@ class Tail:
         What was noted and then not read would be passed over by the next look (H27).
         """
         applies = self.rules.verdict(found.header) is Verdict.APPLIES
-        apply = self._reading(found) if applies else None
+        is_early = found.header.lsn in self._early  # our own, and shown already
+        apply = self._reading(found) if applies and not is_early else None
         judgement = self.rules.judge(found.header)
         if apply is not None:
             apply()
+        self._early.discard(found.header.lsn)
         self._memtable.pass_over(found.header.lsn)
         self._settle()
         self._count(found.header.lsn, size or sum(map(len, found.records)))

@@ -157,14 +157,13 @@ class Background:
         self._failures.add()
         level = logging.WARNING if isinstance(error, ReefError) else logging.ERROR
         told = f"{type(error).__name__}: {error}"
-        with suppress(Exception):  # one that listens badly does not end the work
-            self._db.events.emit(
-                "background_failed",
-                level=level,
-                namespace=self.namespace,
-                what=chore.what,
-                error=told,
-            )
+        self._db.events.emit(
+            "background_failed",
+            level=level,
+            namespace=self.namespace,
+            what=chore.what,
+            error=told,
+        )
 
     def _refresh_writer(self) -> None:
         """What is folded leaves the writer's memory, and its manifest is a new one."""

@@ -149,14 +149,29 @@ class Compactor:
         if plan is None or (not take_over and self._waits_for_another(manifest)):
             return None
         if self.epoch is None:
-            manifest = self._publisher.publish(edits.raise_compactor_epoch)
-            self.epoch = manifest.compactor_epoch
+            manifest = self._take_role()
             plan = self._planner(manifest.segments, self.settings)
-            if plan is None:
+            if plan is None or self.epoch is None:
                 return None
         report = self._run(manifest, plan)
         self._db.events.emit("compacted", **report.to_dict())
         return report
+
+    def _take_role(self) -> Manifest:
+        """Raise the epoch, and return the head: if another one has raised it since, while our
+        publish had no answer, the role is that one's, and `epoch` stays None.
+        """
+        raised = 0
+
+        def edit(head: Manifest) -> Manifest:
+            nonlocal raised
+            edited = edits.raise_compactor_epoch(head)
+            raised = edited.compactor_epoch
+            return edited
+
+        manifest = self._publisher.publish(edit)
+        self.epoch = raised if manifest.compactor_epoch == raised else None
+        return manifest
 
     def close(self) -> None:
         """Give the role up, if it was taken: what was left over may be swept."""

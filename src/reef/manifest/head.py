@@ -155,14 +155,17 @@ class HeadFinder:
         """Return the newest sound one for those who may have it; never go back in time."""
         if not fallback:
             raise damage
-        if self._last is not None:
-            return Head(self._last.manifest, seen, damage)
+        known = self._last.manifest if self._last is not None else None
         for generation in reversed(generations[-1 - FALLBACKS_MAX : -1]):
+            if known is not None and generation <= known.generation:
+                break
             try:
                 return Head(self.load(generation), seen, damage)
             except (CorruptionError, NotFoundError):
                 continue
-        raise damage
+        if known is None:
+            raise damage
+        return Head(known, seen, damage)
 
 
 def refuse_dropped(namespace: Namespace, manifest: Manifest) -> None:

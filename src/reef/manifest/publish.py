@@ -17,9 +17,8 @@ import msgspec
 from reef.errors import (
     ConflictError,
     InternalError,
-    NotFoundError,
     OutcomeUnknownError,
-    UnavailableError,
+    ReefError,
 )
 from reef.formats.manifest import Manifest, Recent, SegmentEntry, encode_manifest
 from reef.manifest.head import Head, HeadFinder
@@ -133,18 +132,19 @@ class Publisher:
     def _prove(self, following: Manifest) -> Manifest:
         """Only the current head's memory tells whether a slow publish counts."""
         self.heads.forget()
+        cause: ReefError | None = None
         try:
             current = self.heads.find(dropped=True).manifest
-        except (NotFoundError, UnavailableError):
-            current = None
-        if current is not None and _has(current, following.write_id):
-            return current
+            if _has(current, following.write_id):
+                return current
+        except ReefError as error:  # whatever it is, it says nothing of what was sent
+            cause = error
         raise OutcomeUnknownError(
             f"generation {following.generation} of {self._namespace.name} may have been published",
             hint="Load the head and see whether the change is there before trying again",
             write_id=following.write_id,
             generation=following.generation,
-        )
+        ) from cause
 
     def _stamp(self, before: Manifest | None, edited: Manifest) -> Manifest:
         generation = 1 if before is None else before.generation + 1

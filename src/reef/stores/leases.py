@@ -6,15 +6,19 @@ conditional, or, where the store has no If-Match, it writes a lease of a new nam
 old one. A lease lapses `ttl_ms` after the store's date of its object: both ends of the comparison
 are the store's clock (H30). Its holder counts from before it was written, and gives a lapsed one
 up: whoever saw it lapsed has gone on without it.
+
+A renewal without an answer is neither: the lease holds as long as it did before, and the next
+renewal finds out what is there.
 """
 
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 import msgspec
 
-from reef.errors import UNDECODABLE, ConflictError, NotFoundError
-from reef.stores.base import ObjectInfo, Store
+from reef.errors import UNDECODABLE, ConflictError, NotFoundError, ReefError, UnavailableError
+from reef.stores.base import ObjectInfo, Outcome, Store
 
 __all__ = ["UNREADABLE_TTL_MS", "LeaseFields", "StoredLease", "list_leases"]
 
@@ -45,6 +49,8 @@ class StoredLease(ABC, Generic[R]):
         self.record = record
         self._written = store.runtime.stopwatch()
         self._tag = self._write()
+        self._in_doubt = False
+        """Whether a renewal had no answer, so that the tag may be an older one's."""
 
     @property
     def lapsed(self) -> bool:
@@ -56,15 +62,15 @@ class StoredLease(ABC, Generic[R]):
         return self._written.elapsed_s() * 1000 >= self.record.ttl_ms * share
 
     def renew(self) -> None:
-        """Push the expiry out; ConflictError if the lease was reaped meanwhile."""
+        """Push the expiry out; ConflictError if the lease was reaped meanwhile.
+
+        UnavailableError if nobody can say: it may be tried again while there is time.
+        """
         before, written = self._written, self._store.runtime.stopwatch()
         if not self._store.capabilities.if_match or self._tag is None:
             self._move()
         else:
-            result = self._store.replace(self._key, self._encoded(), self._tag)
-            if not result.landed:
-                raise self._reaped()
-            self._tag = result.tag
+            self._tag = self._overwrite(self._tag)
         if before.elapsed_s() * 1000 >= self.record.ttl_ms:
             raise self._reaped()  # it may have been seen as lapsed before this arrived
         self._written = written
@@ -79,17 +85,54 @@ class StoredLease(ABC, Generic[R]):
     @abstractmethod
     def _reaped(self) -> ConflictError: ...
 
+    def _overwrite(self, tag: str) -> str | None:
+        """Renew in place, and return the new tag."""
+        was_in_doubt, self._in_doubt = self._in_doubt, True
+        if was_in_doubt:  # nobody else writes to this name: what is there is ours
+            tag = self._tag_now() or tag
+        result = self._store.replace(self._key, self._encoded(), tag)
+        is_open = result.outcome is Outcome.UNKNOWN
+        if is_open or (was_in_doubt and not result.landed):  # an earlier one may have come late
+            raise UnavailableError(
+                f"the renewal of lease {self.record.id} has no answer: {result.cause}",
+                object=self._key,
+            )
+        if not result.landed:
+            raise self._reaped()
+        self._in_doubt = False
+        return result.tag
+
+    def _tag_now(self) -> str | None:
+        try:
+            return self._store.get_tagged(self._key).tag
+        except NotFoundError:
+            raise self._reaped() from None
+
     def _move(self) -> None:
-        """Renew under a new name: the old one may be gone, and must not come back."""
-        old = self._key
-        self.record = msgspec.structs.replace(self.record, id=self._store.runtime.ulid())
-        self._tag = self._write()
+        """Renew under a new name: the old one may be gone, and must not come back.
+
+        It stays ours until it was seen beside the new one: after a failure on the way it is the
+        one that is looked for again. What is left of either lapses by itself.
+        """
+        old, before = self._key, self.record
+        self.record = msgspec.structs.replace(before, id=self._store.runtime.ulid())
+        try:
+            tag = self._write()
+            self._check_there(old)
+        except BaseException:
+            self.record = before
+            raise
+        self._tag = tag
+        with suppress(ReefError):
+            self._store.delete(old)
+
+    def _check_there(self, old: str) -> None:
         try:
             self._store.head(old)
         except NotFoundError:
-            self.release()
+            with suppress(ReefError):
+                self.release()
             raise self._reaped() from None
-        self._store.delete(old)
 
     def _write(self) -> str | None:
         return self._store.put(self._key, self._encoded())

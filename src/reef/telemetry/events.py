@@ -2,6 +2,9 @@
 
 An event goes to every subscriber and to the standard library's logger `reef`, which has
 no handler of its own: silent until the application wants it.
+
+Subscribers are called in the middle of what is told, sometimes under a lock. One that raises is
+told to the logger, and to nobody else: what listens badly must not end what it listens to.
 """
 
 import logging
@@ -43,7 +46,10 @@ class Events:
         event = Event(name, fields)
         self._log.log(level, "%s", event)
         for subscriber in self._subscribers:
-            subscriber(event)
+            try:
+                subscriber(event)
+            except Exception:
+                self._log.exception("a subscriber failed to hear %s", name)
 
     def _unsubscribe(self, subscriber: Callable[[Event], None]) -> None:
         self._subscribers = tuple(known for known in self._subscribers if known is not subscriber)

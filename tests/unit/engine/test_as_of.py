@@ -354,12 +354,46 @@ def test_a_store_that_is_away_for_a_while_costs_no_lease(world, monkeypatch):
     view.close()
 
 
+def test_a_lease_is_kept_alive_while_the_log_is_read(db):
+    """Opening may take longer than a lease lasts."""
+
+    class Slow(stores.Wrapper):
+        def get_tagged(self, key):
+            if "/wal/" in key:
+                self.runtime.sleep(2.5)
+            return self.inner.get_tagged(key)
+
+    with db.writer(NAME) as writer:
+        writer.put("a", b"1")
+    view = reef.Database(Slow(db.store)).reader(NAME, pin=True, lease_ttl_s=2.0)
+    assert view.get("a") == b"1"
+    view.close()
+
+
 def test_opening_a_view_that_is_refused_leaves_no_lease(world):
     """Whatever goes wrong on the way."""
     for as_of in (99, reef.AsOf(lsn=99)):
         with pytest.raises(reef.NotFoundError):
             world.db.reader(NAME, as_of=as_of)
     assert world.keys("leases") == []
+
+
+def test_H48_a_time_before_a_drop_is_not_looked_for_in_the_namespace_made_anew(world):
+    """H48: the new one was not there yet; what was is given as long as it is kept."""
+    before = moment(world)
+    world.advance(60)
+    world.db.drop(NAME)
+    world.advance(60)
+    world.db.create(NAME)
+    world.advance(60)
+    between = moment(world)
+    world.advance(60)
+    with world.db.writer(NAME) as writer:
+        writer.put("z", b"9")
+    reader = world.db.reader(NAME)
+    assert dict(reader.as_of(time=before).scan()) == {b"a": b"1", b"b": b"2", b"c": b"3"}
+    assert dict(reader.as_of(time=between).scan()) == {}
+    assert dict(reader.as_of(time=moment(world)).scan()) == {b"z": b"9"}
 
 
 # --- other processes ------------------------------------------------------------------

@@ -18,6 +18,8 @@ from reef.formats.versions import RangeTombstone, Versions
 from reef.formats.wal_object import BatchHeader, Job, JobSegment, WalHeader, WalKind, WalObject
 from reef.jobs import fold
 from reef.paths import Namespace
+from reef.stores import Wrapper
+from reef.stores.memory import MemoryStore
 from tests.bulk import append, ingest, stage
 from tests.collecting import GRACE_S, NAME, World
 from tests.unit.engine.model import few, keys, values
@@ -437,3 +439,105 @@ def test_an_error_ends_a_stream_for_good():
     for _ in range(2):
         with pytest.raises(reef.NotFoundError, match="LSN 3 of users was collected"):
             list(changes)
+
+
+# --- interrupts, and another namespace in the same place ------------------------------
+
+
+class InterruptsOnce(Wrapper):
+    """Interrupts the first request for a key of this kind, as Ctrl-C does."""
+
+    part = "nothing"
+
+    def _interrupt(self, key):
+        if self.part in key:
+            self.part = "nothing"
+            raise KeyboardInterrupt
+
+    def get_tagged(self, key):
+        """Interrupt, or not."""
+        self._interrupt(key)
+        return self.inner.get_tagged(key)
+
+    def get_range(self, key, start, end):
+        """Interrupt, or not."""
+        self._interrupt(key)
+        return self.inner.get_range(key, start, end)
+
+
+@pytest.mark.parametrize("part", ["/segments/", "/wal/"])
+def test_H44_an_interrupt_leaves_nothing_out(part):
+    """H44: what it was in the middle of would be missing: the stream is over, and says so."""
+    store = InterruptsOnce(MemoryStore())
+    db = reef.Database(store)
+    with db.writer(NAME) as writer:
+        writer.put("a", b"1")
+        ingest(store, NAME, {b"b": b"2", b"c": b"3"})
+        writer.put("d", b"4")
+    reader = db.reader(NAME)
+    changes = reader.changes()
+    store.part, given = part, []
+    with pytest.raises(KeyboardInterrupt):
+        given.extend(changes)
+    for _ in range(2):
+        with pytest.raises(reef.UnavailableError, match="broke off behind LSN") as caught:
+            next(changes)
+    assert caught.value.context["lsn"] == changes.position
+    given += [*reader.changes(changes.position)]
+    assert [change.key for change in given] == [b"a", b"b", b"c", b"d"]
+
+
+def test_a_stream_that_is_interrupted_while_it_waits_goes_on():
+    """Nothing was taken, so nothing is lost."""
+    store = InterruptsOnce(MemoryStore())
+    db = reef.Database(store)
+    with db.writer(NAME) as writer:
+        writer.put("a", b"1")
+        changes = db.reader(NAME).changes(follow=True, timeout_s=0.1)
+        assert [change.key for change in changes] == [b"a"]
+        store.part = "/wal/"
+        with pytest.raises(KeyboardInterrupt):
+            next(changes)
+        writer.put("b", b"2")
+        assert next(changes).key == b"b"
+
+
+@pytest.fixture
+def anew(db):
+    """Give a reader and a stream of a namespace, then another namespace in its place."""
+    with db.writer(NAME) as writer:
+        writer.put("old", b"1")
+    reader = db.reader(NAME)
+    changes = reader.changes()
+    assert [change.key for change in changes] == [b"old"]
+    db.drop(NAME)
+    db.create(NAME)
+    with db.writer(NAME) as writer:
+        writer.put("new", b"2")
+    return db, reader, changes
+
+
+ON_FROM_BEFORE = {
+    "the same stream": lambda db, reader, changes: next(changes),
+    "another one": lambda db, reader, changes: reader.changes(changes.position),
+    "arrow": lambda db, reader, changes: reader.changes_arrow(changes.position),
+    "a cursor": lambda db, reader, changes: db.cursor(NAME, "c", after_lsn=changes.position),
+}
+
+
+@pytest.mark.parametrize("how", ON_FROM_BEFORE)
+def test_H48_a_stream_does_not_go_on_in_another_namespace(anew, how):
+    """H48: its numbers go on, but whoever follows would keep rows for ever that are gone."""
+    with pytest.raises(reef.NotFoundError, match="was dropped and made anew") as caught:
+        ON_FROM_BEFORE[how](*anew)
+    assert caught.value.kind == "collected"
+
+
+def test_H48_from_the_beginning_is_from_the_new_one_on(anew):
+    """H48: whoever has seen nothing yet misses nothing."""
+    db, reader, _ = anew
+    assert [change.key for change in reader.changes()] == [b"new"]
+    assert reader.changes_arrow().read_all()["_key"].to_pylist() == [b"new"]
+    cursor = db.cursor(NAME, "c", after_lsn=0)
+    assert [change.key for change in cursor] == [b"new"]
+    assert cursor.commit() == db.cursor(NAME, "c").committed == cursor.position

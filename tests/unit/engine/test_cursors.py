@@ -256,3 +256,39 @@ def test_what_a_commit_costs():
     cursor.commit()
     assert meter.requests() == {"get": 2, "put": 1}
     assert db.cursors(NAME) == {"c": 2}
+
+
+def test_a_commit_whose_answer_was_lost_is_not_taken_for_another_ones(world):
+    """It has moved the cursor, and nobody else has: the next commit goes on from there."""
+    store = UnansweredOnce(world.bucket)
+    cursor = reef.Database(store).cursor(NAME, "c", after_lsn=0)
+    world.writer.put("a", b"1")
+    assert seen(cursor) == [(b"a", b"1")]
+    store.is_armed = True
+    with pytest.raises(reef.OutcomeUnknownError):
+        cursor.commit()
+    world.writer.put("b", b"2")
+    assert seen(cursor) == [(b"b", b"2")]
+    assert cursor.commit() == world.db.cursors(NAME)["c"] == 3
+
+
+class UnansweredOnce(stores.Wrapper):
+    """Publishes a manifest, and gives neither an answer nor a look at it."""
+
+    is_armed = False
+    is_blind = False
+
+    def create(self, key, body):
+        """Lose the answer, and what could prove it."""
+        result = self.inner.create(key, body)
+        if self.is_armed and "/manifest/" in key:
+            self.is_armed, self.is_blind = False, True
+            return stores.WriteResult(stores.Outcome.UNKNOWN)
+        return result
+
+    def list(self, prefix="", start_after=""):
+        """Fail once after that."""
+        if self.is_blind:
+            self.is_blind = False
+            raise reef.UnavailableError("away")
+        return self.inner.list(prefix, start_after)

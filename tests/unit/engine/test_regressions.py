@@ -59,6 +59,16 @@ def test_a_get_during_a_resync_keeps_no_old_row(db):
     assert writer.get("k") == b"loaded" == dict(writer.scan())[b"k"]
 
 
+def test_a_subscriber_that_raises_does_not_end_a_writer(db):
+    """It hears of a resync in the middle of it: the write that lost its slot goes on."""
+    writer = db.writer(NAME, background=False)
+    writer.put("a", b"1")
+    db.events.subscribe(lambda event: 1 / 0)
+    ingest(db.store, NAME, {b"k": b"loaded"})
+    assert writer.put("b", b"2").lsn == 5
+    assert writer.is_open
+
+
 def test_a_row_kept_before_a_schema_grew_is_forgotten(db, events):
     """Otherwise it would lack the new column for good."""
     events.put("a", {"i": 1})

@@ -113,6 +113,37 @@ def test_a_scan_that_cannot_go_on_exactly_says_so(db, news, reverse):
     assert read == sorted(ROWS.items(), reverse=reverse)[: len(read)], "what came was right"
 
 
+def give_up_a_slot(db):
+    """Publish what a repair does that has lost a damaged object of the log."""
+
+    def edit(head):
+        return msgspec.structs.replace(head, skipped_lsns=(head.wal_floor - 1,))
+
+    Publisher(db.store, USERS).publish(edit)
+
+
+def make_anew(db):
+    """Drop the namespace, and make another one of its name: it has no rows at all."""
+    db.drop(NAME)
+    db.create(NAME)
+    for info in list(db.store.list(USERS.segments)):
+        db.store.delete(info.key)
+
+
+@pytest.mark.parametrize("change", [make_anew, give_up_a_slot])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_H48_a_scan_does_not_end_early_where_rows_went_unseen(db, change, reverse):
+    """H48: an empty namespace in the place of the old one has nothing newer, and is another."""
+    _, scan, read = begun(db, reverse)
+    change(db)
+    if change is give_up_a_slot:
+        compact_and_sweep(db)
+    with pytest.raises(NotFoundError, match="the rest of this scan is gone") as caught:
+        read.extend(scan)
+    assert caught.value.kind is Kind.COLLECTED
+    assert read == sorted(ROWS.items(), reverse=reverse)[: len(read)], "what came was right"
+
+
 def test_news_that_need_no_swept_object_do_not_matter(db):
     """Nothing of the scan was swept: it ends as it began, whatever was written meanwhile."""
     with db.writer(NAME) as writer:

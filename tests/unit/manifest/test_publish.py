@@ -1,5 +1,7 @@
 """Publishing: one CAS decides, losers go again, and only `recent` proves a slow one."""
 
+from copy import copy
+
 import msgspec
 import pytest
 
@@ -7,8 +9,11 @@ from reef.errors import (
     ConflictError,
     CorruptionError,
     InternalError,
+    InvalidInputError,
+    Kind,
     NotFoundError,
     OutcomeUnknownError,
+    UnavailableError,
 )
 from reef.formats.manifest import Condemned, Manifest, SegmentEntry, encode_manifest
 from reef.formats.schema import DEFAULT_SCHEMA
@@ -18,7 +23,17 @@ from reef.manifest.invariants import check_loaded, check_next
 from reef.manifest.leases import Lease
 from reef.manifest.publish import Publisher, PublishPolicy
 from reef.paths import Namespace
-from reef.stores import Fault, Faults, ReadBack, Retry, RetryPolicy, Rule, Wrapper
+from reef.stores import (
+    Fault,
+    Faults,
+    Outcome,
+    ReadBack,
+    Retry,
+    RetryPolicy,
+    Rule,
+    Wrapper,
+    WriteResult,
+)
 from reef.stores.memory import MemoryStore
 from reef.testing import Chaos, Simulation
 
@@ -107,6 +122,34 @@ def test_a_lost_answer_is_settled_by_recent(bucket):
     lost = Faults(bucket, [Rule(Fault.FAIL_AFTER, "create", "*/manifest/*", times=1)])
     assert Publisher(lost, USERS).publish(raise_epoch).writer_epoch == 1
     assert HeadFinder(bucket, USERS).find().manifest.generation == 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnavailableError("away"),
+        CorruptionError("damaged", object="x", offset=0),
+        InvalidInputError("no", kind=Kind.ACCESS_DENIED),
+    ],
+)
+def test_an_unanswered_publish_stays_unknown_whatever_the_look_says(bucket, error):
+    """What keeps the head from being read is no answer to what was sent: it has landed here."""
+
+    class Refuses(Wrapper):
+        def list(self, prefix="", start_after=""):
+            if refuses:
+                raise error
+            return self.inner.list(prefix, start_after)
+
+    refuses = []
+    lost = Faults(bucket, [Rule(Fault.FAIL_AFTER, "create", "*/manifest/*", times=1)])
+    publisher = Publisher(Refuses(lost), USERS)
+    publisher.heads.find()
+    refuses.append(True)
+    with pytest.raises(OutcomeUnknownError) as caught:
+        publisher.publish(raise_epoch)
+    assert caught.value.__cause__ is error
+    assert HeadFinder(bucket, USERS).find().manifest.writer_epoch == 1
 
 
 def test_a_publish_that_never_arrived_is_unknown(bucket):
@@ -304,3 +347,73 @@ def test_a_lease_is_one_object_and_can_be_released(bucket, if_match):
     assert (lease.record.generation, lease.record.wal_floor) == (1, 1)
     lease.release()
     assert list(bucket.list(USERS.leases)) == []
+
+
+def faulty_lease(bucket, if_match, *rules):
+    """Take a lease over a store that goes wrong afterwards, as the rules say."""
+    from dataclasses import replace
+
+    faults = Faults(bucket)
+    faults.capabilities = replace(bucket.capabilities, if_match=if_match)
+    manifest = HeadFinder(bucket, USERS).find().manifest
+    lease = Lease.take(ReadBack(faults, QUICK), USERS, manifest, owner="me", ttl_s=60)
+    faults.rules += rules
+    return lease
+
+
+LOST_RENEWALS = {
+    "not sent": (True, Rule(Fault.FAIL_BEFORE, "replace", times=2)),
+    "answer lost": (True, Rule(Fault.FAIL_AFTER, "replace", times=2)),
+    "new name not written": (False, Rule(Fault.FAIL_BEFORE, "put", times=1)),
+    "new name unanswered": (False, Rule(Fault.FAIL_AFTER, "put", times=1)),
+    "old name not seen": (False, Rule(Fault.FAIL_BEFORE, "head", times=1)),
+}
+
+
+@pytest.mark.parametrize("which", LOST_RENEWALS)
+@pytest.mark.parametrize("is_reaped", [False, True])
+def test_H22_a_renewal_without_an_answer_costs_no_lease(bucket, which, is_reaped):
+    """H22: the next one finds out: it is renewed if it is there, and not brought back if not."""
+    if_match, rule = LOST_RENEWALS[which]
+    lease = faulty_lease(bucket, if_match, copy(rule))
+    with pytest.raises(UnavailableError):
+        lease.renew()
+    if is_reaped:
+        bucket.delete(USERS.lease(lease.record.id))
+        with pytest.raises(ConflictError, match="was reaped"):
+            lease.renew()
+        return
+    for _ in range(2):
+        lease.renew()
+    assert bucket.head(USERS.lease(lease.record.id))
+    lease.release()
+
+
+def test_H22_an_old_name_that_cannot_be_removed_is_left_to_lapse(bucket):
+    """H22: the lease is renewed all the same, under its new name."""
+    lease = faulty_lease(bucket, False, Rule(Fault.FAIL_BEFORE, "delete", times=1))
+    lease.renew()
+    assert len(list(bucket.list(USERS.leases))) == 2
+
+
+def test_H22_a_renewal_that_comes_late_is_not_taken_for_a_reaping(bucket):
+    """H22: it lands between the look and the next try, whose tag is then an old one."""
+    sent = []
+
+    class Late(Wrapper):
+        def replace(self, key, body, tag):
+            """Hold the first one back, and let it through just before the second."""
+            sent.append((key, body, tag))
+            if len(sent) == 1:
+                return WriteResult(Outcome.UNKNOWN)
+            if len(sent) == 2:
+                self.inner.replace(*sent[0])
+            return self.inner.replace(key, body, tag)
+
+    manifest = HeadFinder(bucket, USERS).find().manifest
+    lease = Lease.take(Late(bucket), USERS, manifest, owner="me", ttl_s=60)
+    for _ in range(2):
+        with pytest.raises(UnavailableError):
+            lease.renew()
+    lease.renew()
+    assert len(list(bucket.list(USERS.leases))) == 1

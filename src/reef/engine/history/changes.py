@@ -17,7 +17,14 @@ from typing import Any, Self
 import pyarrow as pa
 
 from reef.engine.history.change_rows import Change, change_batches, change_schema, changes_of
-from reef.engine.history.moments import READ_AT_ONCE, History, Moved, collected, with_skipped
+from reef.engine.history.moments import (
+    READ_AT_ONCE,
+    History,
+    Moved,
+    collected,
+    made_anew,
+    with_skipped,
+)
 from reef.engine.log_rules import LogReader, Verdict, contiguous
 from reef.engine.reading.segments import SegmentStore
 from reef.errors import (
@@ -122,12 +129,14 @@ class LogFollower:
         for _ in range(RESTARTS_MAX):
             head = self._history.head()
             try:
-                return start or self._history.start_of_log(head, self._after), head
+                return start or self._history.start_of_changes(head, self._after), head
             except Moved:
                 self._history.heads.forget()
         raise UnavailableError(f"{self._names.name} is swept faster than it can be read")
 
     def _learn(self, head: Manifest) -> None:
+        if head.wal_base != self.start.wal_base:
+            raise made_anew(self._names, head)
         self._schemas = {schema.id: schema for schema in head.schemas}
         self.schema: Schema = head.schema
 
@@ -182,7 +191,8 @@ class Changes:
     """An iterator over changes. It ends where the log ends, and can be asked again later.
 
     With `follow` it waits there for more, at most `timeout_s` at a time. After an error it is
-    over and gives the same error again; begin another one after its position.
+    over and gives the same error again; begin another one after its position. So it is after an
+    interrupt in the middle of a slot, whose rest would be missing. One that waits goes on.
     """
 
     def __init__(
@@ -209,6 +219,8 @@ class Changes:
         self._rows: Iterator[Change] = iter(())
         self._reading: int = after_lsn
         self._error: ReefError | None = None
+        self._is_waiting = False
+        """Whether nothing is taken at this moment, and so nothing can be lost."""
 
     def follow(self, follow: bool, timeout_s: float | None = None) -> Self:
         """Wait at the end of the log from now on, or do not."""
@@ -233,19 +245,35 @@ class Changes:
     def __next__(self) -> Change:
         if self._error is not None:
             raise self._error
+        self._is_waiting = False
         try:
             self._check()
             while (change := next(self._rows, None)) is None:
                 self.position = self._reading
                 if not self._next_step():
-                    raise StopIteration
+                    break
         except ReefError as error:
             self._error = error
             raise
+        except BaseException as error:
+            if not self._is_waiting:
+                self._error = self._torn(error)
+            raise
+        if change is None:
+            raise StopIteration
         return change
 
     def __repr__(self) -> str:
         return f"<Changes of {self._follower.namespace}, after LSN {self.position}>"
+
+    def _torn(self, error: BaseException) -> UnavailableError:
+        """What was being read is neither handed out nor to be had again from here (H44)."""
+        return UnavailableError(
+            f"this stream of {self._follower.namespace} broke off behind LSN {self.position}: "
+            f"{error!r}",
+            hint="Begin another one after that LSN",
+            lsn=self.position,
+        )
 
     def _next_step(self) -> bool:
         """Go on to the next slot; False at the end."""
@@ -270,12 +298,14 @@ class Changes:
         deadline = None
         if self._timeout_s is not None:
             deadline = self._runtime.deadline(self._timeout_s)
+        self._is_waiting = True
         while not self._probe():
             if deadline is not None and deadline.passed():
                 return []
             left_s = math.inf if deadline is None else deadline.remaining_s()
             pause(self._runtime, self._bell, min(POLL_S, left_s), min(self._calm_s, left_s))
             self._check()
+        self._is_waiting = False
         return self._follower.more()
 
     def _probe(self) -> bool:

@@ -13,7 +13,14 @@ from typing import NoReturn, Self
 from reef.engine.history.changes import Changes, LogFollower, check_lsn, check_reached
 from reef.engine.history.moments import History, Moved
 from reef.engine.reading.segments import SegmentStore
-from reef.errors import ClosedError, InvalidInputError, Kind, NotFoundError, UnavailableError
+from reef.errors import (
+    ClosedError,
+    InvalidInputError,
+    Kind,
+    NotFoundError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
 from reef.formats.manifest import CursorEntry, Manifest
 from reef.manifest.publish import Edit, Publisher
 from reef.manifest.snapshots import is_retained, set_cursor
@@ -47,6 +54,8 @@ class ChangeCursor:
         entry = self._entry()
         self.committed = entry.lsn
         """The position from which another process would go on."""
+        self._unanswered: set[int] = set()
+        """Positions that were to be committed since, and may have been."""
         start = publisher.heads.load(entry.generation)
         self._follower = LogFollower(store, namespace, segments, entry.lsn, start)
         self._changes = self._stream(entry.lsn)
@@ -75,8 +84,19 @@ class ChangeCursor:
             position = check_upto(upto_lsn, before, position)
         if position == before:
             return before
-        start = self._start(self._publisher.heads.find().manifest, position)
-        self._publisher.publish(lambda head: set_cursor(head, self.name, position, before, start))
+        head = self._publisher.heads.find().manifest
+        entry = head.cursors.get(self.name)
+        if entry is not None and entry.lsn in self._unanswered:
+            before = entry.lsn  # our own, whose answer was lost
+        start = self._start(head, position)
+        try:
+            self._publisher.publish(
+                lambda head: set_cursor(head, self.name, position, before, start)
+            )
+        except OutcomeUnknownError:
+            self._unanswered.add(position)
+            raise
+        self._unanswered.clear()
         self.committed = position
         return position
 
@@ -160,7 +180,7 @@ def register_cursor(
         if after_lsn is not None:
             check_reached(history, head, after_lsn)
         try:
-            start = history.start_of_log(head, lsn)
+            start = history.start_of_changes(head, lsn)
         except Moved:
             continue
         if name in publisher.publish(_registering(name, lsn, start)).cursors:

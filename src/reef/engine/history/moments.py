@@ -135,6 +135,16 @@ class History:
             raise collected(self._namespace, lsn + 1)
         return found
 
+    def start_of_changes(self, head: Manifest, after_lsn: int) -> Manifest:
+        """Return the generation from which to follow the log behind an LSN; 0: all of it.
+
+        A namespace that was made in a dropped one's place has that one's numbers, not its past.
+        """
+        found = self.start_of_log(head, after_lsn or head.wal_base - 1)
+        if found.wal_base != head.wal_base:
+            raise made_anew(self._namespace, head)
+        return found
+
     def end_of_log(self, head: Manifest) -> int:
         """Return the last LSN without a gap before it."""
         first = max(head.wal_floor, head.wal_id_last_seen + 1)
@@ -183,12 +193,18 @@ class History:
         return found
 
     def _folded_at_ms(self, manifest: Manifest) -> float:
-        """Return when the last object below a floor was made: kept for as long as the floor is."""
-        for lsn in range(manifest.wal_floor - 1, manifest.wal_base - 1, -1):
-            if lsn in manifest.skipped_lsns:
+        """Return when the last object below a floor was made: kept for as long as the floor is.
+
+        Of a namespace that was made in a dropped one's place that is the last fence of the drop,
+        just below its base: what was there before is not its past (H48).
+        """
+        for lsn in range(manifest.wal_floor - 1, manifest.wal_base - 2, -1):
+            if lsn < 1 or lsn in manifest.skipped_lsns:
                 continue
             found = self.log.read(lsn)
-            return float("inf") if found is None else found.header.created_at_ms
+            if found is None:
+                return float("inf") if lsn >= manifest.wal_base else 0.0
+            return found.header.created_at_ms
         return 0.0
 
     def _newest(self, head: Manifest, fits: Callable[[Manifest], bool]) -> Manifest | None:
@@ -309,6 +325,17 @@ def collected(namespace: Namespace, lsn: int) -> NotFoundError:
         kind=Kind.COLLECTED,
         hint="Start again from a snapshot or a scan; a cursor holds the log for its reader",
         lsn=lsn,
+    )
+
+
+def made_anew(namespace: Namespace, head: Manifest) -> NotFoundError:
+    """Return the error for a log that ended with a drop, though its numbers go on (H48)."""
+    return NotFoundError(
+        f"{namespace.name} was dropped and made anew: the log of the new one begins at "
+        f"LSN {head.wal_base}",
+        kind=Kind.COLLECTED,
+        hint="Forget the old rows, and start again from a scan",
+        lsn=head.wal_base,
     )
 
 

@@ -137,7 +137,7 @@ class PinnedReader(Readable):
             if held is not None:
                 held.release()
             raise
-        self._keep(held)
+        self._held = held
         return tail
 
     def _lease(self, manifest: Manifest) -> HeldLease | None:
@@ -145,12 +145,9 @@ class PinnedReader(Readable):
             return None
         owner = f"reader-{self._runtime.process_id()}"
         ttl_s = self._settings.lease_ttl_s
-        return HeldLease(self._store, self._names, manifest, owner=owner, ttl_s=ttl_s)
-
-    def _keep(self, held: HeldLease | None) -> None:
-        self._held = held
-        if held is not None:
-            held.beat_in_background()
+        held = HeldLease(self._store, self._names, manifest, owner=owner, ttl_s=ttl_s)
+        held.beat_in_background()  # at once: reading a long log may take longer than it lasts
+        return held
 
     def _history(self) -> History:
         return History(self._store, self._names, self._segments)
@@ -194,7 +191,7 @@ class PinnedReader(Readable):
             if isinstance(error, Moved):
                 raise self._gone(str(error)) from error
             raise
-        self._keep(held)
+        self._held = held
 
     def _pieces(
         self, view: View, wanted: KeyRange, projection: Projection, reverse: bool

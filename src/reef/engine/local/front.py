@@ -16,6 +16,7 @@ everyone. Batches that had to wait for that come before the next one.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from reef.config import WriterSettings
@@ -24,6 +25,7 @@ from reef.engine.commit.flights import replayed_receipt
 from reef.engine.local import words
 from reef.engine.local.backlog import Backlog, Item, Left
 from reef.engine.local.entries import LocalBatch, encode_entry
+from reef.engine.local.helpers import LocalHelpers
 from reef.engine.local.identity import LogIdentity
 from reef.engine.local.overlay import Overlay
 from reef.engine.local.receipts import LocalReceipt
@@ -39,8 +41,6 @@ __all__ = ["LocalFront"]
 
 SYNC_BYTES_MAX = 64 << 20
 """What one sync takes at most, however large an upload may be."""
-LINGER_S = 1.0
-"""How long a helper that has nothing to sync waits for more."""
 
 
 class LocalFront:
@@ -79,7 +79,7 @@ class LocalFront:
         self._watcher: Watcher | None = None
         self._sync_bytes = min(settings.group_bytes_max, SYNC_BYTES_MAX)
         self._syncing = False
-        self._has_helper = False
+        self._helpers = LocalHelpers(runtime, self.changed, self.backlog, self._next_sync)
         self._barriers = 0
         self._held_back = 0
         """Batches that wait for a barrier to go."""
@@ -112,7 +112,7 @@ class LocalFront:
         item = Item(batch, ops, self.runtime.stopwatch(), future)
         known = self._admit(item)
         if known is None and future is not None:
-            self._ensure_helper()
+            self._helpers.ensure()
             return future
         receipt = self._drive(item) if known is None else self._repeated(known)
         if future is None:
@@ -179,41 +179,44 @@ class LocalFront:
     def _drive(self, item: Item) -> LocalReceipt:
         """Sync until a batch is answered; raise if it was refused."""
         try:
-            while (group := self._next_group(lambda: item.answer is not None)) is not None:
-                self._sync(group)
+            while (sync := self._await_sync(lambda: item.answer is not None)) is not None:
+                sync()
         except BaseException:
-            self._ensure_helper()  # an interrupt gives up waiting, not the batch
+            self._helpers.ensure()  # an interrupt gives up waiting, not the batch
             raise
+        self._helpers.leave_none()
         if isinstance(item.answer, LocalReceipt):
             return item.answer
         raise item.answer or InternalError("a batch without an answer")
 
-    def _next_group(self, is_enough: Callable[[], bool]) -> list[Item] | None:
+    def _await_sync(self, is_enough: Callable[[], bool]) -> Callable[[], None] | None:
         with self.changed:
             while not is_enough():
-                if self.backlog.arriving and not self._syncing:
-                    self._syncing = True
-                    return self.backlog.next_sync(self._sync_bytes)
+                if (sync := self._next_sync()) is not None:
+                    return sync
                 self.changed.wait(None)
         return None
+
+    def _next_sync(self) -> Callable[[], None] | None:
+        """Claim the disk for the next group; under the lock."""
+        if not self.backlog.arriving or self._syncing:
+            return None
+        self._syncing = True
+        return partial(self._sync, self.backlog.next_sync(self._sync_bytes))
 
     def _sync(self, group: list[Item]) -> None:
         """Write a group, show it, answer it. Only one thread does this at a time."""
         watch = self.runtime.stopwatch()
-        rest: list[Item] = []
         try:
             self._write(group)
             self.runtime.reach("local synced")
             with self.changed:
                 self._show(group)
-                rest = self._free_disk()
+                self._free_disk(group)
         except BaseException as error:
-            rest = self._break_off(group, error)
+            self._break_off(group, error)
             if not isinstance(error, Exception):
                 raise
-        finally:
-            for item in [*group, *rest]:
-                item.tell()
         self.committer.metrics.histogram("local.sync_seconds").record(watch.elapsed_s())
 
     def _write(self, group: list[Item]) -> None:
@@ -241,7 +244,7 @@ class LocalFront:
             self.poke()
         self.committer.metrics.gauge("local.backlog_bytes").set(self.backlog.bytes)
 
-    def _break_off(self, group: list[Item], error: BaseException) -> list[Item]:
+    def _break_off(self, group: list[Item], error: BaseException) -> None:
         """The disk failed, or we were interrupted over it: it may have the group, unless the log
         has failed before and refuses."""
         with self.changed:
@@ -251,38 +254,18 @@ class LocalFront:
             is_told = isinstance(error, ReefError)
             broken = words.broken(self.identity.namespace, error)
             self.end_error = self.end_error or (error if is_told else broken)  # type: ignore[assignment]
-            return self._free_disk()
+            self._free_disk(group)
 
-    def _free_disk(self) -> list[Item]:
-        """Let the next one sync; if this was the end, return whom to tell."""
+    def _free_disk(self, group: list[Item]) -> None:
+        """Let the next one sync, and this group be told; if this was the end, the rest too."""
         self._syncing = False
         self.changed.notify_all()
-        if self.end_error is None:
-            return []
-        rest = self.backlog.refuse_arriving()
-        for item in rest:
-            item.answer = item.answer or self.end_error
-        return rest
-
-    def _ensure_helper(self) -> None:
-        """Make sure that somebody syncs although nobody waits."""
-        with self.changed:
-            if self._has_helper or not self.backlog.arriving:
-                self.changed.notify_all()
-                return
-            self._has_helper = True
-        self.runtime.spawn(self._help, name="local-sync")
-
-    def _help(self) -> None:
-        while True:
-            with self.changed:
-                while not self.backlog.arriving or self._syncing:
-                    if not self.changed.wait(LINGER_S) and not self.backlog.arriving:
-                        self._has_helper = False
-                        return
-                self._syncing = True
-                group = self.backlog.next_sync(self._sync_bytes)
-            self._sync(group)
+        if self.end_error is not None:
+            rest = self.backlog.refuse_arriving()
+            for item in rest:
+                item.answer = item.answer or self.end_error
+            group = list(dict.fromkeys([*group, *rest]))  # what broke off is still among those
+        self._helpers.add(group)
 
     # --- waiting for the bucket ---------------------------------------------------
     def drain(self, timeout_s: float | None = None) -> None:
@@ -291,6 +274,7 @@ class LocalFront:
             last = self.backlog.arriving[-1] if self.backlog.arriving else None
         if last is not None:
             self._drive(last)
+        self._helpers.tell_all()
         with self.changed:
             index = self.last_index if last is None else last.index
         self.await_upload(index, timeout_s)
@@ -372,10 +356,10 @@ class LocalFront:
         with self.changed:
             self.end_error = self.end_error or error
             self.changed.notify_all()
-            rest = [] if self._syncing else self._free_disk()  # or whoever syncs tells the rest
-        for item in rest:
-            item.tell()
+            if not self._syncing:  # otherwise whoever syncs refuses the rest
+                self._free_disk([])
         self.poke()
+        self._helpers.tell_all()
 
     def end_upload(self, error: ReefError) -> None:
         """Upload nothing more either: what is not in the bucket stays on the disk."""

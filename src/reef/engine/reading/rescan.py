@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from reef.engine.reading.memtable import Moment
 from reef.engine.reading.view import Scan, View
 from reef.errors import Kind, NotFoundError
+from reef.formats.manifest import Manifest
 from reef.formats.versions import Versions
 from reef.types import KeyRange
 
@@ -33,10 +34,11 @@ def go_on_after_sweeps(scan: Scan, replan: Replan) -> Iterator[Versions]:
                 left = _rest(left, rows.keys[-1].as_py(), scan.reverse)
             return
         except NotFoundError as error:
-            view = replan(scan.manifest.generation, error)
+            before, view = scan.manifest, replan(scan.manifest.generation, error)
             scan = view.scan(left, scan.now_ms, reverse=scan.reverse, projection=scan.projection)
             grew = any(map(_is_above, scan.moments[1:], staged))
-            if view.last_lsn < lsn or grew or _is_newer(scan, lsn):
+            other = _is_another(before, view.manifest)
+            if other or view.last_lsn < lsn or grew or _is_newer(scan, lsn):
                 raise _collected(lsn, error) from error
 
 
@@ -45,6 +47,13 @@ def _rest(wanted: KeyRange, last_key: bytes, reverse: bool) -> KeyRange:
     if reverse:
         return KeyRange(wanted.start, last_key)
     return KeyRange(last_key + b"\0", wanted.end)
+
+
+def _is_another(before: Manifest, after: Manifest) -> bool:
+    """Whether rows went without being replaced: a repair gave some up, or the namespace was
+    dropped and made anew (H48). An empty one has nothing newer, and would look like the end.
+    """
+    return (before.wal_base, before.skipped_lsns) != (after.wal_base, after.skipped_lsns)
 
 
 def _is_above(moment: Moment, lsn: int) -> bool:
