@@ -7,6 +7,7 @@ from queue import SimpleQueue
 import pytest
 
 import reef
+from reef.engine.commit.helpers import CALLBACKS_MAX
 from reef.engine.database import Database
 from reef.errors import (
     ConditionFailedError,
@@ -326,6 +327,30 @@ def test_H26_a_callback_may_wait_for_what_it_has_written(store):
     disk.go.set()
     assert all(future.result(60) for future in futures)
     assert all(waited.get(timeout=60) for _ in futures[::7])
+    writer.close()
+
+
+def test_local_callbacks_that_block_do_not_cost_a_thread_each(store):
+    """Only so many run at a time; the rest waits, and writes go through meanwhile."""
+    disk, go = HeldDisk(), threading.Event()
+    writer = machine(store, disk)
+    entered, before = SimpleQueue(), threading.active_count()
+
+    def block(done):
+        entered.put(writer.put("urgent", b"", wait=False).result(60))
+        assert go.wait(120)
+
+    futures = put_at_once(writer, disk, 60)
+    for future in futures:
+        future.add_done_callback(block)
+    disk.go.set()
+    for number in range(60):
+        writer.put(f"more {number}", b"", wait=False)
+    assert all(entered.get(timeout=60) for _ in range(CALLBACKS_MAX))
+    assert writer.put("waited for", b"")
+    assert threading.active_count() - before < 2 * CALLBACKS_MAX, "one each would be sixty"
+    go.set()
+    assert all(future.result(60) for future in futures)
     writer.close()
 
 

@@ -32,6 +32,8 @@ class Item:
     queued: Stopwatch
     future: "Future[Receipt] | None" = None
     """Where nobody waits for it."""
+    in_callback: bool = False
+    """Whether it was written in the callback of another one."""
     index: int = 0
     """Its place in the local log, from the moment it is being written there."""
     passed_index: int = 0

@@ -109,7 +109,7 @@ class LocalFront:
         if not wait:
             future = self.runtime.future()
             future.set_running_or_notify_cancel()  # it cannot be taken back (H26)
-        item = Item(batch, ops, self.runtime.stopwatch(), future)
+        item = Item(batch, ops, self.runtime.stopwatch(), future, self._helpers.in_callback)
         known = self._admit(item)
         if known is None and future is not None:
             self._helpers.ensure()
