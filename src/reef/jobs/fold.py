@@ -106,10 +106,9 @@ def _added(done: FoldReport, stretch: FoldReport) -> FoldReport:
 def _fold(
     db: Database, namespace: str, executor: Executor, wanted: FoldSettings
 ) -> tuple[FoldReport, bool]:
-    store, names = db.store, Namespace(namespace)
-    publisher = Publisher(store, names, metrics=db.metrics)
+    store, publisher = db.store, db._namespaces.publisher(namespace)
+    names, manifest = publisher.heads.names, publisher.heads.found.manifest
     log = Log(store, names)
-    manifest = publisher.heads.find().manifest
     filled = log.filled(manifest.wal_floor)
     shuffler = _shuffler(executor, filled, wanted)
     bytes_max = wanted.log_bytes * (1 if shuffler is None else RANGES_MAX)

@@ -35,7 +35,7 @@ from reef.jobs.rebuild_evidence import Evidence, gather_evidence, read_checksums
 from reef.jobs.rebuild_rows import RowSum, sum_rows
 from reef.jobs.rebuild_state import Derived, derive
 from reef.jobs.segment_entries import entry_of
-from reef.manifest.head import HeadFinder
+from reef.manifest.head import HeadFinder, newest_incarnation
 from reef.manifest.invariants import check_loaded
 from reef.manifest.publish import Publisher
 from reef.paths import Namespace, number_of
@@ -109,7 +109,7 @@ def rebuild(
         db._prove_store()
     executor = executor or LocalExecutor(db.store.runtime)
     with operation(db.metrics, "rebuild"), db.working("rebuild", namespace):
-        run = _Rebuild(db, Namespace(namespace), executor)
+        run = _Rebuild(db, newest_incarnation(db.store, namespace), executor)
         report = run.apply(force=force) if apply else run.look()[0]
     db.events.emit("rebuilt", namespace=namespace, applied=report.applied, rows=report.rows)
     return report

@@ -28,6 +28,7 @@ from reef.jobs.repair_plan import RepairPlan, RepairPlanner
 from reef.jobs.repair_report import Lost, LostLsn, LostRange, LostSegment, RepairReport
 from reef.jobs.verify_problems import Problem
 from reef.jobs.verify_survey import Survey, survey
+from reef.manifest.head import newest_incarnation
 from reef.manifest.publish import Publisher
 from reef.manifest.repairs import Repairs, Restart, apply_repairs
 from reef.paths import Namespace
@@ -47,7 +48,8 @@ def repair(
     """
     if apply:
         db._prove_store()
-    run = _Repair(db, Namespace(namespace), executor or LocalExecutor(db.store.runtime))
+    names = newest_incarnation(db.store, namespace)
+    run = _Repair(db, names, executor or LocalExecutor(db.store.runtime))
     with operation(db.metrics, "repair"):
         report = run.apply() if apply else run.preview()
     if apply and report.problems:

@@ -61,8 +61,9 @@ class Publisher:
         *,
         policy: PublishPolicy | None = None,
         metrics: Metrics | None = None,
+        heads: HeadFinder | None = None,
     ) -> None:
-        self.heads = HeadFinder(store, namespace)
+        self.heads = heads or HeadFinder(store, namespace)
         self._store = store
         self._namespace = namespace
         self._runtime: Runtime = store.runtime
@@ -92,7 +93,7 @@ class Publisher:
         )
 
     def create(self, first: Manifest, absent: Stopwatch | None = None) -> Manifest | None:
-        """Publish generation 1; None if another process was first.
+        """Publish the first generation of a chain; None if another process was first.
 
         `absent` was started before it was seen that there is no namespace. Another process may
         have made one since, and swept its first generation: only a quick PUT proves itself.
@@ -147,7 +148,7 @@ class Publisher:
         ) from cause
 
     def _stamp(self, before: Manifest | None, edited: Manifest) -> Manifest:
-        generation = 1 if before is None else before.generation + 1
+        generation = edited.generation if before is None else before.generation + 1
         now_ms = int(self._runtime.wall_s() * 1000)
         write_id = self._runtime.ulid()
         recent = (*edited.recent, Recent(generation, write_id, now_ms))
