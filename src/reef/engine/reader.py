@@ -336,8 +336,8 @@ class Reader(LooksBack, Readable):
             except CorruptionError as error:
                 self._note_damaged_log(error, self._tail.next_lsn)
                 return
-            if found is None:
-                return
+            if found is None or self._must_list():
+                return  # after a stall its slot may have been collected and filled again (H67)
             if not self._tail.knows(found.header):
                 self._reopen()  # a newer manifest says how to read it
                 return

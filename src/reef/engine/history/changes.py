@@ -167,6 +167,8 @@ class LogFollower:
         lsns = [self._waiting.popleft() for _ in range(min(READ_AT_ONCE, len(self._waiting)))]
         sound = [lsn for lsn in lsns if lsn not in self._skipped]
         found = dict(zip(sound, self._history.log.read_many(sound), strict=True))
+        if not self._history.kept_slots(self.start, lsns[0]):
+            raise collected(self._names, lsns[0])
         steps = []
         for lsn in lsns:
             read = found.get(lsn)

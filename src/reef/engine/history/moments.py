@@ -27,6 +27,7 @@ from reef.errors import CorruptionError, InvalidInputError, Kind, NotFoundError
 from reef.formats.manifest import Manifest
 from reef.formats.wal_object import WalObject
 from reef.manifest.head import HeadFinder
+from reef.manifest.roots import log_generations
 from reef.manifest.snapshots import check_active, is_active
 from reef.paths import Namespace, number_of
 from reef.stores import Store
@@ -172,6 +173,20 @@ class History:
 
     def is_kept(self, head: Manifest, manifest: Manifest) -> bool:
         return is_active(head, manifest.generation, self._now_ms(head))
+
+    def kept_slots(self, start: Manifest, lsn: int) -> bool:
+        """Whether slots from `lsn` on, which were just read, hold what was committed there.
+
+        At or above the floor of a head that is fresh, or read now, no slot was collected. Below
+        it, only if the generation from which the log is read was retained or pinned until now;
+        otherwise a slot may have been collected, and filled again by a stalled process (H67).
+        """
+        last = self.heads.last
+        if last is not None and last.fresh() and lsn >= last.manifest.wal_floor:
+            return True
+        head = self.head()
+        pinned = start.generation in log_generations(head)
+        return lsn >= head.wal_floor or pinned or self.is_kept(head, start)
 
     def _generation(self, head: Manifest, generation: int) -> Manifest:
         if generation == head.generation:

@@ -139,6 +139,10 @@ class PinnedReader(Readable):
                 moment = Moment(head)
             history.check(head, moment)
             tail = history.replay(moment, head)
+            if held is not None:
+                held.check()
+            elif not history.kept_slots(moment.manifest, moment.manifest.wal_floor):
+                raise Moved("the log was collected while it was read")
         except BaseException:
             if held is not None:
                 held.release()
