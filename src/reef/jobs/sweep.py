@@ -25,7 +25,13 @@ from typing import Any
 
 from reef.config import SweepSettings
 from reef.engine.database import Database
-from reef.errors import ConflictError, InvalidInputError, Kind, NotFoundError
+from reef.errors import (
+    ConflictError,
+    CorruptionError,
+    InvalidInputError,
+    Kind,
+    NotFoundError,
+)
 from reef.formats.manifest import Condemned, Manifest, OpenJob
 from reef.formats.wal_object import Job, WalKind
 from reef.jobs.appending import Appender
@@ -110,7 +116,12 @@ def sweep(
     for number in publisher.heads.found.manifest.predecessors:
         names = publisher.heads.names.at(number)
         earlier = Publisher(db.store, names, metrics=db.metrics)
-        found = swept(earlier)
+        try:
+            found = swept(earlier)
+        except (CorruptionError, NotFoundError):  # its manifests are damaged or lost
+            kept = Counter(report.kept) + Counter({"earlier incarnations that cannot be read": 1})
+            report = replace(report, kept=dict(sorted(kept.items())))
+            continue
         report = _with_earlier(report, names, found)
         if apply and _is_finished(db.store, earlier.heads, found):
             done = partial(dropping.forget_predecessor, incarnation=number)
@@ -141,11 +152,17 @@ def _with_earlier(report: "SweepReport", names: Namespace, earlier: "SweepReport
 
 
 def _is_finished(store: Store, heads: HeadFinder, found: "SweepReport") -> bool:
-    """Whether sweeps have nothing more to delete of a dropped incarnation, now or later."""
+    """Whether sweeps have nothing more to delete of a dropped incarnation but old manifests.
+
+    The last manifests stay for ever; every publish of a sweep supersedes one, and adds another.
+    """
     head = heads.found.manifest
-    cleared = head.dropped is not None and head.dropped.is_cleared
-    busy = found.condemned or found.deleted or head.condemned or head.snapshots or head.branch_pins
-    return cleared and not busy and next(iter(store.list(heads.names.segments)), None) is None
+    if head.dropped is None or not head.dropped.is_cleared or head.snapshots or head.branch_pins:
+        return False
+    condemned = [*(doomed.key for doomed in found.condemned), *(c.key for c in head.condemned)]
+    if any(not key.startswith("manifest/") for key in condemned):
+        return False
+    return next(iter(store.list(heads.names.segments)), None) is None
 
 
 @dataclass(frozen=True, slots=True)
