@@ -18,8 +18,7 @@ import msgspec
 
 from reef.engine.log import Log
 from reef.engine.log_rules import LogReader, Verdict
-from reef.engine.reading.merge import newest_versions, sorted_places
-from reef.engine.reading.tombstones import RangeTombstones
+from reef.engine.reading.merge import sorted_places
 from reef.engine.tail import ingested_segments
 from reef.errors import CorruptionError, NotFoundError, UnsupportedFormatError
 from reef.formats.batch import decode_ops
@@ -36,7 +35,7 @@ from reef.manifest.edits import FoldResult
 from reef.paths import Namespace
 from reef.stores import Store
 
-__all__ = ["Remains", "RescuedLog", "judge_log", "log_rows", "read_remains", "remains_of"]
+__all__ = ["Remains", "RescuedLog", "judge_log", "log_versions", "read_remains", "remains_of"]
 
 READ_AT_ONCE = 128
 
@@ -130,6 +129,7 @@ class RescuedLog:
     end: int = 0
     open_jobs: tuple[OpenJob, ...] = ()
     last_ids: tuple[str, ...] = ()
+    marks: dict[str, int] = field(default_factory=dict)
 
     def covers(self) -> tuple[Cover, ...]:
         """Return what the rows of the log stand for: all of it, less the ingests."""
@@ -146,6 +146,7 @@ class RescuedLog:
             dedup=self.dedup.entries(),
             open_jobs=self.open_jobs,
             below_floor=self.last_ids,
+            marks=self.marks,
         )
 
 
@@ -171,6 +172,7 @@ def judge_log(names: Namespace, survey: Survey, remains: dict[int, Remains]) -> 
             ended.add(header.job.id)
         _take(names, log, header, verdict)
     log.end, log.open_jobs, log.last_ids = rules.next_lsn, rules.open_jobs, rules.last_ids()
+    log.marks = rules.marks
     judged = {lost.lsn for lost in log.lost}
     log.lost += [_lost(names, left, head) for left in remains.values() if left.lsn not in judged]
     log.lost.sort(key=lambda lost: lost.lsn)
@@ -240,14 +242,14 @@ def _lost(names: Namespace, left: Remains, head: Manifest) -> LostLsn:
     return LostLsn(left.lsn, names.wal_object(left.lsn), kind, None, None, history_only=folded)
 
 
-def log_rows(
+def log_versions(
     store: Store,
     names: Namespace,
     manifest: Manifest,
     lsns: Sequence[int],
     remains: Mapping[int, Remains],
 ) -> tuple[Versions, list[RangeTombstone]]:
-    """Return the newest rows that some objects of the log hold, and their range deletes."""
+    """Return all versions that some objects of the log hold, in order, and their range deletes."""
     parts: list[Versions] = [Versions.empty(manifest.schema)]
     tombstones: list[RangeTombstone] = []
     for header, records in _objects(store, names, lsns, remains):
@@ -261,9 +263,7 @@ def log_rows(
                 tombstones += ranges
             seq += batch.ops
     rows = concat_versions(parts, manifest.schema)
-    rows = rows.take(sorted_places(rows))
-    deleted = [RangeTombstones.of(tombstones)]
-    return newest_versions([rows], manifest.schema, deleted), tombstones
+    return rows.take(sorted_places(rows)), tombstones
 
 
 def _objects(
