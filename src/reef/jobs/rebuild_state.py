@@ -50,6 +50,7 @@ class Derived:
     """Of bulk jobs that have not committed."""
     open_jobs: tuple[OpenJob, ...]
     dedup: tuple[DedupEntry, ...]
+    stream_marks: dict[str, int]
     below_floor: tuple[str, ...]
     skipped_lsns: tuple[int, ...]
     problems: tuple[str, ...]
@@ -102,6 +103,7 @@ class _Deriving:
             staged=tuple(sorted(staged)),
             open_jobs=rules.open_jobs,
             dedup=rules.dedup.entries(),
+            stream_marks=rules.marks,
             below_floor=rules.last_ids(),
             skipped_lsns=tuple(skipped),
             problems=tuple(self.problems),

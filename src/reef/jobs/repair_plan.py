@@ -183,7 +183,7 @@ class RepairPlanner:
         plan.actions += [f"copy {key} to quarantine" for key in plan.quarantine]
         plan.actions += [_of_lsn(lost) for lost in plan.lost.lsns]
         if log.needs_fold:
-            plan.actions.append(f"fold the log up to LSN {log.end - 1}, with what is sound in it")
+            plan.actions.append("fold the log past the damage, with all that is intact in it")
         for segment in plan.lost.segments:
             done = "give up" if segment.history_only else "replace"
             plan.actions.append(
