@@ -251,9 +251,7 @@ class Machine:
         for _ in range(2):
             self.world.advance(HOUR_S)
             self.world.run(
-                lambda: sweep(
-                    self.db, NAME, apply=True, force=True, retain_generations_s=keep_s
-                )
+                lambda: sweep(self.db, NAME, apply=True, force=True, retain_generations_s=keep_s)
             )
         self.log(f"sweep, retaining {keep_s:.0f} s")
         self.writer.refresh()
@@ -396,7 +394,10 @@ class Recovery:
         """Rebuild without any manifest, then repair what a rebuild does not look at."""
         for info in [*self.store.list(ROWS.manifests), *self.store.list(ROWS.leases)]:
             self.store.delete(info.key)
-        self._rebuild()
+        try:
+            self._rebuild()
+        except reef.NotFoundError:
+            return False  # nothing that is left says what columns there are
         self.loss.idempotency_keys |= self._collected_keys()
         self._repair()
         return True
@@ -407,7 +408,7 @@ class Recovery:
             report = self.world.run(lambda: rebuild(self.db, NAME, apply=True, force=True))
         except InvalidInputError:
             return False  # the same rows
-        except (reef.CorruptionError, reef.ConflictError):
+        except (reef.CorruptionError, reef.ConflictError, reef.NotFoundError):
             return False  # a damaged head is for repair
         self._take_rebuild(report)
         self._repair()

@@ -68,6 +68,8 @@ class Evidence:
     segments: tuple[FoundSegment, ...]
     unreadable: tuple[str, ...]
     """Segments whose footers cannot be read."""
+    replaced: frozenset[str]
+    """Those of them that a repair has put aside, and so replaced."""
     headers: dict[int, WalHeader]
     damaged: frozenset[int]
     """Slots whose objects cannot be read."""
@@ -93,6 +95,7 @@ def gather_evidence(store: Store, names: Namespace, executor: Executor) -> Evide
     return Evidence(
         segments=segments,
         unreadable=unreadable,
+        replaced=frozenset(i for i in unreadable if names.quarantined(names.segment(i)) in aside),
         headers={lsn: h for lsn, h in peeked.items() if isinstance(h, WalHeader)},
         damaged=frozenset(damaged),
         given_up=frozenset(n for n in damaged if names.quarantined(names.wal_object(n)) in aside),

@@ -35,7 +35,15 @@ from reef.manifest.edits import FoldResult
 from reef.paths import Namespace
 from reef.stores import Store
 
-__all__ = ["Remains", "RescuedLog", "judge_log", "log_versions", "read_remains", "remains_of"]
+__all__ = [
+    "Remains",
+    "RescuedLog",
+    "judge_log",
+    "log_versions",
+    "read_remains",
+    "remains_of",
+    "unseen_ingests",
+]
 
 READ_AT_ONCE = 128
 
@@ -168,6 +176,7 @@ def judge_log(names: Namespace, survey: Survey, remains: dict[int, Remains]) -> 
         blind = any(head.wal_floor <= n < lsn for n in unreadable)
         if verdict is Verdict.IGNORED and blind and _may_count(log, header, ended):
             verdict, log.needs_fold = Verdict.APPLIES, True
+            log.lost.append(_unseen(names, header))
         if header.job is not None and header.kind is not WalKind.BEGIN:
             ended.add(header.job.id)
         _take(names, log, header, verdict)
@@ -177,6 +186,31 @@ def judge_log(names: Namespace, survey: Survey, remains: dict[int, Remains]) -> 
     log.lost += [_lost(names, left, head) for left in remains.values() if left.lsn not in judged]
     log.lost.sort(key=lambda lost: lost.lsn)
     return log
+
+
+def _unseen(names: Namespace, ingest: WalHeader) -> LostLsn:
+    """An ingest whose begin cannot be read: views of the past pass over it."""
+    key = names.wal_object(ingest.lsn)
+    return LostLsn(ingest.lsn, key, WalKind.INGEST.value, 0, 0, history_only=True)
+
+
+def unseen_ingests(names: Namespace, survey: Survey) -> list[LostLsn]:
+    """Return the ingests below the head's floor whose begin may be what cannot be read.
+
+    The newest state has their rows. In views of older generations they do not count any more.
+    """
+    found, log = [], survey.log
+    known = {job.id for job in survey.chain.start.open_jobs}
+    unreadable = [lsn for lsn in log.damaged if lsn < survey.head.wal_floor]
+    for lsn in sorted(log.verdicts):
+        header = log.slots[lsn].header
+        if header is None or header.job is None or lsn >= survey.head.wal_floor:
+            continue
+        unseen = header.kind is WalKind.INGEST and header.job.id not in known
+        if unseen and any(damaged < lsn for damaged in unreadable):
+            found.append(_unseen(names, header))
+        known.add(header.job.id)
+    return found
 
 
 def _header(survey: Survey, remains: dict[int, Remains], lsn: int) -> WalHeader | None:

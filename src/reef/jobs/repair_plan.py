@@ -16,7 +16,14 @@ from reef.formats.manifest import CursorEntry, SegmentEntry
 from reef.formats.segment import Lineage
 from reef.formats.segment_writer import SegmentWriter
 from reef.jobs.executor import Executor
-from reef.jobs.repair_log import Remains, RescuedLog, judge_log, log_versions, read_remains
+from reef.jobs.repair_log import (
+    Remains,
+    RescuedLog,
+    judge_log,
+    log_versions,
+    read_remains,
+    unseen_ingests,
+)
 from reef.jobs.repair_merge import collapsed, hold_lsn_of
 from reef.jobs.repair_report import Lost, LostLsn
 from reef.jobs.repair_segments import Salvaged, run_salvage_task, write_saved
@@ -79,8 +86,11 @@ class RepairPlanner:
             cursors=cursors,
             fold=log.fold_result(self._folded(log, saved)) if log.needs_fold else None,
         )
+        lsns = [*unseen_ingests(self.names, self.survey), *ingests, *log.lost]
         lost = Lost(
-            lsns=tuple(sorted([*log.lost, *ingests], key=lambda lost: lost.lsn)),
+            lsns=tuple(
+                sorted({lost.lsn: lost for lost in lsns}.values(), key=lambda lost: lost.lsn)
+            ),
             segments=tuple(s.lost for s in salvaged),
             generations=tuple(sorted(generations)),
             snapshots=tuple(s.name or s.id for s in snapshots.values()),

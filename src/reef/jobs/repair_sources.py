@@ -1,4 +1,4 @@
-"""Where else the rows of damaged segments are: the LSNs and keys that each covers, and who has them.
+"""Where else the rows of damaged segments are: the LSNs and keys each covers, and who has them.
 
 A footer says what its segment covers. Where it is lost, the others tell: the segments of a manifest
 cover everything below the floor exactly once, so a segment covers what all others leave. Of several
