@@ -27,7 +27,7 @@ from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.wal_object import WalHeader, WalKind
 from reef.jobs.executor import Executor, LocalExecutor
 from reef.jobs.fold_shuffle import RANGES_MAX, Shuffler, survey_log, write_by_shuffle
-from reef.jobs.fold_task import FoldTask, missing_object, run_fold_task
+from reef.jobs.fold_task import FoldTask, missing_object, run_fold_task, write_trace
 from reef.manifest import edits
 from reef.manifest.publish import Publisher
 from reef.paths import Namespace
@@ -121,6 +121,9 @@ def _fold(
         else:
             judged = _judge(plan, lambda lsns: _headers(log, lsns), names)
             written = _write(executor, empty, judged)
+        if not written and (judged.counting or judged.voided):
+            # A rebuild could not tell a fold of which nothing is left from a lost segment (H49).
+            written = list(write_trace(judged.task(empty), manifest, ()))
         store.runtime.reach("fold staged")
         after, won = manifest, False
         if judged.end > manifest.wal_floor:
