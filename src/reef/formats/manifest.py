@@ -50,6 +50,7 @@ FORMAT = 2
 PLAIN_BYTES_MAX = 64 * 1024
 HEAD = re.compile(rb'\{"crc32c":"([0-9a-f]{8})",')
 HEAD_BYTES = 21
+GRACE_MS = 15 * 60 * 1000
 
 
 class NamespaceState(StrEnum):
@@ -164,6 +165,7 @@ class Successor(msgspec.Struct, frozen=True, omit_defaults=True):
     made_for: str = ""
     predecessors: tuple[int, ...] = ()
     created_at_ms: int = 0
+    grace_ms: int = GRACE_MS
 
 
 class Dropped(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -225,7 +227,7 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     recent: tuple[Recent, ...] = ()
     below_floor: tuple[str, ...] = ()
     """Write ids of the slots just below the floor, the last one last: for the void rule."""
-    grace_ms: int = 15 * 60 * 1000
+    grace_ms: int = GRACE_MS
     grace_before_ms: int = 0
     """The longer grace that still holds until `grace_lowered_at_ms` plus itself."""
     grace_lowered_at_ms: int = 0

@@ -122,6 +122,7 @@ def succeed(manifest: Manifest, schema: Schema, now_ms: int, made_for: str = "")
         made_for=made_for,
         predecessors=(*manifest.predecessors, manifest.incarnation),
         created_at_ms=now_ms,
+        grace_ms=max(manifest.grace_ms, manifest.grace_before_ms),
     )
     return msgspec.structs.replace(manifest, successor=successor)
 
@@ -141,6 +142,7 @@ def first_manifest(successor: Successor) -> Manifest:
         made_for=successor.made_for,
         incarnation=successor.incarnation,
         created_at_ms=successor.created_at_ms,
+        grace_ms=successor.grace_ms,
         predecessors=successor.predecessors,
     )
 
