@@ -15,7 +15,7 @@ from contextlib import suppress
 import reef
 from reef.engine.database import Database
 from reef.engine.local.entries import decode_entry
-from reef.engine.local.pending import pending_entries
+from reef.engine.local.pending import find_pending
 from reef.errors import (
     ConditionFailedError,
     FencedError,
@@ -235,7 +235,7 @@ def _pending(calm):
     """Return the values that are in the local log, and above what the bucket has of it."""
     values = set()
     try:
-        _, entries = pending_entries(PATH, files=calm.log_files, store=calm.store)
+        _, entries = find_pending(PATH, files=calm.log_files, store=calm.store)
     except (NotFoundError, InvalidInputError):  # it died before there was any log
         return values
     for entry in entries:

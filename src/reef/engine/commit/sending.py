@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from reef.engine.commit.flights import Flight
 from reef.engine.log import Log
 from reef.errors import ReefError, UnavailableError
+from reef.formats.manifest import Manifest
+from reef.formats.wal_object import WalHeader
 from reef.manifest.head import HeadFinder
+from reef.manifest.streams import StreamHistory
 from reef.runtime import Runtime
 from reef.stores import Outcome, WriteResult
 
@@ -60,7 +63,14 @@ class Sender:
         except ReefError as error:
             return WriteResult(Outcome.UNKNOWN, cause=error)
         counted = {entry.write_id for entry in manifest.dedup}
-        marked = any(manifest.stream_marks.get(s, 0) >= n for s, n in flight.header.marks.items())
+        marked = _is_marked(manifest, flight.header)
         if flight.lsn >= manifest.wal_floor or flight.header.write_id in counted or marked:
             return WriteResult(Outcome.CREATED)
         return WriteResult(Outcome.UNKNOWN)
+
+
+def _is_marked(manifest: Manifest, header: WalHeader) -> bool:
+    """Whether a stream's mark proves that an object was folded: with its entries, and not with
+    those of a copy of the same local log, which has the same numbers (H71)."""
+    ends = {stream: points[-1] for stream, points in header.lineages.items()}
+    return any(StreamHistory.of(manifest, s).has_point(point) for s, point in ends.items())
