@@ -274,6 +274,32 @@ def test_H71_a_reapply_that_dies_is_repeated(store, monkeypatch):
     assert len(arrived(store)) == 9
 
 
+def test_H71_a_reapply_that_dies_before_it_has_noted_uploads(store, monkeypatch):
+    """H71: the log has its new name, and with it how far it was uploaded under the old one."""
+    original = LogDisk()
+    writer = start(store, original)
+    writer._uploader._truncate = lambda: None  # it never notes its uploads
+    shared = put(writer, "both", 3)
+    writer.flush()
+    copy = image(original)
+    mine = put(writer, "original", 2)
+    kill(writer)
+    original = image(original)
+    with start(store, copy) as other:
+        theirs = put(other, "copy", 2)
+
+    def die(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(opening, "truncate", die)
+        with pytest.raises(KeyboardInterrupt):
+            start(store, original, reapply=True)
+    with start(store, image(original)) as again:  # what was asked for is finished
+        assert again.local_recovery.replayed == 2
+    assert arrived(store) == [*shared, *theirs, *mine]
+
+
 def test_H71_between_the_check_and_the_publish_a_copy_may_upload(store, monkeypatch):
     """H71: the position that decides is the one after the fences."""
     original = one_log(store)

@@ -5,13 +5,16 @@ import os
 import threading
 from contextlib import suppress
 
+import msgspec
 import pytest
 
 from reef.engine.database import Database
 from reef.engine.local import uploader
 from reef.errors import InvalidInputError, Kind, ReefError
-from reef.jobs import rebuild
+from reef.jobs import fold
 from reef.locallog import LocalLog, LogEntry
+from reef.manifest.publish import Publisher
+from reef.paths import Namespace
 from reef.runtime import REAL
 from reef.stores import Wrapper
 from reef.stores.memory import MemoryStore
@@ -251,7 +254,8 @@ def test_an_upload_that_is_refused_is_the_last_one():
 
 
 def test_the_note_of_uploads_is_used_where_the_bucket_has_forgotten_the_log():
-    """After a rebuild only the log's own note says what was uploaded: nothing is written twice."""
+    """After a rebuild, or 10,000 other logs, only the log's own note says what was uploaded:
+    nothing is written twice."""
     store, disk = MemoryStore(), LogDisk()
     writer = start(store, disk, upload_interval_ms=NEVER_MS)
     for number in range(3):
@@ -262,11 +266,41 @@ def test_the_note_of_uploads_is_used_where_the_bucket_has_forgotten_the_log():
     kill(writer)
     with Database(store).writer(NAME, background=False) as rival:
         rival.put("k0", b"newer")
-    for info in list(store.list(f"namespaces/{NAME}/manifest/")):
-        store.delete(info.key)
-    assert rebuild(Database(store), NAME, apply=True).applied
+    fold(Database(store), NAME)
+    Publisher(store, Namespace(NAME)).publish(
+        lambda head: msgspec.structs.replace(head, stream_marks={}, stream_lineages={})
+    )
     with start(store, LogDisk(disk.content()), upload_interval_ms=NEVER_MS, reapply=True) as again:
         assert again.local_recovery.uploaded_index == 3
         assert again.local_recovery.replayed == 1
     reader = Database(store).reader(NAME)
     assert (reader.get("k0"), reader.get("tail")) == (b"newer", b"1")
+
+
+class Answered:
+    """A pending batch whose result is there."""
+
+    def __init__(self, result):
+        self.future = REAL.future()
+        self.future.set_running_or_notify_cancel()
+        if isinstance(result, ReefError):
+            self.future.set_exception(result)
+        else:
+            self.future.set_result(result)
+
+
+def test_nothing_behind_a_refused_batch_is_noted_as_uploaded(monkeypatch):
+    """Even if a later one were committed: the note and the disk would lose the refused one."""
+    writer = start(MemoryStore(), LogDisk(), upload_interval_ms=NEVER_MS)
+    receipts = [writer.put("a", b"1"), writer.put("b", b"2")]
+    writer._uploader.stop()
+    front, refusal = writer._front, InvalidInputError("no")
+    items = front.backlog.next_upload(1 << 20)
+    sent = [(items[0], Answered(refusal)), (items[1], Answered(receipts[1]))]
+    monkeypatch.setattr(writer._uploader, "_submit", lambda _: sent)
+    monkeypatch.setattr(writer._committer, "drive", lambda _: None)
+    writer._uploader._upload(items)
+    assert front.upload_error is refusal
+    assert (front.uploaded, writer.pending.batches) == (0, 2)
+    with pytest.raises(ReefError):
+        writer.close()
