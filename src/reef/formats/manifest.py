@@ -24,6 +24,7 @@ from reef.errors import UNDECODABLE
 from reef.formats.block import BlockKind, Codec, decode_block, encode_block
 from reef.formats.coding import corrupt, crc32c, unsupported
 from reef.formats.schema import DEFAULT_SCHEMA, Schema
+from reef.formats.streams import Lineage
 
 __all__ = [
     "Condemned",
@@ -214,8 +215,12 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """How many keys are remembered. Never changes: all must agree on what counts in the log."""
     stream_marks: dict[str, int] = {}
     """By stream: up to which of its places it was committed below the floor."""
+    stream_lineages: dict[str, Lineage] = {}
+    """By stream: the last entry below the floor of each of the last epochs that appended to it."""
     writer_stream: str = ""
     """The local log of whoever has the writer role; empty for a writer without one."""
+    writer_life: str = ""
+    """Which opening of that log: copies of a log share its stream, and never a life."""
     open_jobs: tuple[OpenJob, ...] = ()
     dropped_lsn: int = 0
     """The newest delete of which no trace is left, not even in a segment's LSN bounds."""
