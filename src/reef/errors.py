@@ -77,6 +77,8 @@ class Kind(StrEnum):
     INTERNAL = "internal"
     NOT_DURABLE = "not_durable"
     DROPPED = "dropped"
+    CHANGED_WINNER = "changed_winner"
+    """A slot holds another write than the one that was seen there: the store overwrote it."""
 
 
 class ReefError(Exception):

@@ -121,13 +121,15 @@ class _Deriving:
 
     def _ingests(self, end: int) -> list[WalHeader]:
         """Return the ingests that count, by the rules of the log."""
-        rules = LogReader(_blank())
+        disputes: dict[int, str] = {}
+        rules = LogReader(_blank(), disputes)
         counting = []
         for header in _in_order(self.evidence, end):
             rules.jump(header.lsn) if header.lsn > rules.next_lsn else None
             applies = rules.judge(header).verdict is Verdict.APPLIES
             if applies and header.kind is WalKind.INGEST:
                 counting.append(header)
+        self.problems += disputes.values()
         return counting
 
     def _note_holes(self, choice: Choice, ingests: Sequence[WalHeader]) -> None:
@@ -173,7 +175,7 @@ def _in_order(evidence: Evidence, end: int) -> Iterator[WalHeader]:
 
 def _judged(evidence: Evidence, floor: int) -> LogReader:
     """Return the rules as they stand at the floor."""
-    rules = LogReader(_blank())
+    rules = LogReader(_blank(), disputes={})  # which `_ingests` reports
     for header in _in_order(evidence, floor):
         if header.lsn > rules.next_lsn:
             rules.jump(header.lsn)
