@@ -69,7 +69,7 @@ ROUNDS_MAX = 15
 BYTES_PROVED = 5 << 20
 """Above what a group of batches fills by default, and above the size from which some services
 treat an object in another way."""
-LARGE_RACERS = 2
+PLACE_RACERS = 2
 MANIFEST_BYTES = 256 << 10
 CATALOG_BYTES = 64 << 10
 AGED_S = 60.0
@@ -104,7 +104,7 @@ class _Place:
     key: str
     bytes: int = 0
     """Size of the bodies; 0: a nonce alone."""
-    racers: int = RACERS
+    racers: int = PLACE_RACERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +283,7 @@ class _Probe:
         """Return one place for each folder and size that the engine writes conditionally."""
         return [
             _Place(self.names.wal_object(1)),
-            _Place(self.names.wal_object(2), BYTES_PROVED, LARGE_RACERS),
+            _Place(self.names.wal_object(2), BYTES_PROVED),
             _Place(self.names.manifest(1), MANIFEST_BYTES),
             _Place(self.names.lease),
             _Place(self.names.catalog_head, CATALOG_BYTES),
@@ -292,7 +292,7 @@ class _Probe:
     def check_create(self, places: Iterable[_Place]) -> None:
         self.check_second_create(paths.probe_object(self.id, "twice"))
         numbered = (paths.probe_object(self.id, f"create-{n}") for n in range(ROUNDS_MAX))
-        self._check_races(map(_Place, numbered), ROUNDS)
+        self._check_races((_Place(key, racers=RACERS) for key in numbered), ROUNDS)
         for place in places:
             again = (self._again(place, number) for number in range(ROUNDS_MAX))
             self._check_races(again, 1)
@@ -337,7 +337,8 @@ class _Probe:
     def _check_late_create(self, key: str) -> None:
         """Create once more where an object is: it must lose, and the first one's bytes stay."""
         body = self._winners[key]
-        result = self._answered(self.store.create(key, self._body(len(body))))
+        # Of another size: of the same one, the read-back of a lost create looks twice.
+        result = self._answered(self.store.create(key, self._body(len(body) + 1)))
         if result.outcome is not Outcome.EXISTS or not self._holds(key, body):
             raise self._not_exclusive(
                 f"a second create of the same name took effect ({len(body)} bytes at {key})"
@@ -391,27 +392,30 @@ class _Probe:
     def if_match_holds(self, keys: Iterable[str]) -> bool:
         """Whether a stale tag and all but one of several racers lose, in each folder."""
         own = self._key("if-match")
-        return self._if_match_holds_at(own, ROUNDS) and all(
-            self._if_match_holds_at(key, 1) for key in keys
+        return self._if_match_holds_at(own, ROUNDS, RACERS) and all(
+            self._if_match_holds_at(key, 1, PLACE_RACERS) for key in keys
         )
 
-    def _if_match_holds_at(self, key: str, rounds: int) -> bool:
+    def _if_match_holds_at(self, key: str, rounds: int, racers: int) -> bool:
         self.store.put(key, self._nonce())
         stale = self.store.get_tagged(key).tag
         if stale is None or not self._replaces(key, stale):
             return False
         if self._replaces(key, stale):
             return False
-        return self._decided_well((self._replace_round(key) for _ in range(ROUNDS_MAX)), rounds)
+        return self._decided_well(
+            (self._replace_round(key, racers) for _ in range(ROUNDS_MAX)), rounds
+        )
 
     def _replaces(self, key: str, tag: str) -> bool:
         return self._answered(self.store.replace(key, self._nonce(), tag)).landed
 
-    def _replace_round(self, key: str) -> bool | None:
+    def _replace_round(self, key: str, racers: int) -> bool | None:
         tag = self.store.get_tagged(key).tag or ""
-        bodies = [self._nonce() for _ in range(RACERS)]
-        racers = self._race(bodies, lambda body: self.store.replace(key, body, tag))
-        return self._one_winner(key, racers)
+        bodies = [self._nonce() for _ in range(racers)]
+        return self._one_winner(
+            key, self._race(bodies, lambda body: self.store.replace(key, body, tag))
+        )
 
     def _race(self, bodies: Sequence[bytes], write: Callable[[bytes], WriteResult]) -> list[_Racer]:
         results = self._runtime.gather([lambda body=body: write(body) for body in bodies])  # type: ignore[misc]
