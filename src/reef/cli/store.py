@@ -26,7 +26,7 @@ def probe_command(output: Output, url: str, remember: bool, options: tuple[str, 
     """Prove by racing that conditional writes exclude.
 
     Writes objects of up to 5 MiB below store/probe/, namespaces/_probe-… and catalog/_probe-…,
-    20 MiB in all, and removes them again. Exits with 1,
+    16 MiB in all, and removes them again. Exits with 1,
     and names the alternative, if the store lets two writers win.
 
     Example: reef store probe s3://bucket/prefix -o endpoint=http://127.0.0.1:9000
