@@ -10,7 +10,14 @@ from reef import paths, stores
 from reef.engine.database import Database
 from reef.engine.log import Log
 from reef.engine.log_rules import LogReader, Verdict
-from reef.errors import CorruptionError, FencedError, InvalidInputError, Kind, ReefError
+from reef.errors import (
+    CorruptionError,
+    FencedError,
+    InvalidInputError,
+    Kind,
+    NotFoundError,
+    ReefError,
+)
 from reef.formats.manifest import encode_manifest
 from reef.formats.wal_object import WalKind, WalObject
 from reef.jobs import fold, repair, verify
@@ -160,7 +167,7 @@ def test_H73_an_old_object_is_tried_once():
 
 # --- larger bodies -------------------------------------------------------------------------
 def test_H73_a_larger_body_is_proved_before_it_is_written():
-    """H73: a store that lies above 10 MiB is found out by the first such batch, which is refused."""
+    """H73: a store that lies above 10 MiB is found out by the first such batch: it is refused."""
     store = Lies(MemoryStore(), lambda key, body: len(body) > 10 * MIB)
     writer = Database(store).writer(NAME, background=False)
     writer.put("a", b"x" * (6 * MIB))
@@ -472,3 +479,19 @@ def test_the_proof_travels_with_the_store():
     copy = pickle.loads(pickle.dumps(_AsProved(stores.open("/nowhere"), verdict)))
     assert not copy.capabilities.if_match
     assert copy._bytes_proved == verdict.bytes_proved
+
+
+def test_the_proof_does_not_change_how_ranges_are_read(tmp_path):
+    """A writer and a reader share a disk cache by ranges: a proved store asks for the same ones."""
+    bucket = MemoryStore()
+    bucket.put(key := "namespaces/a/segments/1.seg", bytes(1000))
+    cache = stores.DiskCache(bucket, str(tmp_path))
+    proved = as_proved(cache, probe(bucket))
+    ranges = [(0, 10), (20, 30)]
+    proved.get_ranges(key, ranges)
+    bucket.delete(key)
+    assert cache.get_ranges(key, ranges) == proved.get_ranges(key, ranges) == [bytes(10)] * 2
+    proved.forget(key, ranges[:1])
+    with pytest.raises(NotFoundError):
+        cache.get_range(key, 0, 10)
+    assert cache.get_range(key, 20, 30) == bytes(10)

@@ -226,6 +226,12 @@ class _AsProved(Wrapper):
     def __reduce__(self) -> tuple[Any, ...]:
         return _AsProved, (self.inner, self._verdict)
 
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return self.inner.get_ranges(key, ranges)  # a disk cache inside keeps each by itself
+
+    def forget(self, key: str, ranges: Iterable[tuple[int, int]]) -> None:
+        self.inner.forget(key, ranges)
+
     def create(self, key: str, body: bytes) -> WriteResult:
         if len(body) > self._bytes_proved:
             self._bytes_proved = prove_size(self.inner, len(body)).bytes_proved
