@@ -440,6 +440,21 @@ def test_H73_repair_keeps_both_sides_of_a_disputed_slot():
         writer.put("d", b"4")
 
 
+def test_H73_repair_settles_a_dispute_with_an_id_below_the_floor():
+    """H73: the fold kept the id of the overwriting object; the batch behind it is not folded."""
+    bucket, _ = trusted(lambda key, body: False)
+    writer = Database(bucket).writer(NAME, background=False)
+    lsn = writer.put("a", b"1").lsn
+    overwrite(bucket, lsn)
+    fold(Database(bucket), NAME)
+    writer.put("b", b"2")
+    changed(lambda: Database(bucket).reader(NAME).get("b"))
+    assert [problem.lsn for problem in verify(Database(bucket), NAME).problems] == [lsn]
+    repair(Database(bucket), NAME, apply=True)
+    with Database(bucket).reader(NAME) as reader:
+        assert [key for key, _ in reader.scan()] == [b"a", b"b"]
+
+
 def test_H73_a_publisher_notices_that_its_manifest_was_replaced():
     """H73: a newer head names another write at the generation that it has published."""
     bucket, _ = trusted(lambda key, body: False)

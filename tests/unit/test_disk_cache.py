@@ -10,6 +10,7 @@ import stat
 import tempfile
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -829,3 +830,18 @@ def test_a_link_is_not_written_through_to_a_device(tmp_path):
     cached.read(0, 100)
     assert cached.count("errors") == 1
     assert list(tmp_path.glob("*/*.range")) == []
+
+
+class NothingRegular(type(OS)):
+    """A file system that calls every open file a device, whatever its size."""
+
+    def stat_open(self, fd):
+        return replace(super().stat_open(fd), is_file=False)
+
+
+def test_only_regular_files_are_entries(tmp_path):
+    """Its size and its bytes may be right: it is dropped before it is read."""
+    Cached(tmp_path).read(0, 100)
+    cached = Cached(tmp_path, files=NothingRegular())
+    cached.read(0, 100)
+    assert (cached.count("damaged"), cached.count("hits")) == (1, 0)

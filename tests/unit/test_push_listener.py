@@ -104,7 +104,8 @@ def test_a_named_path_is_used():
 @pytest.mark.parametrize("start", [b"", b"POST /nobody-knows HTTP/1.1\r\nX: "])
 def test_a_client_without_a_header_is_disconnected(start):
     """Whether it sends nothing or one byte at a time: `header_s` after it connected."""
-    with listening(limits=QUICK) as news, connected(news) as client:
+    limits = ListenerLimits(header_s=0.5, total_s=10 * WAKE_S)
+    with listening(limits=limits) as news, connected(news) as client:
         began_s = time.monotonic()
         client.sendall(start)
         with suppress(OSError):
