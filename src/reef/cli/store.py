@@ -25,7 +25,8 @@ def store() -> None:
 def probe_command(output: Output, url: str, remember: bool, options: tuple[str, ...]) -> None:
     """Prove by racing that conditional writes exclude.
 
-    Writes a few small objects below store/probe/ and removes them again. Exits with 1,
+    Writes objects of up to 5 MiB below store/probe/, namespaces/_probe-… and catalog/_probe-…,
+    16 MiB in all, and removes them again. Exits with 1,
     and names the alternative, if the store lets two writers win.
 
     Example: reef store probe s3://bucket/prefix -o endpoint=http://127.0.0.1:9000
@@ -66,6 +67,7 @@ def _facts(opened: stores.Store, verdict: Verdict) -> dict[str, object]:
         "compare_and_swap": verdict.cas,
         "create_only_holds": True,
         "if_match_holds": verdict.if_match,
+        "bytes_proved": verdict.bytes_proved,
         "clock_resolution_s": opened.capabilities.clock_resolution_s,
         "shared_between_processes": opened.capabilities.shared,
         "requests_of_this_probe": _meter(opened).meter.requests(),

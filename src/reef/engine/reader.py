@@ -255,6 +255,8 @@ class Reader(LooksBack, Readable):
         try:
             self._note_verdict(tail.take(found, size))
         except CorruptionError as error:
+            if error.kind is Kind.CHANGED_WINNER:  # rows that are shown already may be wrong (H73)
+                raise
             self._note_damaged_log(error, found.header.lsn)
             return False
         return True

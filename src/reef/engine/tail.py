@@ -69,6 +69,8 @@ class Tail:
 
     def restarted(self, manifest: Manifest) -> "Tail":
         """Return a tail from a newer manifest on, where this one cannot follow."""
+        if manifest.wal_base == self.manifest.wal_base:
+            self.rules.check_floor(manifest)
         tail = Tail(manifest, self._segments)
         tail.watch(*self._watchers)
         tail.lost_track()
@@ -138,6 +140,7 @@ class Tail:
         """Go on from a newer manifest: drop from memory what its segments hold now."""
         if manifest.wal_floor > self.next_lsn:
             raise ValueError(f"floor {manifest.wal_floor} lies behind LSN {self.next_lsn}")
+        self.rules.check_floor(manifest)
         memtable = self._memtable.drop_below(manifest.wal_floor, manifest.schema)
         self._view = View(manifest, self._segments, memtable)
         if manifest.schema.id != self.manifest.schema.id:

@@ -45,7 +45,7 @@ from reef.engine.footprints import Footprints
 from reef.engine.log import Log
 from reef.engine.log_rules import Verdict
 from reef.engine.tail import Tail
-from reef.errors import FencedError, InternalError, ReefError, UnavailableError
+from reef.errors import CorruptionError, FencedError, InternalError, ReefError, UnavailableError
 from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
 from reef.runtime import Future, Runtime
@@ -180,7 +180,11 @@ class Committer:
         manifest = self.heads.find().manifest
         with self._changed:
             if self.tail.follows(manifest):
-                self.tail.rebase(manifest)
+                try:
+                    self.tail.rebase(manifest)
+                except CorruptionError as error:  # its own writes were replaced in the log (H73)
+                    self._finish(error)
+                    raise
                 self._changed.notify_all()
 
     # --- taking -------------------------------------------------------------------
