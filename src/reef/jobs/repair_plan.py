@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from reef.formats.manifest import CursorEntry, SegmentEntry
 from reef.formats.segment import Lineage
 from reef.formats.segment_writer import SegmentWriter
+from reef.formats.wal_object import WalKind
 from reef.jobs.executor import Executor
 from reef.jobs.repair_log import (
     Remains,
