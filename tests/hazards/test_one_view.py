@@ -363,7 +363,7 @@ def test_H10_a_listing_after_a_stall_is_checked_against_the_head(opens):
         world.fold()
         reader = None if opens else Database(world.bucket).reader(NAME)
         for number in range(3):
-            writer.put(f"k{number}", b"1")
+            last = writer.put(f"k{number}", b"1")
 
     def stall():
         world.advance(10)
@@ -379,4 +379,5 @@ def test_H10_a_listing_after_a_stall_is_checked_against_the_head(opens):
         reader._log = Log(store, Namespace(NAME))
         reader._reopen()
     assert not store.armed
+    assert reader.last_lsn >= last.lsn, "at once, not only after the next refresh"
     assert set(dict(reader.scan())) == {b"a", b"k0", b"k1", b"k2"}
