@@ -117,7 +117,9 @@ class PinnedReader(Readable):
     def _repr_html_(self) -> str:
         how = "closed" if self._closed else "pinned" if self._pin else "not pinned"
         facts = {"state": how, "LSN": str(self.last_lsn)}
-        return Info.of(self.namespace, self._tail.manifest).html_of_handle("One moment of", facts)
+        return Info.of(self.namespace, self._tail.manifest, self._tail.ingested).html_of_handle(
+            "One moment of", facts
+        )
 
     # --- inside -------------------------------------------------------------------
     def _open(self, wanted: Wanted, heads: HeadFinder | None) -> Tail:
