@@ -77,6 +77,7 @@ class Kind(StrEnum):
     INTERNAL = "internal"
     NOT_DURABLE = "not_durable"
     DROPPED = "dropped"
+    REGISTER_RESTORED = "register_restored"
 
 
 class ReefError(Exception):

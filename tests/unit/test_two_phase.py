@@ -88,6 +88,15 @@ class Scripted(Register):
     def commit(self, record):
         self._call("commit", record)
 
+    def incarnation(self):
+        return self._call("incarnation")
+
+    def holding(self, destination):
+        return self._call("holding", destination)
+
+    def commit_in(self, record, incarnation):
+        return self._call("commit_in", record, incarnation)
+
     def delete(self, records):
         self._call("delete", records)
 
@@ -107,15 +116,19 @@ def keys_of(bucket):
     return [info.key for info in bucket.list()]
 
 
-def test_a_creation_costs_four_requests_and_two_statements(parts):
-    """HEAD, PUT, COPY and DELETE, and an insert and a commit in between; nothing is left over."""
+def test_a_creation_costs_five_requests_and_three_statements(parts):
+    """HEAD, PUT, GET, COPY and DELETE; the first one of a process reads the incarnation, too."""
     _, register, _ = parts
     meter = RequestMeter()
     store = ReadBack(TwoPhase(Retry(stores.Meter(MemoryStore(), meter)), register))
     assert store.create("wal/1", b"one").outcome is Outcome.CREATED
-    assert meter.requests() == {"head": 1, "put": 1, "copy": 1, "delete": 1}
-    assert register.calls == ["insert", "commit"]
-    assert [info.key for info in store.inner.inner.list()] == ["wal/1"]
+    costs = {"head": 1, "put": 1, "get": 1, "copy": 1, "delete": 1}
+    assert meter.requests() == costs
+    assert register.calls == ["incarnation", "insert", "holding", "commit_in"]
+    store.create("wal/2", b"two")
+    assert register.calls[4:] == ["insert", "holding", "commit_in"]
+    assert meter.requests() == {method: 2 * count for method, count in costs.items()}
+    assert [info.key for info in store.inner.inner.list()] == ["wal/1", "wal/2"]
 
 
 @pytest.mark.parametrize("winner", ["before", "done", "dead"])
@@ -140,14 +153,16 @@ def test_what_losing_costs(tmp_path, winner):
         rival.create("wal/1", b"first")
     meter = RequestMeter()
     store = ReadBack(TwoPhase(Overtaken(Retry(stores.Meter(bucket, meter))), register, AT_ONCE))
+    store.inner.finisher.prepare()
+    register.calls.clear()
     result = store.create("wal/1", b"second")
     assert (result.outcome, result.winner) == (Outcome.EXISTS, b"first")
     costs = {
         "before": ({"head": 1, "get": 1}, []),
         "done": ({"head": 2, "put": 1, "delete": 1, "get": 1}, ["insert", "read"]),
         "dead": (
-            {"head": 1, "put": 1, "delete": 2, "get": 3, "copy": 1},
-            ["insert", "read", "commit"],
+            {"head": 1, "put": 1, "delete": 2, "get": 4, "copy": 1},
+            ["insert", "read", "holding", "commit_in"],
         ),
     }
     assert (meter.requests(), register.calls) == costs[winner]
@@ -225,7 +240,7 @@ def test_a_copy_that_fails_is_unknown_and_finished_later(parts):
 def test_a_commit_that_fails_does_not_take_back_what_is_there(parts):
     """Readable is created; recovery sets the flag and removes the source."""
     bucket, register, store = parts
-    register.losses = [("commit", "before")] * 2
+    register.losses = [("commit_in", "before")] * 2
     assert store.create("wal/1", b"mine").outcome is Outcome.CREATED
     assert len(keys_of(bucket)) == 2
     assert recover(store).finished == ("wal/1",)
