@@ -393,6 +393,9 @@ class Database:
         for record in report.stuck:
             told = {"object": record.destination, "source": record.source}
             self.events.emit("two_phase.stuck", level=ERROR, namespace=namespace.name, **told)
+        for record in report.superseded:
+            told = {"object": record.destination, "source": record.source}
+            self.events.emit("two_phase.superseded", level=ERROR, namespace=namespace.name, **told)
 
     @property
     def _namespaces(self) -> Namespaces:

@@ -113,9 +113,30 @@ class Finisher:
         """
         backoff = Backoff(self._store.runtime, self._policy)
         self.prepare()
+        backoff = Backoff(self._store.runtime, self._policy)
+        missing, copies = False, 0
+        while True:
+            ended = self._check(record, helps=put_again is None, copies=copies)
+            if ended is not None:
+                return ended
+            if missing and put_again is not None:  # and check again
+                put_again()
+                missing = False
+                continue
+            try:
+                self._unretried.copy(record.source, record.destination)
+                if put_again is not None:
+                    return Placement.HERE
+                copies += 1
+            except NotFoundError:
+                missing, copies = True, copies + 1
+            except UnavailableError:
+                if not backoff.wait():
+                    raise
+
+    def _check(self, record: Record, *, helps: bool, copies: int) -> Placement | None:
+        """Return how it ended; None if the source may be copied now."""
         known = self._incarnation
-        missing = False
-        copies = 0
         while True:
             content = self.content(record)
             if content is Content.RIGHT:
@@ -124,30 +145,14 @@ class Finisher:
                 return Placement.STUCK  # copies come out wrong: nothing is thrown away
             if content is Content.OTHER:
                 return self._supersede(record)
-            if put_again is None and not self._has_source(record):
+            if helps and not self._has_source(record):
                 return self._without_source(record)
             now = self._register.holding(record.destination)
             if not _is_open(record, now.record):
                 return Placement.MOVED
-            if now.incarnation != known:
-                known = self._adopt(now.incarnation)
-                continue
-            if missing and put_again is not None:
-                put_again()
-                missing = False
-                continue
-            try:
-                self._unretried.copy(record.source, record.destination)
-            except NotFoundError:
-                missing = True
-                copies += 1
-            except UnavailableError:
-                if not backoff.wait():
-                    raise
-            else:
-                if put_again is not None:
-                    return Placement.HERE
-                copies += 1
+            if now.incarnation == known:
+                return None
+            known = self._adopt(now.incarnation)
 
     def seal(self, record: Record) -> bool:
         """Set committed; only then is the source of no use. False if the record is another's.

@@ -16,7 +16,15 @@ from dataclasses import dataclass
 
 from reef.runtime import Runtime
 
-__all__ = ["Record", "checksum_of", "destination_of", "is_temporary", "new_record", "same_attempt", "withdrawal_of"]
+__all__ = [
+    "Record",
+    "checksum_of",
+    "destination_of",
+    "is_temporary",
+    "new_record",
+    "same_attempt",
+    "withdrawal_of",
+]
 
 CHECKSUM_BYTES = 16
 UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"

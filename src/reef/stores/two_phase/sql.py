@@ -116,9 +116,12 @@ IDENTITY = sa.Table(
     sa.Column("one", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("id", sa.String(26), nullable=False),
 )
-OWN = f"SELECT source FROM reef_records WHERE scope = '{RESERVED}' AND destination = '{INCARNATION}'"
+OWN = (
+    f"SELECT source FROM reef_records WHERE scope = '{RESERVED}' AND destination = '{INCARNATION}'"
+)
 WITNESSED = {
-    "postgresql": f"coalesce(({OWN}), '') || '/' || extract(epoch FROM pg_postmaster_start_time())::text "
+    "postgresql": f"coalesce(({OWN}), '') "
+    "|| '/' || extract(epoch FROM pg_postmaster_start_time())::text "
     "|| '/' || coalesce(pg_relation_filenode('reef_records')::text, '')",
     # A table that is updated is read by way of another: MySQL refuses it otherwise.
     "mysql": f"concat(coalesce((SELECT cast(own.source AS char) FROM ({OWN}) AS own), ''), '/', "

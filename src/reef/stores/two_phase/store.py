@@ -179,9 +179,10 @@ class TwoPhase(Wrapper):
         if holder is not None and holder.source != record.source:
             return self._yield_to(record, holder)
         content = self.finisher.content(record)
+        if holder is None or holder.committed:
+            self._drop(record.source)
         if content is Content.RIGHT or (holder is not None and holder.committed):
             return WriteResult(Outcome.CREATED)
-        self._drop(record.source)
         if content is Content.OTHER:
             return WriteResult(Outcome.EXISTS)
         gone = UnavailableError(
