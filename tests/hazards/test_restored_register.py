@@ -16,7 +16,7 @@ import pytest
 from reef import stores
 from reef.errors import CorruptionError, InvalidInputError, Kind, NotFoundError, UnavailableError
 from reef.runtime import REAL
-from reef.stores import Outcome, ReadBack, RetryPolicy, Wrapper
+from reef.stores import Outcome, ReadBack, Retry, RetryPolicy, Wrapper
 from reef.stores.local import LocalStore
 from reef.stores.two_phase import (
     Register,
@@ -205,10 +205,51 @@ def test_H72_a_copy_on_its_way_is_reported(register, bucket, shown):
     assert world.told == {"rival": Outcome.CREATED}
 
 
+def test_H72_a_copy_is_checked_again_before_it_is_sent_again(register, bucket):
+    """H72: a COPY without an answer; restore and rival before the next try, which is not made.
+
+    Root: the retrying store below sent it again, for as long as half a minute, unchecked.
+    """
+    world = World(bucket, register, shown=False)
+
+    class Unanswered(Wrapper):
+        copies = 0
+
+        def copy(self, source, target):
+            self.copies += 1
+            world.restore_and_create()
+            raise UnavailableError("no answer to a copy")
+
+    silent = Unanswered(bucket)
+    store = ReadBack(TwoPhase(Retry(silent, AT_ONCE), register, AT_ONCE), AT_ONCE)
+    world.create("stalled", store)
+    assert silent.copies == 1
+    world.check()
+
+
+def test_H72_a_restore_that_is_taken_back(register, bucket):
+    """H72: an old backup, a rival that wins, then a newer backup with the writer's record in it.
+
+    Only the incarnation shows that: the record is what it was.
+    """
+    world = World(bucket, register, shown=True)
+
+    def restore_twice():
+        mine = register.read_one(KEY)
+        world.restore_and_create()
+        register.delete([register.read_one(KEY)])
+        register.insert(mine)
+        register.begin_incarnation()
+
+    world.create("stalled", world.writer(Steps("holding", restore_twice)))
+    assert world.told == {"rival": Outcome.CREATED, "stalled": Outcome.EXISTS}
+    world.check()
+
+
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("step", STEPS)
 def test_H72_a_death_at_each_step_and_a_restore(register, bucket, step, after):
-    """H72: the register forgets a dead writer's record; what is there stays, else the rival wins."""
+    """H72: the register forgets a dead writer; what is there stays, else the rival wins."""
     world = World(bucket, register, shown=False)
 
     def die():
