@@ -1,19 +1,23 @@
 """`TwoPhase`: a store that creates by a register, and does everything else by itself.
 
-`create` goes through five steps (protocol section 9, H23):
+`create` goes through five steps (protocol section 9, H23, H72):
 
-    0  look at the destination: what is there exists, whether the register knows it or not
+    0  HEAD the destination: an object that is there exists, whether the register knows it or not
     1  PUT the bytes at a source of their own
     2  INSERT the record: this decides, and from here on the object is durable
-    3  COPY the source to the destination: from here on everybody sees it
-    4  set the record to committed
+    3  check destination and record again, and COPY the source: from here on everybody sees it
+    4  set the record to committed, on condition that the register still has it
     5  delete the source
 
-CREATED is answered only after step 3, so that whoever reads the bucket without the register sees
-everything that was acknowledged. Who loses the insert finishes the winner's record and answers
-EXISTS only then, for the same reason. An insert without an answer is settled by reading the
-record: its source tells whose it is. A death anywhere leaves either a source that nothing names,
-or a record that the next writer, helper or recovery finishes.
+CREATED is reported only after step 4, and EXISTS only when the winner's record is finished, so that
+readers of the bucket, who need no register, see everything that was acknowledged. A commit that
+does not respond leaves CREATED as it is: the object can be read. One that finds no such record was
+overtaken by a restore of the register, or by a deletion; `_decide` reports what became of it.
+
+An insert without a response is settled by reading the record: its source shows whose it is. One that
+may still land is withdrawn before a definite result is reported (`reef.stores.two_phase.record`).
+A death anywhere leaves either a source that nothing names, or a record that the next writer, helper
+or recovery finishes.
 
 A name is freed in an order that leaves no way back: the record is set to committed, then the
 source goes, then the object, then the record. Once the source is gone no copy of it can land, so
