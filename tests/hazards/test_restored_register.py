@@ -13,6 +13,7 @@ from contextlib import closing, suppress
 
 import pytest
 
+import reef
 from reef import stores
 from reef.errors import CorruptionError, InvalidInputError, Kind, NotFoundError, UnavailableError
 from reef.runtime import REAL
@@ -281,6 +282,29 @@ def test_H72_recovery_copies_over_nothing(register, bucket):
     assert register.read_one(KEY) is None
     assert recover(world.rival) == type(report)()
     assert world.rival.create(KEY, b"next").outcome is Outcome.EXISTS
+
+
+def test_H72_an_opening_reports_a_superseded_record(tmp_path):
+    """H72: the event names the object; what is there stays, and the writer works."""
+    db = reef.open(str(tmp_path / "bucket"), cas=f"sqlite:///{tmp_path}/register.db")
+    with db.writer("users", background=False) as writer:
+        writer.put("k", b"v")
+    two_phase = find_two_phase(db.store)
+    newest = max(
+        record.destination for record in two_phase.register.all() if "/wal/" in record.destination
+    )
+    body = two_phase.get(newest)
+    two_phase.register.delete([two_phase.register.read_one(newest)])
+    forgotten = new_record(two_phase.runtime, newest, b"forgotten")
+    two_phase.inner.put(forgotten.source, b"forgotten")
+    two_phase.register.insert(forgotten)
+    heard = []
+    db.events.subscribe(heard.append)
+    with db.writer("users", background=False) as writer:
+        assert writer.get("k") == b"v"
+    named = [event.fields["object"] for event in heard if event.name == "two_phase.superseded"]
+    assert named == [newest]
+    assert two_phase.get(newest) == body
 
 
 def test_H72_a_damaged_copy_is_not_taken_for_another_s_object(bucket, tmp_path):

@@ -14,8 +14,8 @@ readers of the bucket, who need no register, see everything that was acknowledge
 does not respond leaves CREATED as it is: the object can be read. One that finds no such record was
 overtaken by a restore of the register, or by a deletion; `_decide` reports what became of it.
 
-An insert without a response is settled by reading the record: its source shows whose it is. One that
-may still land is withdrawn before a definite result is reported (`reef.stores.two_phase.record`).
+An insert without a response is settled by reading the record: its source shows whose it is. One
+that may still land is withdrawn before a definite result (`reef.stores.two_phase.record`).
 A death anywhere leaves either a source that nothing names, or a record that the next writer, helper
 or recovery finishes.
 
