@@ -13,6 +13,7 @@ from reef.stores.two_phase.record import (
     new_record,
     withdrawal_of,
 )
+from reef.stores.two_phase.register import Holding
 from reef.stores.two_phase.sqlite import SqliteRegister
 from reef.telemetry import RequestMeter
 
@@ -524,3 +525,29 @@ def test_withdrawals_are_collected_when_they_are_old(tmp_path):
     assert recover(rival).done == ("wal/7",)
     assert sweep(below=True) == (withdrawal_of(late.source),)
     assert keys_of(bucket) == []
+
+
+class TakingTurns(Scripted):
+    """A register behind a balancer: each statement is taken by another server."""
+
+    turns = 0
+
+    def incarnation(self):
+        self.turns += 1
+        return f"server {self.turns}"
+
+    def holding(self, destination):
+        return Holding(self.read_one(destination), self.incarnation())
+
+    def commit_in(self, record, incarnation):
+        return Register.commit_in(self, record, incarnation)
+
+
+def test_servers_that_take_turns_stop_nobody(tmp_path):
+    """An incarnation that never stays the same is no reason to refuse, or to check for ever."""
+    bucket, register = MemoryStore(), TakingTurns(sqlite_register(tmp_path))
+    store = TwoPhase(bucket, register, AT_ONCE)
+    assert store.create("wal/1", b"one").outcome is Outcome.CREATED
+    assert store.create("wal/1", b"two").outcome is Outcome.EXISTS
+    assert register.read_one("wal/1").committed
+    assert keys_of(bucket) == ["wal/1"]

@@ -37,6 +37,11 @@ __all__ = ["Content", "Finish", "Finisher", "Placement", "stuck_error", "two_win
 COPIES_MAX = 5
 """How often a source is copied, or put again by its writer, before the object counts as stuck."""
 
+ADOPTIONS_MAX = 4
+"""How often an incarnation may change within a check. One that changes with every statement, where
+several servers take turns, shows nothing: the record and the destination decide alone.
+"""
+
 
 class Content(StrEnum):
     """The bytes at a record's destination."""
@@ -137,7 +142,7 @@ class Finisher:
     def _check(self, record: Record, *, helps: bool, copies: int) -> Placement | None:
         """Return how it ended; None if the source may be copied now."""
         known = self._incarnation
-        while True:
+        for _ in range(ADOPTIONS_MAX):
             content = self.content(record)
             if content is Content.RIGHT:
                 return Placement.HERE
@@ -151,15 +156,18 @@ class Finisher:
             if not _is_open(record, now.record):
                 return Placement.MOVED
             if now.incarnation == known:
-                return None
+                break
             known = self._adopt(now.incarnation)
+        return None
 
     def seal(self, record: Record) -> bool:
         """Set committed; only then is the source of no use. False if the record is another's.
 
         In another incarnation the object is checked again first: it may be another's by now.
         """
-        while not self._register.commit_in(record, self._incarnation or ""):
+        for _ in range(ADOPTIONS_MAX):
+            if self._register.commit_in(record, self._incarnation or ""):
+                break
             now = self._register.holding(record.destination)
             holder = now.record
             if holder is None or holder.source != record.source:
@@ -167,6 +175,8 @@ class Finisher:
             if self.content(record) is not Content.RIGHT:
                 return False
             self._adopt(now.incarnation)
+        else:
+            self._register.commit(record)
         self._store.delete(record.source)
         return True
 

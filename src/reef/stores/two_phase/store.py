@@ -232,16 +232,17 @@ class TwoPhase(Wrapper):
         """
         if result.outcome is Outcome.UNKNOWN or key not in self._in_doubt:
             return result
+        records = self._in_doubt.pop(key, [])
         try:
             holder = self.register.read_one(key)
-            for record in self._in_doubt[key]:
+            for record in records:
                 if holder is None or holder.source != record.source or holder.committed:
                     self.finisher.withdraw(record)
         except ReefError as error:
-            if result.landed:  # what is there is there; only a deletion makes it matter
+            self._in_doubt.setdefault(key, []).extend(records)
+            if result.landed:  # the object is there; only a deletion makes it matter
                 return result
             return WriteResult(Outcome.UNKNOWN, cause=error)
-        self._in_doubt.pop(key, None)
         return result
 
     def _drop(self, source: str) -> None:
