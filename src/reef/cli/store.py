@@ -7,7 +7,7 @@ from reef.cli.options import EXIT_PROBLEMS, ReefCommand, parse_options, store_op
 from reef.cli.output import Output
 from reef.errors import InvalidInputError, Kind
 from reef.stores.probe import Verdict, agree_on_cas, check_cas, probe
-from reef.stores.two_phase import find_two_phase, recover
+from reef.stores.two_phase import after_restore, find_two_phase, recover
 
 __all__ = ["store"]
 
@@ -38,14 +38,23 @@ def probe_command(output: Output, url: str, remember: bool, options: tuple[str, 
 
 @store.command("recover", cls=ReefCommand)
 @click.argument("url")
+@click.option(
+    "--restored",
+    is_flag=True,
+    help="The register was restored from a backup, and no writer is open.",
+)
 @store_options
 @click.pass_obj
-def recover_command(output: Output, url: str, options: tuple[str, ...]) -> int:
+def recover_command(output: Output, url: str, restored: bool, options: tuple[str, ...]) -> int:
     """Finish what dead writers left in a bucket with a register.
 
     Every writer does this for its namespace when it opens; here it is done for the whole
     bucket. Safe at any time, beside writers. Exits with 2 if the bytes of a record are nowhere:
     such a record is kept, and its name stays taken.
+
+    After the register was restored from a backup, stop all writers and run it with --restored
+    before they are started again: it also gives the register a new incarnation, and removes
+    temporary objects that the register does not know.
 
     Example: reef store recover ./shared -o cas=sqlite:///register.db
     """
@@ -57,7 +66,7 @@ def recover_command(output: Output, url: str, options: tuple[str, ...]) -> int:
             hint="Name the one that its writers use: -o cas=<register URL>",
         )
     check_cas(opened)  # with another register there would be nothing to find
-    report = recover(opened)
+    report = after_restore(opened) if restored else recover(opened)
     output.record(f"{opened.url} was recovered", report.to_dict())
     return EXIT_PROBLEMS if report.stuck else 0
 

@@ -416,9 +416,10 @@ class Database:
         report = recover(self.store, f"{namespace.base}/")
         for key in report.finished:
             self.events.emit("two_phase.finished", namespace=namespace.name, object=key)
-        for record in report.stuck:
-            told = {"object": record.destination, "source": record.source}
-            self.events.emit("two_phase.stuck", level=ERROR, namespace=namespace.name, **told)
+        for end, records in (("stuck", report.stuck), ("superseded", report.superseded)):
+            for record in records:
+                told = {"object": record.destination, "source": record.source}
+                self.events.emit(f"two_phase.{end}", level=ERROR, namespace=namespace.name, **told)
 
     @property
     def _namespaces(self) -> Namespaces:
