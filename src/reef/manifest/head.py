@@ -118,13 +118,15 @@ class HeadFinder:
     def _check_winner(self, found: Manifest) -> None:
         """Raise if a newer head names another manifest at the generation that is known (H73).
 
-        A head that was seen longer ago than half a grace proves nothing: if it was published here,
-        its PUT may have landed in a slot that was collected (H14).
+        A head that was seen longer ago than half a grace proves nothing, nor does a generation
+        that is not retained: its PUT may have landed in a slot that was collected (H14).
         """
         last = self._last
         if last is None or found.write_id == last.manifest.write_id or not last.fresh():
             return
         known = last.manifest
+        if known.generation < found.oldest_retained:
+            return
         ids = {entry.generation: entry.write_id for entry in found.recent}
         if ids.get(known.generation, known.write_id) != known.write_id:
             key = self._namespace.manifest(known.generation)
