@@ -305,12 +305,14 @@ class _Rebuild:
                     f"account for the log up to LSN {rebuilt.wal_floor - 1} only",
                     hint="Run repair: it takes the rows of a lost segment from the log",
                 )
+            # As they were published: the checksum of one that is damaged must not be made to fit.
+            known = {segment.id: segment for segment in head.segments}
             return msgspec.structs.replace(
                 head,
                 schemas=max(head.schemas, rebuilt.schemas, key=len),
                 wal_floor=rebuilt.wal_floor,
                 wal_id_last_seen=max(head.wal_id_last_seen, rebuilt.wal_id_last_seen),
-                segments=rebuilt.segments,
+                segments=tuple(known.get(s.id, s) for s in rebuilt.segments),
                 dedup=merged_window([head.dedup, rebuilt.dedup], rebuilt),
                 stream_marks=moved_on(head.stream_marks, rebuilt.stream_marks),
                 open_jobs=rebuilt.open_jobs,

@@ -73,7 +73,11 @@ def restart_of(store: Store, names: Namespace, executor: Executor, survey: Surve
     if derived is None or derived.wal_floor < survey.head.wal_floor:
         return found
     checksums = read_checksums(store, names, executor, derived.written)
-    written = [entry_of(s.id, s.summary(checksums[s.id])) for s in derived.written]
+    # As they were published: the checksum of one that is damaged must not be made to fit.
+    published = {s.id: s for manifest in (*known, survey.head) for s in manifest.segments}
+    written = [
+        published.get(s.id) or entry_of(s.id, s.summary(checksums[s.id])) for s in derived.written
+    ]
     schemas = (*found.schemas, *derived.schemas)
     rebuilt = _rebuilt(survey.head, derived, [*derived.ingested, *written])
     holes = (*derived.problems, *_holes(survey, derived))
