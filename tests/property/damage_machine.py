@@ -409,6 +409,8 @@ def damage(store, key, how, choices):
         store.delete(key)
         return
     body = bytearray(store.get(key))
+    if not body:
+        return
     if how == "flip":
         body[choices.randrange(len(body))] ^= 1 << choices.randrange(8)
     else:

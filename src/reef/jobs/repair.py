@@ -25,13 +25,13 @@ from reef.engine.reading.segments import SegmentStore
 from reef.errors import ConflictError, NotFoundError
 from reef.formats.manifest import Manifest
 from reef.jobs.executor import Executor, LocalExecutor
-from reef.jobs.repair_head import publish_after_damage, restart_of
+from reef.jobs.repair_head import Published, publish_after_damage, restart_of
 from reef.jobs.repair_plan import RepairPlan, RepairPlanner
 from reef.jobs.repair_report import Lost, LostLsn, LostRange, LostSegment, RepairReport
 from reef.jobs.verify_problems import Problem
 from reef.jobs.verify_survey import Survey, survey
 from reef.manifest.publish import Publisher
-from reef.manifest.repairs import Repairs, Restart, apply_repairs
+from reef.manifest.repairs import Restart, apply_repairs
 from reef.paths import Namespace
 from reef.telemetry import operation
 
@@ -74,14 +74,14 @@ class _Repair:
 
     def preview(self) -> RepairReport:
         """Say what would be done. Writes nothing."""
-        found = self._survey()
-        restart = self._restart(found)
-        if restart is not None and restart.rebuilt is not None:
-            plan = RepairPlan(Repairs(), Lost())
-        else:
-            plan = self._planner(found, write=False).plan()
-        _quarantine_manifests(plan, found)
-        return self._report(found, found, plan, found.head.generation, restart)
+        found = first = self._survey()
+        restart, store = self._restart(found), self.db.store
+        if restart is not None:
+            store = Published(store, self.names, found.head, restart)
+            found = survey(store, self.names, self.executor, deep=True)
+        plan = RepairPlanner(store, self.names, self.executor, found, write=False).plan()
+        _quarantine_manifests(plan, first)
+        return self._report(first, found, plan, first.head.generation, restart)
 
     def apply(self) -> RepairReport:
         """Run the six steps."""

@@ -43,9 +43,9 @@ from reef.manifest.head import HeadFinder
 from reef.manifest.invariants import check_next
 from reef.manifest.repairs import Restart, restart_after
 from reef.paths import Namespace, number_of
-from reef.stores import Outcome, Store
+from reef.stores import ObjectInfo, Outcome, Store, Tagged, Wrapper
 
-__all__ = ["publish_after_damage", "restart_of"]
+__all__ = ["Published", "publish_after_damage", "restart_of"]
 
 RESENDS_MAX = 10
 
@@ -134,6 +134,8 @@ def _holes(survey: Survey, derived: Derived) -> Iterator[str]:
     covers = [c for segment in derived.written for c in covers_of(segment.footer, 0)]
     covers += [Cover(s.lsn_min, s.lsn_max + 1, s.min_key) for s in derived.ingested]
     for entry in survey.head.segments:
+        if not entry.rows and not entry.tombstones:
+            continue  # it said only that nothing is left
         bounds = Cover(entry.lsn_min, entry.lsn_max + 1, entry.min_key, entry.max_key + b"\0")
         if entry.id not in there:
             for hole in without([bounds], covers):
@@ -161,13 +163,42 @@ def _rebuilt(base: Manifest, derived: Derived, segments: Sequence[SegmentEntry])
     )
 
 
+def _following(store: Store, base: Manifest, found: Restart) -> Manifest:
+    now_ms = int(store.runtime.wall_s() * 1000)
+    return check_next(base, restart_after(base, found, store.runtime.ulid(), now_ms))
+
+
+class Published(Wrapper):
+    """A bucket as it would be with the generation after the damaged ones: for a dry run."""
+
+    def __init__(self, inner: Store, names: Namespace, base: Manifest, found: Restart) -> None:
+        super().__init__(inner)
+        following = _following(inner, base, found)
+        self._key, self._body = names.manifest(following.generation), encode_manifest(following)
+        self._date_s = inner.now()
+
+    def get_tagged(self, key: str) -> Tagged:
+        if key != self._key:
+            return self.inner.get_tagged(key)
+        return Tagged(self._body, None)
+
+    def head(self, key: str) -> ObjectInfo:
+        return self._info() if key == self._key else self.inner.head(key)
+
+    def list(self, prefix: str = "", start_after: str = "") -> Iterator[ObjectInfo]:
+        yield from self.inner.list(prefix, start_after)  # it is the newest, and so the last
+        if self._key.startswith(prefix) and self._key > start_after:
+            yield self._info()
+
+    def _info(self) -> ObjectInfo:
+        return ObjectInfo(self._key, len(self._body), None, self._date_s)
+
+
 def publish_after_damage(
     store: Store, names: Namespace, base: Manifest, found: Restart
 ) -> Manifest:
     """Publish the generation after the damaged ones; ConflictError if another repair was first."""
-    now_ms = int(store.runtime.wall_s() * 1000)
-    following = restart_after(base, found, store.runtime.ulid(), now_ms)
-    check_next(base, following)
+    following = _following(store, base, found)
     key, body = names.manifest(following.generation), encode_manifest(following)
     for _ in range(RESENDS_MAX):
         outcome = store.create(key, body).outcome
