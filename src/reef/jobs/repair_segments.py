@@ -93,6 +93,11 @@ class _Source:
     rows: list[Versions] = field(default_factory=list)
     tombstones: list[RangeTombstone] = field(default_factory=list)
 
+    def since(self, lsn: int) -> "_Source":
+        """Return what is not older than an LSN."""
+        rows = [part.take(np.flatnonzero(part.lsns >= lsn).astype(np.int64)) for part in self.rows]
+        return _Source(rows, [t for t in self.tombstones if t.lsn >= lsn])
+
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
@@ -153,15 +158,14 @@ def _saved(task: SalvageTask, manifest: Manifest, own: SegmentRemains) -> _Saved
         source = _from_segments(task, task.ancestors, manifest)
         return _merged(task, manifest, [mine, source], whole=True)
     log = _from_log(task, manifest)
-    found = _merged(task, manifest, [log], whole=False)
-    if _is_complete(task, found):
-        return _merged(task, manifest, [mine, log], whole=True)
-    rest = _rest_of(found, _ranges(task, own))
+    if _is_complete(task, manifest, log):
+        return _merged(task, manifest, [mine, log.since(task.log_from)], whole=True)
+    rest = _rest_of(_merged(task, manifest, [log], whole=False), _ranges(task, own))
     return _merged(task, manifest, [mine, rest], whole=False)
 
 
-def _is_complete(task: SalvageTask, found: _Saved) -> bool:
-    """Whether the log has all that the segment had.
+def _is_complete(task: SalvageTask, manifest: Manifest, log: _Source) -> bool:
+    """Whether the log has all that the segment had, from the LSN on from which it has everything.
 
     The newest version of each of its keys is within its LSN bounds. If that is a whole row or a
     delete, nothing below the bounds matters; a patch needs everything that the segment covers.
@@ -170,6 +174,7 @@ def _is_complete(task: SalvageTask, found: _Saved) -> bool:
         return False  # rows of a load are nowhere else
     if task.log_from <= min(cover.first for cover in task.covers):
         return True
+    found = _merged(task, manifest, [log.since(task.log_from)], whole=False)
     rests = bool((found.rows.kinds == OpKind.PATCH).any())
     return task.log_from <= task.entry.lsn_min and not rests
 
