@@ -63,6 +63,8 @@ class SalvageTask:
     entry: SegmentEntry
     covers: tuple[Cover, ...] = ()
     """The LSNs and keys that it covers; more where its footer is lost."""
+    claimed: tuple[Cover, ...] = ()
+    """The LSNs and keys that what takes its place covers."""
     lsns: tuple[int, ...] = ()
     """Objects of the log with batches that count in those LSNs."""
     ingested: tuple[SegmentEntry, ...] = ()
@@ -117,7 +119,7 @@ def run_salvage_task(task: SalvageTask) -> Salvaged:
             "",
             0,
             ancestors=(task.entry.id,),
-            covers=task.covers,
+            covers=task.claimed,
             generation=manifest.generation,
         )
         writer = SegmentWriter(
