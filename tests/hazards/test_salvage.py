@@ -136,6 +136,60 @@ def _entry():
     return world.head().segments[0]
 
 
+def test_H68_a_patch_is_not_applied_past_a_load_that_is_lost():
+    """H68: a row of a lost segment is a patch over a load. The load's own segment is lost as well,
+    and what the log has below the load is older: the row is lost, and reported. Seed 2152 of the
+    damage machine.
+    """
+    world = World()
+    world.db.create(NAME, schema=SCHEMA)
+    world.db.cursor(NAME, "keeps the log")
+    with world.db.writer(NAME, background=False) as writer:
+        writer.upsert([{"id": "k", "a": 1, "b": "old"}])
+        ingest(world.db, NAME, [{"id": "k", "a": 2, "b": "load"}])
+        writer.refresh()
+        world.fold()
+        loaded = next(s for s in world.head().segments if s.visible_lsn)
+        writer.refresh()
+        writer.patch([{"id": "k", "a": 3}])
+        world.fold()
+        writer.refresh()
+        compact(world.db, NAME, full=True)
+        world.advance(10)
+        world.sweep_twice()
+        (merged,) = world.head().segments
+    for lost in (loaded, merged):
+        world.bucket.delete(USERS.segment(lost.id))
+    report = repair(world.db, NAME, apply=True)
+    lost = {segment.id: segment for segment in report.lost.segments}[merged.id]
+    assert lost.is_loss
+    assert [(r.first_key, r.last_key) for r in lost.ranges] == [(b"k", b"k")]
+    assert row(world.db, "k") is None, "neither as it was before, nor mixed"
+
+
+def test_H68_two_segments_without_footers_are_saved_from_all_that_is_left():
+    """H68: nothing says which of them a delete was in. Only its bounds do, after the merge, and so
+    each is saved from everything that the two can have covered. Seed 2200 of the damage machine.
+    """
+    db = reef.open("memory://")
+    with db.writer(NAME, background=False) as writer:
+        for key in ("d", "x"):
+            writer.put(key, b"1")
+            fold(db, NAME)
+            writer.refresh()
+        compact(db, NAME, full=True)
+        writer.refresh()
+        writer.delete("d")
+        writer.put("f", b"1")
+        fold(db, NAME)
+    for segment in head_of(db).segments:
+        db.store.put(USERS.segment(segment.id), b"")
+    report = repair(db, NAME, apply=True)
+    assert not report.lost.rows_of_the_newest_state
+    assert dict(db.reader(NAME).scan()) == {b"f": b"1", b"x": b"1"}
+    assert rebuild(db, NAME).rows_equal
+
+
 def test_H68_what_takes_the_place_of_a_lost_segment_covers_what_it_covered():
     """H68, H49: also if no row is left. Otherwise a rebuild takes a pinned ancestor for live."""
     world = World()

@@ -356,7 +356,8 @@ class Machine:
         kind = self.random.choice([ROWS.wal, ROWS.segments, ROWS.segments, ROWS.manifests])
         keys = [info.key for info in self.store.list(kind)]
         if kind == ROWS.wal:
-            keys = keys[:-CANARIES]
+            end = self.history.events[-CANARIES].lsn
+            keys = [key for key in keys if number_of(key) < end]
         if kind == ROWS.manifests and len(keys) < 2:
             return []
         return [key for key in keys if key not in {damaged for damaged, _ in self.damaged}]

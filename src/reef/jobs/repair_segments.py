@@ -10,8 +10,8 @@ a version far below its LSN bounds. Only the result is cut to those bounds: what
 others have the say over, and a delete of theirs may have been dropped since (H34).
 
 Where no source is complete the sound groups stay as they are, and only the ranges in between are
-filled with rows from incomplete sources; the report names these ranges as lost. Patches from an
-incomplete source are left out, since the row that they were written for may be missing.
+filled with rows from the log, which may be older than those that are lost; the report names these
+ranges. Patches whose row may be missing are left out.
 
 The segment that takes its place covers the same LSNs and keys, also if no row is left: otherwise a
 rebuild would take an ancestor for live (H49). It has a new name: a condemned or damaged object is
@@ -107,6 +107,9 @@ class _Saved:
     tombstones: list[RangeTombstone]
     whole: bool
 
+    def source(self) -> _Source:
+        return _Source([self.rows], self.tombstones)
+
 
 def run_salvage_task(task: SalvageTask) -> Salvaged:
     """Save what can be saved of a segment; write it, unless this is a dry run."""
@@ -114,7 +117,7 @@ def run_salvage_task(task: SalvageTask) -> Salvaged:
     own = _own(task, manifest)
     saved = _saved(task, manifest, own)
     entries: tuple[SegmentEntry, ...] = ()
-    if task.in_head and task.write:
+    if task.in_head and task.write and (len(saved.rows) or saved.tombstones or task.claimed):
         lineage = Lineage(
             "",
             0,
@@ -162,8 +165,9 @@ def _saved(task: SalvageTask, manifest: Manifest, own: SegmentRemains) -> _Saved
     log = _from_log(task, manifest)
     if _is_complete(task, manifest, log):
         return _merged(task, manifest, [mine, log.since(task.log_from)], whole=True)
-    rest = _rest_of(_merged(task, manifest, [log], whole=False), _ranges(task, own))
-    return _merged(task, manifest, [mine, rest], whole=False)
+    newer = _merged(task, manifest, [log.since(task.log_from)], whole=False)
+    rest = [_whole_rows(source, _ranges(task, own)) for source in (log, newer.source())]
+    return _merged(task, manifest, [mine, *rest], whole=False)
 
 
 def _is_complete(task: SalvageTask, manifest: Manifest, log: _Source) -> bool:
@@ -181,15 +185,21 @@ def _is_complete(task: SalvageTask, manifest: Manifest, log: _Source) -> bool:
     return task.log_from <= task.entry.lsn_min and not rests
 
 
-def _rest_of(saved: _Saved, ranges: Sequence[LostRange]) -> _Source:
-    """Return what an incomplete source may add: whole rows and deletes in lost ranges."""
-    rows, kept = saved.rows, np.zeros(len(saved.rows), dtype=bool)
-    for lost in ranges:
-        low = pc.greater_equal(rows.keys, lost.first_key).to_numpy(zero_copy_only=False)
-        high = pc.less_equal(rows.keys, lost.last_key).to_numpy(zero_copy_only=False)
-        kept |= low & high
-    kept &= rows.kinds != OpKind.PATCH
-    return _Source([rows.take(np.flatnonzero(kept).astype(np.int64))], saved.tombstones)
+def _whole_rows(source: _Source, ranges: Sequence[LostRange]) -> _Source:
+    """Return what an incomplete source may add: whole rows and deletes in lost ranges.
+
+    A patch may have been written for a row that is missing, and would show a row that never was.
+    """
+    found = _Source(tombstones=source.tombstones)
+    for rows in source.rows:
+        kept = np.zeros(len(rows), dtype=bool)
+        for lost in ranges:
+            low = pc.greater_equal(rows.keys, lost.first_key).to_numpy(zero_copy_only=False)
+            high = pc.less_equal(rows.keys, lost.last_key).to_numpy(zero_copy_only=False)
+            kept |= low & high
+        kept &= rows.kinds != OpKind.PATCH
+        found.rows.append(rows.take(np.flatnonzero(kept).astype(np.int64)))
+    return found
 
 
 def _own(task: SalvageTask, manifest: Manifest) -> SegmentRemains:
