@@ -488,12 +488,14 @@ def test_H67_of_several_ingests_of_a_job_the_last_one_counts():
     it committed again at a later LSN. A rebuild must not take the first one for the commit.
     """
     world = World()
+    job = Job(world.bucket.runtime.ulid(), key="load")
     with world.db.writer(NAME) as writer:
         writer.put("k", b"0")
+        append(world.bucket, NAME, WalKind.BEGIN, job)
+        writer.refresh()
         slot = writer.put("k", b"1").lsn
         writer.put("k", b"2")
-    job = Job(world.bucket.runtime.ulid(), key="load")
-    append(world.bucket, NAME, WalKind.BEGIN, job)
+        writer.put("k", b"2")
     world.fold()
     world.sweep_twice()
     assert slot not in world.slots()
@@ -513,12 +515,14 @@ def test_H67_an_ingest_that_landed_late_is_not_in_the_window():
     late object had counted, and the late object must not show rows.
     """
     world = World()
+    job = Job(world.bucket.runtime.ulid(), key="load")
     with world.db.writer(NAME) as writer:
         writer.put("k", b"0")
+        append(world.bucket, NAME, WalKind.BEGIN, job)
+        writer.refresh()
         slot = writer.put("k", b"1").lsn
         writer.put("k", b"2")
-    job = Job(world.bucket.runtime.ulid(), key="load")
-    append(world.bucket, NAME, WalKind.BEGIN, job)
+        writer.put("k", b"2")
     world.fold()
     world.sweep_twice()
     staged = stage(world.bucket, NAME, {b"k": b"load"}, job.id)

@@ -31,7 +31,12 @@ from reef.engine.database import Database
 from reef.errors import ConflictError, CorruptionError, InvalidInputError, Kind, NotFoundError
 from reef.formats.manifest import Manifest, Recent, SegmentEntry, encode_manifest
 from reef.jobs.executor import Executor, LocalExecutor
-from reef.jobs.rebuild_evidence import Evidence, gather_evidence, read_checksums
+from reef.jobs.rebuild_evidence import (
+    Evidence,
+    gather_evidence,
+    read_checksums,
+    readable_manifests,
+)
 from reef.jobs.rebuild_rows import RowSum, sum_rows
 from reef.jobs.rebuild_state import Derived, derive
 from reef.jobs.segment_entries import entry_of
@@ -297,6 +302,9 @@ class _Rebuild:
     def _replace(self, found: _Found) -> Manifest:
         """Publish after a head that shows other rows; what only it knows stays."""
         rebuilt = found.manifest
+        # As they were published: the checksum of one that is damaged must not be made to fit.
+        manifests = readable_manifests(self.store, self.names)
+        known = {segment.id: segment for manifest in manifests for segment in manifest.segments}
 
         def edit(head: Manifest) -> Manifest:
             if rebuilt.wal_floor < head.wal_floor:
@@ -305,8 +313,6 @@ class _Rebuild:
                     f"account for the log up to LSN {rebuilt.wal_floor - 1} only",
                     hint="Run repair: it takes the rows of a lost segment from the log",
                 )
-            # As they were published: the checksum of one that is damaged must not be made to fit.
-            known = {segment.id: segment for segment in head.segments}
             return msgspec.structs.replace(
                 head,
                 schemas=max(head.schemas, rebuilt.schemas, key=len),

@@ -12,19 +12,12 @@ what the segments in the bucket say that they stand for.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 import msgspec
 
 from reef.engine.log_rules import Verdict
-from reef.errors import (
-    ConflictError,
-    CorruptionError,
-    NotFoundError,
-    OutcomeUnknownError,
-    UnsupportedFormatError,
-)
+from reef.errors import ConflictError, OutcomeUnknownError
 from reef.formats.covers import Cover, without
 from reef.formats.manifest import Manifest, SegmentEntry, encode_manifest
 from reef.formats.segment import covers_of
@@ -34,6 +27,7 @@ from reef.jobs.rebuild_evidence import (
     compactor_epoch_of,
     gather_evidence,
     read_checksums,
+    readable_manifests,
 )
 from reef.jobs.rebuild_state import Derived, derive
 from reef.jobs.segment_entries import entry_of
@@ -42,7 +36,7 @@ from reef.jobs.verify_survey import Survey
 from reef.manifest.head import HeadFinder
 from reef.manifest.invariants import check_next
 from reef.manifest.repairs import Restart, restart_after
-from reef.paths import Namespace, number_of
+from reef.paths import Namespace
 from reef.stores import ObjectInfo, Outcome, Store, Tagged, Wrapper
 
 __all__ = ["Published", "publish_after_damage", "restart_of"]
@@ -53,7 +47,8 @@ RESENDS_MAX = 10
 def restart_of(store: Store, names: Namespace, executor: Executor, survey: Survey) -> Restart:
     """Return what the bucket tells of the time since the newest sound manifest."""
     headers = survey.log.headers()
-    known = _readable(store, names, survey)
+    found_all = readable_manifests(store, names)
+    known = tuple(m for m in found_all if m.generation != survey.head.generation)
     staged = [i.key.removeprefix(names.segments) for i in store.list(names.segments)]
     found = Restart(
         newest=survey.chain.newest,
@@ -82,17 +77,6 @@ def restart_of(store: Store, names: Namespace, executor: Executor, survey: Surve
     rebuilt = _rebuilt(survey.head, derived, [*derived.ingested, *written])
     holes = (*derived.problems, *_holes(survey, derived))
     return replace(found, schemas=schemas, rebuilt=rebuilt, holes=holes)
-
-
-def _readable(store: Store, names: Namespace, survey: Survey) -> tuple[Manifest, ...]:
-    """Return every generation but the base that can be read, whether anything needs it or not."""
-    heads, found = HeadFinder(store, names), []
-    listed = [number_of(info.key) for info in store.list(names.manifests)]
-    for generation in sorted(number for number in listed if number):
-        if generation != survey.head.generation:
-            with suppress(CorruptionError, NotFoundError, UnsupportedFormatError):
-                found.append(heads.load(generation))
-    return tuple(found)
 
 
 def _oldest(survey: Survey) -> int:
