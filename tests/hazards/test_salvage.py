@@ -408,6 +408,28 @@ def test_H70_a_forced_rebuild_keeps_published_checksums():
     assert [p.segment for p in verify(world.db, NAME, deep=True).problems] == [damaged.id]
 
 
+def test_H70_a_segment_that_a_forced_rebuild_names_again_can_be_repaired():
+    """H70: its damage is found and repaired in the head, although an older generation had dropped
+    it. Seed 4115 of the damage machine.
+    """
+    world = World()
+    with world.db.writer(NAME) as writer:
+        writer.put("a", b"1")
+    world.fold()
+    with world.db.writer(NAME) as writer:
+        writer.put("b", b"2")
+    world.fold()
+    named = world.head().segments[-1]
+    world.publish(segments=world.head().segments[:1])
+    world.run(lambda: rebuild(world.db, NAME, apply=True, force=True))
+    assert named in world.head().segments
+    world.bucket.delete(USERS.segment(named.id))
+    report = repair(world.db, NAME, apply=True)
+    assert [(s.id, s.history_only) for s in report.lost.segments] == [(named.id, False)]
+    assert not verify(world.db, NAME, deep=True).problems
+    assert world.rows() == {b"a": b"1", b"b": b"2"}
+
+
 # --- fences come first --------------------------------------------------------------------
 
 

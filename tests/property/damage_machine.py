@@ -690,6 +690,8 @@ def main():
                 traceback.print_exc()
             if len(failed) >= arguments.failures:
                 break
+        if (seed - arguments.seed) % 250 == 249:
+            print(f"{seed - arguments.seed + 1} seeds, failed: {failed}", flush=True)
     took_s = time.perf_counter() - start_s
     print(f"{arguments.seeds} seeds in {took_s:.0f} s, failed: {failed}")
     return 1 if failed else 0
