@@ -502,6 +502,24 @@ def test_H17_a_damaged_head_fences_the_writer():
     assert dict(db.reader(NAME).scan()) == {b"a": b"1"}
 
 
+def test_H17_a_forced_rebuild_fences_the_writer():
+    """H17: it has the rows of the head that was replaced in memory, and must not commit on them."""
+    world = World()
+    with world.db.writer(NAME) as writer:
+        writer.put("a", b"1")
+    world.fold()
+    with world.db.writer(NAME) as writer:
+        writer.put("b", b"2")
+    world.fold()
+    world.publish(segments=world.head().segments[:1])
+    with world.db.writer(NAME, background=False) as writer:
+        assert writer.get("a") is None
+        world.run(lambda: rebuild(world.db, NAME, apply=True, force=True))
+        with pytest.raises(FencedError):
+            writer.write(reef.Batch().put("c", b"no a"), when=[reef.absent("a")])
+    assert world.rows() == {b"a": b"1", b"b": b"2"}
+
+
 # --- H67: rebuild and late objects -----------------------------------------------------------
 
 
@@ -530,6 +548,32 @@ def test_H67_of_several_ingests_of_a_job_the_last_one_counts():
     assert _without_manifests(world) == expected
     world.fold()
     assert _without_manifests(world) == expected
+
+
+def test_H67_the_last_ingest_of_a_job_counts_also_if_the_fold_of_the_first_slot_is_lost():
+    """H67: no segment says any more that the slot of the first one held something else."""
+    world = World()
+    job = Job(world.bucket.runtime.ulid(), key="load")
+    with world.db.writer(NAME) as writer:
+        writer.put("k", b"0")
+        append(world.bucket, NAME, WalKind.BEGIN, job)
+        writer.refresh()
+        slot = writer.put("k", b"1").lsn
+        writer.put("k", b"2")
+        writer.put("k", b"2")
+    world.fold()
+    world.sweep_twice()
+    (folded,) = world.head().segments
+    with world.db.writer(NAME) as writer:
+        writer.put("k", b"before the load")
+    staged = stage(world.bucket, NAME, {b"k": b"load"}, job.id)
+    commit = msgspec.structs.replace(job, segments=(staged,))
+    append(world.bucket, NAME, WalKind.INGEST, commit)
+    _late(world, slot)
+    world.bucket.delete(USERS.segment(folded.id))
+    copy = _copy(world)
+    rebuild(copy, NAME, apply=True, force=True)
+    assert dict(copy.reader(NAME).scan()) == {b"k": b"load"}
 
 
 def test_H67_an_ingest_that_landed_late_is_not_in_the_window():

@@ -4,7 +4,8 @@
     choose    which segments count                                   (rebuild_choice: pure)
     derive    floor, end of the log, epoch, schemas, window, jobs    (rebuild_state: pure)
     compare   all rows with those of the published head, where there is one (rebuild_rows)
-    publish   only with `apply`, and only where there is no sound head, or by force
+    publish   only with `apply`, and only where there is no sound head, or by force; a head is
+              replaced only behind fences, as its writer goes by the rows that it shows
 
 No manifest is asked for anything but the comparison. The one rule on which all of it rests:
 every segment says in its footer for which LSNs and keys it stands, and the segments of a manifest
@@ -39,6 +40,7 @@ from reef.jobs.rebuild_evidence import (
 )
 from reef.jobs.rebuild_rows import RowSum, sum_rows
 from reef.jobs.rebuild_state import Derived, derive
+from reef.jobs.repair_head import fence_off
 from reef.jobs.segment_entries import entry_of
 from reef.manifest.head import HeadFinder
 from reef.manifest.invariants import check_loaded
@@ -305,14 +307,11 @@ class _Rebuild:
         # As they were published: the checksum of one that is damaged must not be made to fit.
         manifests = readable_manifests(self.store, self.names)
         known = {segment.id: segment for manifest in manifests for segment in manifest.segments}
+        self._check_floor(manifests[-1], rebuilt)
+        fence_off(self.db, self.names, frozenset(rebuilt.skipped_lsns))
 
         def edit(head: Manifest) -> Manifest:
-            if rebuilt.wal_floor < head.wal_floor:
-                raise ConflictError(
-                    f"the published floor of {self.names.name} is LSN {head.wal_floor}; segments "
-                    f"account for the log up to LSN {rebuilt.wal_floor - 1} only",
-                    hint="Run repair: it takes the rows of a lost segment from the log",
-                )
+            self._check_floor(head, rebuilt)
             return msgspec.structs.replace(
                 head,
                 schemas=max(head.schemas, rebuilt.schemas, key=len),
@@ -332,6 +331,14 @@ class _Rebuild:
             )
 
         return Publisher(self.store, self.names, metrics=self.db.metrics).publish(edit)
+
+    def _check_floor(self, head: Manifest, rebuilt: Manifest) -> None:
+        if rebuilt.wal_floor < head.wal_floor:
+            raise ConflictError(
+                f"the published floor of {self.names.name} is LSN {head.wal_floor}; segments "
+                f"account for the log up to LSN {rebuilt.wal_floor - 1} only",
+                hint="Run repair: it takes the rows of a lost segment from the log",
+            )
 
 
 def _differences(head: Manifest, rebuilt: Manifest) -> list[str]:

@@ -18,14 +18,11 @@ readers and jobs may run concurrently; the writer is fenced if the head or its l
 
 from dataclasses import dataclass, replace
 
-from reef.engine.commit.opening import WriterOpening
 from reef.engine.database import Database
-from reef.engine.reading.cache import ByteCache
-from reef.engine.reading.segments import SegmentStore
 from reef.errors import ConflictError, NotFoundError
 from reef.formats.manifest import Manifest
 from reef.jobs.executor import Executor, LocalExecutor
-from reef.jobs.repair_head import Published, publish_after_damage, restart_of
+from reef.jobs.repair_head import Published, fence_off, publish_after_damage, restart_of
 from reef.jobs.repair_plan import RepairPlan, RepairPlanner
 from reef.jobs.repair_report import Lost, LostLsn, LostRange, LostSegment, RepairReport
 from reef.jobs.verify_problems import Problem
@@ -36,8 +33,6 @@ from reef.paths import Namespace
 from reef.telemetry import operation
 
 __all__ = ["Lost", "LostLsn", "LostRange", "LostSegment", "RepairReport", "repair"]
-
-LEASE_TTL_S = 60.0
 
 
 def repair(
@@ -98,7 +93,7 @@ class _Repair:
             found = self._survey()
         unfolded = {lsn for lsn in found.log.damaged if lsn >= found.head.wal_floor}
         if restarted is not None or unfolded:
-            self._fence_off(frozenset(unfolded), restarted)
+            fence_off(self.db, self.names, frozenset(unfolded), restarted)
             self.db.store.runtime.reach("repair fenced")
             found = self._survey()
         plan = self._planner(found, write=True).plan()
@@ -123,19 +118,6 @@ class _Repair:
 
     def _planner(self, found: Survey, *, write: bool) -> RepairPlanner:
         return RepairPlanner(self.db.store, self.names, self.executor, found, write)
-
-    def _fence_off(self, given_up: frozenset[int], raised: Manifest | None) -> None:
-        """Take the writer role, with fences behind all slots that are about to be given up."""
-        store = self.db.store
-        WriterOpening(
-            store,
-            self.names,
-            Publisher(store, self.names, metrics=self.db.metrics),
-            SegmentStore(store, self.names, ByteCache(0)),
-            writer_id=store.runtime.ulid(),
-            max_parallel_writes=1,
-            lease_ttl_s=LEASE_TTL_S,
-        ).fence_off(given_up, raised)
 
     def _quarantine(self, plan: RepairPlan) -> None:
         """Keep a copy for those who want to look; what is gone cannot be copied."""

@@ -16,7 +16,11 @@ from dataclasses import replace
 
 import msgspec
 
+from reef.engine.commit.opening import WriterOpening
+from reef.engine.database import Database
 from reef.engine.log_rules import Verdict
+from reef.engine.reading.cache import ByteCache
+from reef.engine.reading.segments import SegmentStore
 from reef.errors import ConflictError, OutcomeUnknownError
 from reef.formats.covers import Cover, without
 from reef.formats.manifest import Manifest, SegmentEntry, encode_manifest
@@ -35,13 +39,33 @@ from reef.jobs.verify_problems import Problem
 from reef.jobs.verify_survey import Survey
 from reef.manifest.head import HeadFinder
 from reef.manifest.invariants import check_next
+from reef.manifest.publish import Publisher
 from reef.manifest.repairs import Restart, restart_after
 from reef.paths import Namespace
 from reef.stores import ObjectInfo, Outcome, Store, Tagged, Wrapper
 
-__all__ = ["Published", "publish_after_damage", "restart_of"]
+__all__ = ["Published", "fence_off", "publish_after_damage", "restart_of"]
 
 RESENDS_MAX = 10
+LEASE_TTL_S = 60.0
+
+
+def fence_off(
+    db: Database, names: Namespace, given_up: frozenset[int], raised: Manifest | None = None
+) -> None:
+    """Take the writer role, with fences behind all slots that are about to be given up.
+
+    Before anything is given up or replaced: a writer that has it in memory would commit on it.
+    """
+    WriterOpening(
+        db.store,
+        names,
+        Publisher(db.store, names, metrics=db.metrics),
+        SegmentStore(db.store, names, ByteCache(0)),
+        writer_id=db.store.runtime.ulid(),
+        max_parallel_writes=1,
+        lease_ttl_s=LEASE_TTL_S,
+    ).fence_off(given_up, raised)
 
 
 def restart_of(store: Store, names: Namespace, executor: Executor, survey: Survey) -> Restart:
