@@ -649,6 +649,50 @@ def test_H49_a_lost_segment_whose_log_was_collected_is_named():
     assert lsn < head_of(copy).wal_floor
 
 
+def test_H49_what_a_rebuild_gave_up_stays_given_up():
+    """H49: the lost rows are still in the log, which a cursor keeps. The next rebuild shows what
+    the head shows, and has nothing new to report. Seed 60056 of the damage machine.
+    """
+    world = World()
+    world.db.create(NAME)
+    world.db.cursor(NAME, "keeps the log")
+    for key in ("a", "b"):
+        with world.db.writer(NAME) as writer:
+            writer.put(key, b"1")
+        world.fold()
+    world.publish(segments=world.head().segments)
+    world.bucket.delete(USERS.segment(world.head().segments[-1].id))
+    report = world.run(lambda: rebuild(world.db, NAME, apply=True, force=True))
+    assert "nothing is left of" in report.problems[0]
+    assert world.rows() == {b"b": b"1"}
+    again = rebuild(world.db, NAME)
+    assert (again.rows_equal, again.problems) == (True, ())
+
+
+def test_H49_a_part_of_a_load_that_was_merged_and_lost_is_named():
+    """H49: the load's own segment is there, and cannot count as a whole, since one of the segments
+    that it was merged into is there too. Seed 60056 of the damage machine.
+    """
+    world = World()
+    with world.db.writer(NAME) as writer:
+        writer.put("b", b"0")
+        writer.put("y", b"0")
+    world.fold()
+    (folded,) = world.head().segments
+    world.db.cursor(NAME, "keeps the load")
+    lsn = ingest(world.db, NAME, {"id": [b"a", b"x"], "value": [b"1", b"2"]}).lsn
+    world.fold()
+    compact(world.db, NAME, full=True, segment_bytes=50, segment_bytes_min=1, group_bytes=10)
+    low, high = sorted(world.head().segments, key=lambda segment: segment.min_key)
+    assert low.max_key < b"x" <= high.max_key
+    world.advance(10)
+    world.sweep_twice()
+    for gone in (folded, low):
+        world.bucket.delete(USERS.segment(gone.id))
+    report = rebuild(_copy(world), NAME)
+    assert any(f"LSN {lsn} to {lsn} of b'a'" in problem for problem in report.problems)
+
+
 def test_H49_the_last_lost_segment_is_named_too():
     """H49: no later one covers anything; its slots are gone from the log."""
     world = World()

@@ -31,6 +31,9 @@ import msgspec
 from reef.engine.database import Database
 from reef.errors import ConflictError, CorruptionError, InvalidInputError, Kind, NotFoundError
 from reef.formats.manifest import Manifest, Recent, SegmentEntry, encode_manifest
+from reef.formats.segment import Lineage
+from reef.formats.segment_writer import SegmentWriter
+from reef.formats.versions import Versions
 from reef.jobs.executor import Executor, LocalExecutor
 from reef.jobs.rebuild_evidence import (
     Evidence,
@@ -41,6 +44,7 @@ from reef.jobs.rebuild_evidence import (
 from reef.jobs.rebuild_rows import RowSum, sum_rows
 from reef.jobs.rebuild_state import Derived, derive
 from reef.jobs.repair_head import fence_off
+from reef.jobs.repair_segments import write_saved
 from reef.jobs.segment_entries import entry_of
 from reef.manifest.head import HeadFinder
 from reef.manifest.invariants import check_loaded
@@ -166,9 +170,26 @@ class _Rebuild:
         """Publish what was derived, where that can do no harm."""
         report, found = self.look()
         self._refuse(report, found.evidence, force=force)
+        found = self._given_up(found)
         self.store.runtime.reach("rebuild staged")
         head = self._replace(found) if report.generation else self._publish(found)
         return replace(report, applied=True, generation=head.generation)
+
+    def _given_up(self, found: _Found) -> _Found:
+        """Write an empty segment that covers what is lost: what is given up stays given up.
+
+        Otherwise the next rebuild would report it again, or find some of it in the log and show
+        other rows than the head does.
+        """
+        holes, manifest = found.derived.holes, found.manifest
+        if not holes:
+            return found
+        lineage = Lineage("", 0, covers=holes, generation=found.evidence.generation)
+        writer = SegmentWriter(manifest.schema, 0, lineage)
+        empty = Versions.empty(manifest.schema)
+        trace = write_saved(self.store, self.names, writer, empty)
+        segments = (*manifest.segments, trace)
+        return replace(found, manifest=msgspec.structs.replace(manifest, segments=segments))
 
     # --- deriving -----------------------------------------------------------------
     def _head(self) -> Manifest | None:

@@ -61,6 +61,8 @@ class Derived:
     stream_marks: dict[str, int]
     below_floor: tuple[str, ...]
     skipped_lsns: tuple[int, ...]
+    holes: tuple[Cover, ...]
+    """LSNs and keys below the floor of which nothing is left."""
     problems: tuple[str, ...]
 
 
@@ -78,6 +80,7 @@ def derive(evidence: Evidence) -> Derived:
 class _Deriving:
     evidence: Evidence
     problems: list[str] = field(default_factory=list)
+    holes: list[Cover] = field(default_factory=list)
 
     def result(self) -> Derived:
         found = self.evidence = _without_late_ingests(self.evidence)
@@ -117,6 +120,7 @@ class _Deriving:
             stream_marks=rules.marks,
             below_floor=rules.last_ids(),
             skipped_lsns=tuple(skipped),
+            holes=tidied(self.holes),
             problems=tuple(self.problems),
         )
 
@@ -151,14 +155,19 @@ class _Deriving:
         kept = [h.lsn for h in self.evidence.headers.values() if h.kind is not WalKind.BATCHES]
         empty = [Cover(lsn, lsn + 1) for lsn in kept]
         below = without([Cover(1, choice.end)], [*covers, *empty]) if choice.end > 1 else []
+        for hole in choice.uncovered:  # a part of a load, the rest of which was merged
+            below += without([hole], below)
         holes = tidied([*below, *without([Cover(lsn, lsn + 1) for lsn in gone], below)])
+        self.holes = below
         self.problems += [f"nothing is left of {hole}" for hole in holes]
         there = {segment.id for segment in self.evidence.segments}
         for ingest in ingests:
             for segment in _job_segments(ingest):
                 stop = segment.max_key if segment.replaces else segment.max_key + b"\0"
                 lost = [Cover(ingest.lsn, ingest.lsn + 1, segment.min_key, stop)]
-                if segment.id not in there and without(lost, covers):
+                lost = without(lost, covers)
+                if segment.id not in there and lost:
+                    self.holes += without(lost, self.holes)
                     self.problems.append(
                         f"segment {segment.id} is gone, which LSN {ingest.lsn} made visible"
                     )
