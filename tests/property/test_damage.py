@@ -26,6 +26,11 @@ FOUND = {
     2049: "the dry run of a repair said less than the repair, with a head lost after a sweep",
     2152: "repair applied a patch past a load that is lost, and said that nothing is lost",
     2200: "repair of two segments without footers gave a key's delete to neither of them",
+    4115: "repair did not see a damaged segment that a forced rebuild had named again",
+    20009: "repair of a lost segment that covers nothing on its own",
+    50294: "a snapshot passes over a load whose begin is given up",
+    60056: "rebuild did not report a lost part of a merged load, and showed it later from the log",
+    60490: "the same, after a second rebuild",
 }
 """Seeds that failed once, and what was wrong. A seed means another history once the machine has
 changed, so each of them has a test of its own in `tests/hazards/test_salvage.py` as well."""
