@@ -127,6 +127,7 @@ def db():
 
 
 def receipt(lsn, write_id):
+    """Return the receipt of a write without a response."""
     return Receipt(NAME, lsn, 0, 1, write_id, 1)
 
 

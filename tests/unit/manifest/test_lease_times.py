@@ -34,6 +34,7 @@ def world():
 
 
 def take(store, manifest):
+    """Take a lease."""
     return Lease.take(store, USERS, manifest, owner="me", ttl_s=TTL_S)
 
 
