@@ -60,6 +60,12 @@ def test_H32_a_key_is_condemned_once():
     assert condemned.condemned == CONDEMNED
 
 
+def test_H22_a_condemned_key_is_dated_by_the_oldest_generation_that_is_kept():
+    """H22: none from there on names it, so a lease on one of those does not hold it."""
+    condemned = edits.condemn(HEAD, edits.Condemnation(7, 5, ("segments/s.seg",), 99))
+    assert condemned.condemned == (Condemned("segments/s.seg", 5, 99),)
+
+
 def test_what_was_last_seen_does_not_fall_with_a_fold():
     """A snapshot may have seen further than a fold has come."""
     head = changed(wal_id_last_seen=9)
