@@ -13,11 +13,11 @@ import msgspec
 
 from reef.errors import NotFoundError
 from reef.stores import Meter, ReadBack, Retry, RetryPolicy, WriteResult
-from reef.stores.memory import MemoryStore
 from reef.stores.two_phase import Record, Register, TwoPhase
 from reef.stores.two_phase.record import is_temporary
 from reef.stores.two_phase.register import PAGE
 from reef.testing import ExploredSimulation, Process, Simulation
+from reef.testing.held import WatchedBucket
 from reef.testing.simulated_store import SimulatedStore
 from reef.testing.states import Request
 
@@ -164,12 +164,13 @@ class TwoPhaseSimulation(Simulation):
         return _Unconditional(self.plain_bucket, process)
 
 
-class _Copying(MemoryStore):
+class _Copying(WatchedBucket):
     """Tells of what appears in it."""
 
     def __init__(self, sim):
         super().__init__("memory://simulated", runtime=sim.bucket.runtime)
         self._sim = sim
+        self.held = sim.held
 
     def copy(self, source, target):
         super().copy(source, target)
