@@ -7,7 +7,7 @@ import msgspec
 import reef
 from reef.engine.database import Database
 from reef.jobs import fold, sweep
-from reef.manifest.head import HeadFinder
+from reef.manifest.head import locate, newest_incarnation
 from reef.manifest.leases import Lease
 from reef.manifest.publish import Publisher
 from reef.paths import Namespace
@@ -58,17 +58,22 @@ class World:
         fold(self.db, NAME)
         self.advance(10)
 
+    @property
+    def names(self):
+        """The names of the newest incarnation's objects."""
+        return newest_incarnation(self.bucket, NAME)
+
     def head(self):
-        return HeadFinder(self.bucket, USERS).find().manifest
+        return locate(self.bucket, NAME).found.manifest
 
     def publish(self, **changes):
         """Publish a manifest with some fields changed."""
-        return Publisher(self.bucket, USERS).publish(
+        return Publisher(self.bucket, self.names).publish(
             lambda head: msgspec.structs.replace(head, **changes)
         )
 
     def lease(self, ttl_s=60.0, manifest=None):
-        return Lease.take(self.bucket, USERS, manifest or self.head(), owner="me", ttl_s=ttl_s)
+        return Lease.take(self.bucket, self.names, manifest or self.head(), owner="me", ttl_s=ttl_s)
 
     def compact(self):
         """Put copies in place of all segments, as a compaction does; return the old ids."""
@@ -76,7 +81,7 @@ class World:
         new = []
         for entry in head.segments:
             segment_id = self.bucket.runtime.ulid()
-            self.bucket.copy(USERS.segment(entry.id), USERS.segment(segment_id))
+            self.bucket.copy(self.names.segment(entry.id), self.names.segment(segment_id))
             new.append(msgspec.structs.replace(entry, id=segment_id))
         self.publish(segments=tuple(new))
         return [entry.id for entry in head.segments]
@@ -93,8 +98,8 @@ class World:
         return self.sweep(**settings).deleted
 
     def keys(self, folder):
-        """Return the names in a folder of the namespace, without the folder."""
-        prefix = f"{USERS.root}/{folder}/"
+        """Return the names in a folder of the newest incarnation, without the folder."""
+        prefix = f"{self.names.root}/{folder}/"
         return [info.key.removeprefix(prefix) for info in self.bucket.list(prefix)]
 
     def slots(self):

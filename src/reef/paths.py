@@ -8,6 +8,8 @@
       segments/<ulid>.seg
       leases/<ulid>.json
       quarantine/…
+      successors/<incarnation, 20 digits>.json     only where the name was dropped and re-created
+      incarnations/<incarnation, 20 digits>/       the same folders again, for each re-creation
 
 Numbers have 20 digits, enough for 64 bits, so that names sort as numbers do.
 """
@@ -20,7 +22,7 @@ from reef.errors import InvalidInputError
 __all__ = ["CatalogNames", "Namespace", "cas_verdict", "clock", "compose_parts", "probe_object"]
 
 NAMESPACE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-NUMBERED = re.compile(r"(\d{20})\.(?:wal|manifest\.json)")
+NUMBERED = re.compile(r"(\d{20})\.(?:wal|manifest\.json|json)")
 
 
 def cas_verdict() -> str:
@@ -45,9 +47,14 @@ def compose_parts() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """The names of one namespace's objects."""
+    """The names of the objects of one incarnation of a namespace.
+
+    A name that is dropped and created again gets a prefix of its own, so that no object of one
+    incarnation can be read in another (H65).
+    """
 
     name: str
+    incarnation: int = 1
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not NAMESPACE_NAME.fullmatch(self.name):
@@ -57,8 +64,27 @@ class Namespace:
             )
 
     @property
-    def root(self) -> str:
+    def base(self) -> str:
+        """The folder of the name, with all its incarnations."""
         return f"namespaces/{self.name}"
+
+    @property
+    def root(self) -> str:
+        """The folder of this incarnation; the first one has no folder of its own."""
+        if self.incarnation == 1:
+            return self.base
+        return f"{self.base}/incarnations/{self.incarnation:020}"
+
+    @property
+    def successors(self) -> str:
+        return f"{self.base}/successors/"
+
+    def successor(self, incarnation: int) -> str:
+        """Return the name of the record that announces a re-creation."""
+        return f"{self.successors}{incarnation:020}.json"
+
+    def at(self, incarnation: int) -> "Namespace":
+        return Namespace(self.name, incarnation)
 
     @property
     def manifests(self) -> str:

@@ -18,7 +18,7 @@ from reef.jobs import BulkJob, ingest, repair, verify
 from reef.jobs.ingest import sorted_rows, staged_rows
 from reef.manifest import dropping
 from reef.manifest.edits import new_namespace
-from reef.manifest.head import HeadFinder
+from reef.manifest.head import locate
 from reef.paths import Namespace
 from reef.stores import Wrapper
 from reef.stores.memory import MemoryStore
@@ -57,7 +57,7 @@ def rows(db, name=NAME):
 
 def head(db):
     """Return the head, dropped or not."""
-    return HeadFinder(db.store, Namespace(NAME)).find(dropped=True).manifest
+    return locate(db.store, NAME, dropped=True).found.manifest
 
 
 def test_a_load_that_fails_takes_its_namespace_back(db):
@@ -241,7 +241,7 @@ def test_what_is_there_costs_nothing_more():
         meter.reset()
         return act(), sum(meter.requests().values())
 
-    assert cost(lambda: db.create(NAME, COLUMNS))[1] == 4, "as before there was anything to use"
+    assert cost(lambda: db.create(NAME, COLUMNS))[1] == 5, "one LIST more: for successors"
     assert cost(lambda: db.create(NAME, COLUMNS))[1] == 4
     job, begun = cost(lambda: BulkJob(db, NAME))
     assert begun == 14

@@ -9,7 +9,7 @@ from reef.cli.objects import Looked, ObjectReader
 from reef.cli.options import EXIT_PROBLEMS, NUMBER, ReefCommand, encoding_option, on_namespace
 from reef.cli.output import Output
 from reef.engine.database import Database
-from reef.paths import Namespace
+from reef.manifest.head import newest_incarnation
 
 __all__ = ["inspect"]
 
@@ -42,7 +42,8 @@ def inspect(output: Output, db: Database, namespace: str, *, rows: int, **which:
 
     Example: reef inspect ./data users --lsn 2
     """
-    looked = _look(ObjectReader(db.store, Namespace(namespace)), which)
+    names = newest_incarnation(db.store, namespace)
+    looked = _look(ObjectReader(db.store, names), which)
     if output.is_json:
         output.json(looked.to_dict())
     else:

@@ -44,8 +44,7 @@ from reef.formats.manifest import Manifest, NamespaceState
 from reef.formats.schema import DEFAULT_SCHEMA, Schema
 from reef.locallog.vfs import OS_FILES, FileSystem
 from reef.manifest.edits import grow_schema
-from reef.manifest.head import HeadFinder
-from reef.manifest.publish import Publisher
+from reef.manifest.head import HeadFinder, locate
 from reef.manifest.snapshots import drop_cursor
 from reef.manifest.streams import NO_STREAM, StreamClaim
 from reef.paths import Namespace
@@ -89,9 +88,8 @@ class Database:
         ConflictError, and `alter` is the way.
         """
         wanted = DEFAULT_SCHEMA if schema is None else Schema.of(schema, key)
-        namespace = Namespace(name)
         self._prove_store()
-        manifest = self._namespaces.ensure(namespace, wanted).heads.find().manifest
+        manifest = self._namespaces.ensure(name, wanted).heads.find().manifest
         if manifest.schema.fingerprint != wanted.fingerprint:
             raise ConflictError(
                 f"namespace {name} is there already, with other columns: "
@@ -107,7 +105,7 @@ class Database:
         Rows from before have null in a new column. A change that would lose data is refused.
         """
         self._prove_store()
-        publisher = Publisher(self.store, Namespace(name), metrics=self.metrics)
+        publisher = self._namespaces.publisher(name)
 
         def grow(head: Manifest) -> Manifest | None:
             return grow_schema(head, head.schema.grown(schema))
@@ -116,7 +114,7 @@ class Database:
 
     def info(self, name: str) -> Info:
         """Return what a namespace is, as of its newest manifest."""
-        return Info.of(name, HeadFinder(self.store, Namespace(name)).find().manifest)
+        return Info.of(name, self._head(name))
 
     def namespaces(self, *, dropped: bool = False) -> list[str]:
         """Return the names of the namespaces that are in the bucket, in order.
@@ -131,16 +129,16 @@ class Database:
         `undrop` brings it back until a sweep, a day later, takes what was in it.
         """
         self._prove_store()
-        self._namespaces.drop(Namespace(name))
+        self._namespaces.drop(name)
 
     def undrop(self, name: str) -> Info:
         """Bring back a dropped namespace, as it was; NotFoundError if a sweep has taken it."""
         self._prove_store()
-        return Info.of(name, self._namespaces.undrop(Namespace(name)))
+        return Info.of(name, self._namespaces.undrop(name))
 
     def stats(self, name: str) -> NamespaceStats:
         """Return what a namespace holds and how it is doing: levels, log, pins, its writer."""
-        return namespace_stats(self.store, Namespace(name))
+        return namespace_stats(self.store, name)
 
     def jobs(self, namespace: str | None = None) -> list[RunningJob]:
         """Return what runs in the bucket, or in one namespace: where, since when, how far."""
@@ -212,7 +210,7 @@ class Database:
         wanted = WriterSettings().changed(settings)
         work = background_settings(background)
         if not take_over:
-            check_role_is_free(self.store, Namespace(name))
+            check_role_is_free(self.store, name)
         local = LocalDurability.of(durability, local_log, reapply=reapply, files=self.log_files)
         if local is not None:
             wanted = local.settings(wanted)
@@ -228,14 +226,15 @@ class Database:
         self._recover_store(namespace)
 
         def take(claim: StreamClaim = NO_STREAM) -> tuple[Committer, Outcomes]:
-            publisher = self._namespaces.ensure(namespace, DEFAULT_SCHEMA)
-            role = RoleTaking(self.store, namespace, publisher, wanted, self.metrics, self.events)
+            publisher = self._namespaces.ensure(namespace.name, DEFAULT_SCHEMA)
+            names = publisher.heads.names
+            role = RoleTaking(self.store, names, publisher, wanted, self.metrics, self.events)
             return role.take(claim)
 
         if local is not None:  # which looks whose log it is before anything is made
             return local.open(self.store, namespace, wanted, take)
         committer, outcomes = take()
-        return Writer(namespace, committer, outcomes, wanted, self._runtime)
+        return Writer(committer.namespace, committer, outcomes, wanted, self._runtime)
 
     @overload
     def reader(
@@ -278,17 +277,31 @@ class Database:
         new commits, so that they are seen at once and not after the next look.
         """
         wanted = ReaderSettings().changed(settings)
-        namespace, metrics, events = Namespace(name), self.metrics, self.events
+        metrics, events = self.metrics, self.events
         with operation(self.metrics, "open_reader"):
             follows = as_of is None and snapshot is None and not pin
             check_notifier(notify, follows=follows)
             if follows:
+                heads = locate(self.store, name, fallback=True)
                 return Reader(
-                    self.store, namespace, wanted, metrics=metrics, events=events, notify=notify
+                    self.store,
+                    heads.names,
+                    wanted,
+                    metrics=metrics,
+                    events=events,
+                    notify=notify,
+                    heads=heads,
                 )
-            moment = self._moment(namespace, as_of, snapshot)
+            heads, moment = self._moment(name, as_of, snapshot)
             return PinnedReader(
-                self.store, namespace, wanted, moment, pin=True, metrics=self.metrics
+                self.store,
+                heads.names,
+                wanted,
+                moment,
+                pin=True,
+                metrics=metrics,
+                heads=heads,
+                dropped=heads.found.manifest.successor is not None,
             )
 
     # --- views in time ------------------------------------------------------------
@@ -304,10 +317,10 @@ class Database:
 
         With `generation`, keep that one, which must still be active; several may share one.
         """
-        names = Namespace(namespace)
         self._prove_store()
-        publisher = Publisher(self.store, names, metrics=self.metrics)
         with operation(self.metrics, "snapshot"):
+            publisher = self._namespaces.publisher(namespace)
+            names = publisher.heads.names
             return take_snapshot(
                 self.store,
                 publisher,
@@ -319,8 +332,12 @@ class Database:
             )
 
     def snapshots(self, namespace: str) -> list[Snapshot]:
-        """Return the snapshots of a namespace that are not over, the oldest first."""
-        return list_snapshots(self.store, Namespace(namespace))
+        """Return the snapshots of a namespace that have not expired, the oldest first.
+
+        Snapshots of earlier incarnations of the name are among them: they can be read and
+        released after a drop.
+        """
+        return list_snapshots(self.store, namespace)
 
     def cursor(self, namespace: str, name: str, after_lsn: int | None = None) -> ChangeCursor:
         """Read changes by a cursor that has a name, and for which the log is kept.
@@ -328,24 +345,24 @@ class Database:
         A new one begins after an LSN, or at the end of the log; one that is there goes on from
         where it was last committed.
         """
-        names = Namespace(namespace)
         if after_lsn is not None:
             check_lsn(after_lsn, "after_lsn")
         self._prove_store()
-        publisher = Publisher(self.store, names, metrics=self.metrics)
+        publisher = self._namespaces.publisher(namespace)
+        names = publisher.heads.names
         segments = self._segments(names)
         register_cursor(self.store, names, name, after_lsn, segments=segments, publisher=publisher)
         return ChangeCursor(self.store, names, name, segments, publisher)
 
     def cursors(self, namespace: str) -> dict[str, int]:
         """Return the registered cursors, and up to which LSN each has committed."""
-        head = HeadFinder(self.store, Namespace(namespace)).find().manifest
+        head = self._head(namespace)
         return {name: entry.lsn for name, entry in sorted(head.cursors.items())}
 
     def drop_cursor(self, namespace: str, name: str) -> None:
         """Let the sweep take what was kept for a cursor; one that is not there is fine."""
         self._prove_store()
-        publisher = Publisher(self.store, Namespace(namespace), metrics=self.metrics)
+        publisher = self._namespaces.publisher(namespace)
         publisher.publish(lambda head: drop_cursor(head, name))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -364,14 +381,20 @@ class Database:
         proved = "proved" if self._proved else "not tried yet"
         return html_table("Database", {"store": self.store.url, "create-only writes": proved})
 
-    def _moment(self, namespace: Namespace, as_of: Any, snapshot: Any) -> Wanted:
+    def _moment(self, name: str, as_of: Any, snapshot: Any) -> tuple[HeadFinder, Wanted]:
         if as_of is not None and snapshot is not None:
             raise InvalidInputError(
-                "as_of= and snapshot= both name a moment", kind=Kind.INVALID_OPTION
+                "as_of= and snapshot= both name a point in time", kind=Kind.INVALID_OPTION
             )
         if snapshot is not None:
-            return Wanted(resolve_snapshot(self.store, namespace, snapshot).generation)
-        return Wanted() if as_of is None else AsOf.of(as_of).wanted()
+            heads, entry = resolve_snapshot(self.store, name, snapshot)
+            return heads, Wanted(entry.generation)
+        wanted = Wanted() if as_of is None else AsOf.of(as_of).wanted()
+        return locate(self.store, name), wanted
+
+    def _head(self, name: str) -> Manifest:
+        """Return the newest manifest of the current incarnation of a name."""
+        return locate(self.store, name).found.manifest
 
     def _segments(self, namespace: Namespace) -> SegmentStore:
         cache = ByteCache(ReaderSettings().cache_bytes, self.metrics)
@@ -387,7 +410,7 @@ class Database:
 
     def _recover_store(self, namespace: Namespace) -> None:
         """Finish what dead writers left in a two-phase store; other stores leave nothing (H23)."""
-        report = recover(self.store, f"{namespace.root}/")
+        report = recover(self.store, f"{namespace.base}/")
         for key in report.finished:
             self.events.emit("two_phase.finished", namespace=namespace.name, object=key)
         for record in report.stuck:

@@ -17,7 +17,6 @@ from reef.catalog import Catalog, WriteSession
 from reef.engine.jobs_seen import RunningJob, jobs_of
 from reef.engine.registry_upkeep import keep_short
 from reef.errors import CorruptionError, ReefError
-from reef.paths import Namespace
 from reef.runtime import Condition, Task
 from reef.stores import Store
 from reef.stores.dates import now_to_look
@@ -129,7 +128,7 @@ class Working:
 
 def running_jobs(store: Store, board: JobBoard | None, names: list[str]) -> list[RunningJob]:
     """Return the jobs of some namespaces: those on the board, and those that the bucket shows."""
-    looks = [partial(jobs_of, store, Namespace(name)) for name in names]
+    looks = [partial(jobs_of, store, name) for name in names]
     seen = [job for jobs in store.runtime.gather(looks) for job in jobs]
     return _merged([] if board is None else board.jobs(names), seen)
 

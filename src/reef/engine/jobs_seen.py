@@ -16,7 +16,7 @@ from reef.engine.wal_headers import HeaderTask, run_header_task
 from reef.errors import CorruptionError, NotFoundError
 from reef.formats.manifest import Manifest, OpenJob
 from reef.formats.wal_object import WalHeader
-from reef.manifest.head import HeadFinder
+from reef.manifest.head import locate
 from reef.manifest.leases import find_leases, job_owner
 from reef.manifest.roots import staged_id
 from reef.paths import Namespace
@@ -51,10 +51,11 @@ class RunningJob:
         return asdict(self)
 
 
-def jobs_of(store: Store, names: Namespace) -> list[RunningJob]:
+def jobs_of(store: Store, name: str) -> list[RunningJob]:
     """Return the bulk jobs that are open in a namespace, and its compactor."""
     try:
-        head = HeadFinder(store, names).find(fallback=True).manifest
+        heads = locate(store, name, fallback=True)
+        names, head = heads.names, heads.found.manifest
     except (CorruptionError, NotFoundError):  # for `verify` to tell; or dropped since it was listed
         return []
     jobs = _open_jobs(store, names, head)

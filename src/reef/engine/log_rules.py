@@ -8,8 +8,13 @@ LSN order, and so agree:
 - An `ingest` counts only if its job is open at its LSN (a begin below it, no abort and no
   other ingest of that job in between) and its key is not in the dedup window as it is there.
 - LSNs that a repair has skipped do not count.
-- A `begin` with a schema from before the first that the namespace has opens nothing: it was meant
-  for a namespace that was dropped, and in whose place this one was made (H48).
+- A `begin` with a schema from before the first that the namespace has opens nothing: releases
+  before incarnations re-created a dropped namespace in the same chain (H48).
+- Below the floor nothing counts: a slot there may have been collected, and filled again by a
+  process that stalled (H67). So a `LogReader` starts at its manifest's floor, and a reader of
+  slots below the current floor checks that they were kept since (`History.kept_slots`). The
+  outcome of a write that was in doubt is proved by the floor, never by what is in its slot now
+  (`prove`).
 
 All of it follows from the log alone, whichever manifest one starts from and however old it is.
 
@@ -26,7 +31,7 @@ from reef.formats.manifest import Manifest, OpenJob
 from reef.formats.wal_object import WalHeader, WalKind
 from reef.manifest.dedup import DedupWindow
 
-__all__ = ["IDS_KEPT", "Judgement", "LogReader", "Verdict"]
+__all__ = ["IDS_KEPT", "Judgement", "LogReader", "Proof", "Verdict", "prove"]
 
 IDS_KEPT = 64
 """Write ids remembered below the floor; `max_parallel_writes` may not exceed it."""
@@ -45,6 +50,29 @@ class Verdict(StrEnum):
     """A fence, begin, abort or skip: it changes no row."""
     IGNORED = "ignored"
     """An ingest whose job was not open, or an LSN that a repair has skipped."""
+
+
+class Proof(StrEnum):
+    """What a manifest proves of a write that was slow, or whose response was lost."""
+
+    COUNTS = "counts"
+    LOST = "lost"
+    UNKNOWN = "unknown"
+
+
+def prove(manifest: Manifest, header: WalHeader, *, in_slot: bool) -> Proof:
+    """Return what became of a WAL object; `in_slot` says whether its slot was seen to hold it.
+
+    The manifest must have been read after that. At or above its floor the slot was never
+    collected, so the object in it is the only one there ever was. Below the floor the slot may
+    have been folded, collected and filled again: only the dedup window and the stream marks
+    tell. The writer's epoch proves nothing (H13, H66).
+    """
+    if header.lsn >= manifest.wal_floor:
+        return Proof.COUNTS if in_slot else Proof.LOST
+    committed = any(entry.write_id == header.write_id for entry in manifest.dedup)
+    marked = any(manifest.stream_marks.get(s, 0) >= n for s, n in header.marks.items())
+    return Proof.COUNTS if committed or marked else Proof.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)

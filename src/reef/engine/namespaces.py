@@ -1,10 +1,12 @@
-"""Making namespaces, dropping them, bringing them back, listing them (protocol section 8).
+"""Create, drop, undrop and list namespaces (protocol section 8).
 
-Drop: take the writer role, so that M fences lie in the log and no older writer commits any more;
-publish that it is dropped, with where its log ends. Undrop: publish that it is live. Make anew: one
-publish behind those fences, with numbers that go on. Each is one CAS on the manifest, which
-decides; a registry, where there is one, is told before and after. Take back: what a drop does, for
-a namespace that was made for a load which then failed, and that nobody else has used.
+Drop: take the writer role, so that the log ends with M fences and no older writer commits any
+more; publish that the namespace is dropped, with the end of its log. Undrop: publish that it is
+live. Create again: publish in the dropped chain which incarnation succeeds it, store that record,
+and create the first manifest of the new chain from it; a process that finds a successor without
+a manifest completes it. Each is decided by one CAS on a manifest; the registry, where there is
+one, is updated before and after. Take back: a drop, for a namespace that was created for a load
+which then failed, and that no other process has used.
 """
 
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -17,24 +19,36 @@ from reef.engine.reading.cache import ByteCache
 from reef.engine.reading.segments import SegmentStore
 from reef.engine.registry import Registry
 from reef.engine.stats import list_states
-from reef.errors import ConflictError, CorruptionError, FencedError, Kind, NotFoundError
-from reef.formats.manifest import Dropped, Manifest, NamespaceState
+from reef.errors import (
+    ConflictError,
+    CorruptionError,
+    FencedError,
+    NotFoundError,
+    UnavailableError,
+)
+from reef.formats.manifest import (
+    Dropped,
+    Manifest,
+    NamespaceState,
+    Successor,
+    encode_successor,
+)
 from reef.formats.schema import Schema
 from reef.manifest import dropping
 from reef.manifest.edits import new_namespace
-from reef.manifest.head import HeadFinder
+from reef.manifest.head import HeadFinder, locate, refuse_dropped
 from reef.manifest.publish import Publisher
 from reef.paths import Namespace
 from reef.runtime import Stopwatch
-from reef.stores import Store
+from reef.stores import Outcome, Store
 from reef.telemetry import Metrics
 
 __all__ = ["Namespaces"]
 
-MAKES_MAX = 10
-"""How often a namespace is made anew because it was dropped at once."""
+CREATES_MAX = 10
+"""How often a namespace is created again because it was dropped at once."""
 DROPS_MAX = 10
-"""How often a drop begins anew because a writer opened, or a fold passed its fences."""
+"""How often a drop fences again because a writer opened, or a fold passed its fences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,136 +66,171 @@ class Namespaces:
             return found
         return sorted(name for name, one in list_states(self.store).items() if one is state)
 
-    def ensure(self, namespace: Namespace, schema: Schema, made_for: str = "") -> Publisher:
-        """Make a namespace if there is none, or none but a dropped one; use it.
+    def ensure(self, name: str, schema: Schema, made_for: str = "") -> Publisher:
+        """Return the publisher of a namespace, which is created if it is absent or dropped.
 
-        With `made_for`, the id of a job, one that is made now may be taken back if that job fails.
+        With `made_for`, the id of a job, one that is created now is dropped if that job fails.
         """
-        publisher = self._publisher(namespace)
-        for _ in range(MAKES_MAX):
-            looked = self.store.runtime.stopwatch()
+        for _ in range(CREATES_MAX):
+            absent = self.store.runtime.stopwatch()
+            try:
+                heads = locate(self.store, name, dropped=True)
+            except NotFoundError:
+                with self._changing(name):
+                    created = self._create(Namespace(name), schema, made_for, absent)
+                if created is not None:
+                    return created
+                continue
+            publisher = self._publisher(heads)
             try:
                 self._use(publisher, made_for)
-            except NotFoundError as error:
-                with self._changing(namespace):
-                    if error.kind is Kind.DROPPED:
-                        publisher.publish(
-                            lambda head: dropping.made_anew(head, schema, made_for), dropped=True
-                        )
-                    else:
-                        first = new_namespace(schema, made_for=made_for)
-                        if self._create(namespace, publisher, first, looked):
-                            return publisher
+            except NotFoundError:
+                with self._changing(name):
+                    self._create_again(publisher, schema, made_for)
             else:
                 return publisher
         raise ConflictError(
-            f"{namespace.name} was dropped again and again while it was made",
-            namespace=namespace.name,
+            f"{name} was dropped again and again while it was being created", namespace=name
         )
 
-    def use(self, namespace: Namespace) -> Manifest:
-        """Return the head, which no failed load takes back any more; NotFoundError if none."""
-        return self._use(self._publisher(namespace))
+    def use(self, name: str) -> Publisher:
+        """Return the publisher of a namespace that no failed load takes back any more."""
+        publisher = self.publisher(name)
+        self._use(publisher)
+        return publisher
 
-    def _use(self, publisher: Publisher, made_for: str = "") -> Manifest:
-        head = publisher.heads.find().manifest
-        if head.made_for in ("", made_for):
-            return head
-        return publisher.publish(dropping.use)
+    def _use(self, publisher: Publisher, made_for: str = "") -> None:
+        head = publisher.heads.last or publisher.heads.find(dropped=True)
+        refuse_dropped(publisher.heads.names, head.manifest)
+        if head.manifest.made_for not in ("", made_for):
+            publisher.publish(dropping.use)
 
+    # --- creating -----------------------------------------------------------------
     def _create(
-        self, namespace: Namespace, publisher: Publisher, first: Manifest, looked: Stopwatch
-    ) -> bool:
-        """Publish the first manifest; whether nobody else was first."""
-        if self.registry is not None:  # telling it took time: somebody else may have been first
-            looked = self.store.runtime.stopwatch()
+        self, names: Namespace, schema: Schema, made_for: str, absent: Stopwatch
+    ) -> Publisher | None:
+        """Create the first incarnation; None if another process was first."""
+        if self.registry is not None:  # updating it took time: another process may have been first
+            absent = self.store.runtime.stopwatch()
             with suppress(NotFoundError):
-                publisher.heads.find()
-                return False
-        self._check_nothing_is_left(namespace)
-        return publisher.create(first, looked) is not None
+                HeadFinder(self.store, names).find(dropped=True)
+                return None
+        self._check_nothing_is_left(names)
+        publisher = self._publisher(HeadFinder(self.store, names))
+        created = publisher.create(new_namespace(schema, made_for=made_for), absent)
+        return None if created is None else publisher
+
+    def _create_again(self, publisher: Publisher, schema: Schema, made_for: str) -> None:
+        """Announce a successor in the dropped chain, and complete it; or what others announced."""
+        now_ms = int(self.store.runtime.wall_s() * 1000)
+        head = publisher.publish(
+            lambda h: dropping.succeed(h, schema, now_ms, made_for), dropped=True
+        )
+        self.store.runtime.reach("successor announced")
+        if head.successor is not None:  # otherwise it was undropped meanwhile
+            self._complete(publisher.heads.names, head.successor)
+
+    def _complete(self, dropped: Namespace, successor: Successor) -> None:
+        """Store the record and the first manifest of an incarnation; both may be there already."""
+        absent = self.store.runtime.stopwatch()
+        names = dropped.at(successor.incarnation)
+        publisher = self._publisher(HeadFinder(self.store, names))
+        with suppress(NotFoundError):
+            publisher.heads.find(dropped=True)
+            return
+        record = names.successor(successor.incarnation)
+        if self.store.create(record, encode_successor(successor)).outcome is Outcome.UNKNOWN:
+            raise UnavailableError(
+                f"{record} may not have been written",
+                hint="Create the namespace again: that completes it",
+                namespace=names.name,
+            )
+        self.store.runtime.reach("successor recorded")
+        publisher.create(dropping.first_manifest(successor), absent)
 
     # --- dropping -----------------------------------------------------------------
-    def drop(self, namespace: Namespace) -> Manifest:
+    def drop(self, name: str) -> Manifest:
         """Drop a namespace; NotFoundError if there is none. Fences its writer."""
-        self._publisher(namespace).heads.find()
-        with self._changing(namespace):
+        names = self.publisher(name).heads.names
+        with self._changing(name):
             for _ in range(DROPS_MAX):
-                publisher = self._publisher(namespace)
+                publisher = self._publisher(HeadFinder(self.store, names))
                 with suppress(FencedError):
-                    manifest = self._try_to_drop(namespace, publisher)
+                    manifest = self._try_to_drop(names, publisher)
                     if manifest.dropped is not None:
                         return manifest
         raise ConflictError(
-            f"{namespace.name} was taken over by other writers while it was dropped",
+            f"{name} was taken over by other writers while it was being dropped",
             hint="Stop its writers, and drop it again",
-            namespace=namespace.name,
+            namespace=name,
         )
 
-    def _try_to_drop(self, namespace: Namespace, publisher: Publisher) -> Manifest:
-        epoch, fences = self._opening(namespace, publisher).fence_off()
+    def _try_to_drop(self, names: Namespace, publisher: Publisher) -> Manifest:
+        epoch, fences = self._opening(names, publisher).fence_off()
         self.store.runtime.reach("drop fenced")
-        found = Log(self.store, namespace).read_many(fences)
+        found = Log(self.store, names).read_many(fences)
         below = tuple(fence.header.write_id for fence in found if fence is not None)
-        if len(below) < len(fences):  # folded, and given up by a repair: begin anew
+        if len(below) < len(fences):  # folded, and skipped by a repair: fence again
             return publisher.heads.find().manifest
         dropped = Dropped(int(self.store.now() * 1000), max(fences) + 1, below)
         return publisher.publish(lambda head: dropping.drop(head, epoch, dropped))
 
-    def take_back(
-        self, namespace: Namespace, job: str, end_lsn: int, below: tuple[str, ...]
-    ) -> None:
-        """Drop what was made for a job that was aborted, unless somebody else has used it.
+    def take_back(self, names: Namespace, job: str, end_lsn: int, below: tuple[str, ...]) -> None:
+        """Drop a namespace that was created for a job which was aborted, unless it is in use.
 
-        The abort stands in the slot below `end_lsn`; the write ids up to it are `below`.
+        The abort is in the slot below `end_lsn`; the write ids up to it are `below`.
         """
         dropped = Dropped(int(self.store.now() * 1000), end_lsn, below)
-        with self._changing(namespace):
-            self._publisher(namespace).publish(
+        with self._changing(names.name):
+            self._publisher(HeadFinder(self.store, names)).publish(
                 lambda head: dropping.take_back(head, job, dropped), dropped=True
             )
 
-    def undrop(self, namespace: Namespace) -> Manifest:
-        """Bring a dropped namespace back, as it was; one that is there stays as it is."""
-        publisher = self._publisher(namespace)
+    def undrop(self, name: str) -> Manifest:
+        """Bring a dropped namespace back, as it was; a live one stays as it is."""
+        publisher = self.publisher(name, dropped=True)
         found = publisher.heads.find(dropped=True).manifest
         if dropping.undrop(found) is None:
             return found
-        with self._changing(namespace):
+        with self._changing(name):
             return publisher.publish(dropping.undrop, dropped=True)
 
     # --- parts --------------------------------------------------------------------
-    def _changing(self, namespace: Namespace) -> AbstractContextManager[None]:
-        return nullcontext() if self.registry is None else self.registry.changing(namespace)
+    def publisher(self, name: str, *, dropped: bool = False) -> Publisher:
+        """Return the publisher of the current incarnation of a name; NotFoundError if none."""
+        return self._publisher(locate(self.store, name, dropped=dropped))
 
-    def _publisher(self, namespace: Namespace) -> Publisher:
-        return Publisher(self.store, namespace, metrics=self.metrics)
+    def _publisher(self, heads: HeadFinder) -> Publisher:
+        return Publisher(self.store, heads.names, metrics=self.metrics, heads=heads)
 
-    def _opening(self, namespace: Namespace, publisher: Publisher) -> WriterOpening:
+    def _changing(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext() if self.registry is None else self.registry.changing(name)
+
+    def _opening(self, names: Namespace, publisher: Publisher) -> WriterOpening:
         cache = ByteCache(0, self.metrics)
         return WriterOpening(
             self.store,
-            namespace,
+            names,
             publisher,
-            SegmentStore(self.store, namespace, cache),
+            SegmentStore(self.store, names, cache),
             writer_id=self.store.runtime.ulid(),
             max_parallel_writes=1,
             lease_ttl_s=WriterSettings().lease_ttl_s,
         )
 
-    def _check_nothing_is_left(self, namespace: Namespace) -> None:
-        """A log without any manifest is damage: a fresh namespace over it would hide its rows.
+    def _check_nothing_is_left(self, names: Namespace) -> None:
+        """A log without any manifest is damage: a fresh namespace would hide its rows.
 
-        Unless somebody has just made the namespace, and begun to write.
+        Unless another process has just created the namespace, and begun to write.
         """
-        if next(iter(self.store.list(namespace.wal)), None) is None:
+        if next(iter(self.store.list(names.wal)), None) is None:
             return
         with suppress(NotFoundError):
-            HeadFinder(self.store, namespace).find(dropped=True)
+            HeadFinder(self.store, names).find(dropped=True)
             return
         raise CorruptionError(
-            f"namespace {namespace.name} has a log and no manifest",
-            hint=f"Run rebuild: reef rebuild URL {namespace.name} --apply",
-            object=namespace.manifests,
+            f"namespace {names.name} has a log and no manifest",
+            hint=f"Run rebuild: reef rebuild URL {names.name} --apply",
+            object=names.manifests,
             offset=0,
         )

@@ -30,12 +30,13 @@ from reef.errors import (
     ClosedError,
     CorruptionError,
     InvalidInputError,
+    Kind,
     NotFoundError,
     UnavailableError,
 )
 from reef.formats.manifest import Manifest
 from reef.formats.wal_object import WalObject
-from reef.manifest.head import Head, HeadFinder
+from reef.manifest.head import Head, HeadFinder, locate
 from reef.paths import Namespace
 from reef.runtime import Runtime, Stopwatch, leaf_lock
 from reef.stores import Store
@@ -63,31 +64,36 @@ class Reader(LooksBack, Readable):
         metrics: Metrics | None = None,
         events: Events | None = None,
         notify: Notifier | None = None,
+        heads: HeadFinder | None = None,
     ) -> None:
         self.namespace = namespace.name
         self._damaged_log: CorruptionError | None = None
         self._last_void = 0
         self._damaged_head: CorruptionError | None = None
         self._store = store
-        self._names = namespace
         self._settings = settings
         self._metrics = metrics = metrics or Metrics()
         self._events = events or Events()
         self._runtime: Runtime = store.runtime
-        self._heads = HeadFinder(store, namespace)
-        self._log = Log(store, namespace)
-        self._segments = SegmentStore(store, namespace, ByteCache(settings.cache_bytes, metrics))
+        self._cache = ByteCache(settings.cache_bytes, metrics)
+        self._notify = notify
+        self._bind(heads or HeadFinder(store, namespace))
         self._row_cache = RowCache(settings.row_cache_bytes)
         self._guard = leaf_lock()
         self._turn = self._runtime.lock()
         self._home = self._locks_home = self._runtime.process_id()
         self._closed = False
-        self._notify = notify
-        self._bell = self._new_bell()  # before the first look: nothing falls in between
-        self._tail = self._open()
+        self._tail = self._open(self._heads.last)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Reader, (self._store, self._names, self._settings)
+
+    def _bind(self, heads: HeadFinder) -> None:
+        """Read one incarnation of the namespace from now on."""
+        self._heads, self._names = heads, heads.names
+        self._log = Log(self._store, heads.names)
+        self._segments = SegmentStore(self._store, heads.names, self._cache)
+        self._bell = self._new_bell()  # before the log is listed: no commit falls in between
 
     # --- what it sees -------------------------------------------------------------
     @property
@@ -186,12 +192,11 @@ class Reader(LooksBack, Readable):
         rung = self._bell is not None and self._bell.is_rung
         return rung or self._runtime.boottime_s() >= self._due_s
 
-    def _open(self) -> Tail:
+    def _open(self, located: Head | None = None) -> Tail:
         """Manifest first, listing second, manifest again: else once more (H10)."""
         for _ in range(RESTARTS_MAX):
-            self._heads.forget()
             started = self._note_begin()
-            head = self._heads.find(fallback=True)
+            head, located = located or self._find_current(), None
             tail = Tail(head.manifest, self._segments)
             tail.watch(self._row_cache)
             self._damaged_log = None
@@ -200,6 +205,19 @@ class Reader(LooksBack, Readable):
                 self._listed = self._refreshed = started
                 return tail
         raise UnavailableError(f"{self.namespace} is swept faster than it can be opened")
+
+    def _find_current(self) -> Head:
+        """Return the head; of the next incarnation, if the name was dropped and re-created."""
+        self._heads.forget()
+        try:
+            return self._heads.find(fallback=True)
+        except NotFoundError as error:
+            if error.kind is not Kind.DROPPED:
+                raise
+            heads = locate(self._store, self.namespace, fallback=True)
+            if heads.names != self._names:  # otherwise it was undropped just now
+                self._bind(heads)
+            return heads.found
 
     def _reopen(self) -> None:
         """Replace the tail; rows that others read from the one before it are not kept."""
@@ -256,17 +274,25 @@ class Reader(LooksBack, Readable):
         started = self._note_begin()
         before = self._tail.next_lsn
         with operation(self._metrics, "refresh"):
-            if not self._must_list():
-                self._take_probed()
-                self._move_to(self._heads.find(fallback=True))
-            # Again, if probing took so long that its misses prove nothing (H47).
-            if self._must_list():
-                if self._catch_up():
-                    self._listed = started
-                else:
-                    self._reopen()
+            try:
+                self._advance_in_chain(started)
+            except NotFoundError as error:
+                if error.kind is not Kind.DROPPED:
+                    raise
+                self._reopen()  # in the next incarnation, if there is one
         self._refreshed = started
         self._note_lag(self._tail.next_lsn - before)
+
+    def _advance_in_chain(self, started: Stopwatch) -> None:
+        if not self._must_list():
+            self._take_probed()
+            self._move_to(self._heads.find(fallback=True))
+        # Again, if probing took so long that its misses prove nothing (H47).
+        if self._must_list():
+            if self._catch_up():
+                self._listed = started
+            else:
+                self._reopen()
 
     def _catch_up(self) -> bool:
         """Look by listing alone, and read only what is new; False if it must be read anew."""
@@ -310,8 +336,8 @@ class Reader(LooksBack, Readable):
             except CorruptionError as error:
                 self._note_damaged_log(error, self._tail.next_lsn)
                 return
-            if found is None:
-                return
+            if found is None or self._must_list():
+                return  # after a stall its slot may have been collected and filled again (H67)
             if not self._tail.knows(found.header):
                 self._reopen()  # a newer manifest says how to read it
                 return

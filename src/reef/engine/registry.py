@@ -21,7 +21,6 @@ from reef.engine.registry_upkeep import keep_short
 from reef.engine.stats import list_states, namespace_state
 from reef.errors import CorruptionError, ReefError
 from reef.formats.manifest import NamespaceState
-from reef.paths import Namespace
 from reef.stores import Store
 
 __all__ = ["REGISTRY", "Registry"]
@@ -65,18 +64,18 @@ class Registry:
 
     # --- changing -----------------------------------------------------------------
     @contextmanager
-    def changing(self, namespace: Namespace) -> Iterator[None]:
+    def changing(self, name: str) -> Iterator[None]:
         """Note that a namespace is about to be made, dropped or brought back, and then what it is.
 
         Where the block fails, what it did may still land: the change stays open.
         """
         change = self._store.runtime.ulid()
-        self._begin(namespace.name, change)
+        self._begin(name, change)
         self._store.runtime.reach("registry noted")
         yield
         self._store.runtime.reach("registry behind")
         with suppress(ReefError):  # it is done; the entry is looked up until it is closed
-            self._close(namespace.name, change)
+            self._close(name, change)
             keep_short(self.catalog)
 
     def _begin(self, name: str, change: str) -> None:

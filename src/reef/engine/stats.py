@@ -17,7 +17,7 @@ from reef.engine.log import Log
 from reef.errors import CorruptionError, InvalidInputError, NotFoundError
 from reef.formats.manifest import Manifest, NamespaceState, SegmentEntry
 from reef.formats.wal_object import WalHeader, WalKind
-from reef.manifest.head import HeadFinder
+from reef.manifest.head import Head, locate
 from reef.manifest.roots import (
     effective_grace_ms,
     expired_snapshots,
@@ -172,9 +172,10 @@ class NamespaceStats:
         return html_table(f"Namespace {self.name}", self.facts())
 
 
-def namespace_stats(store: Store, namespace: Namespace) -> NamespaceStats:
-    """Look at a namespace; NotFoundError if there is none."""
-    return _Look(store, namespace).stats()
+def namespace_stats(store: Store, name: str) -> NamespaceStats:
+    """Return the statistics of a namespace; NotFoundError if there is none."""
+    heads = locate(store, name, fallback=True)
+    return _Look(store, heads.names).stats(heads.found)
 
 
 def list_states(store: Store) -> dict[str, NamespaceState]:
@@ -203,12 +204,12 @@ def _listed_names(store: Store) -> Iterator[str]:
 def namespace_state(store: Store, name: str) -> NamespaceState | None:
     """Return what the manifest says, or "live" if damage keeps it from saying; None without any."""
     try:
-        head = HeadFinder(store, Namespace(name)).find(fallback=True, dropped=True)
+        found = locate(store, name, fallback=True, dropped=True).found
     except (NotFoundError, InvalidInputError):  # the latter: somebody else's objects
         return None
     except CorruptionError:
         return NamespaceState.LIVE
-    return head.manifest.state
+    return found.manifest.state
 
 
 class _Look:
@@ -220,8 +221,7 @@ class _Look:
         self._log = Log(store, namespace)
         self._damage: list[str] = []
 
-    def stats(self) -> NamespaceStats:
-        found = HeadFinder(self._store, self._names).find(fallback=True)
+    def stats(self, found: Head) -> NamespaceStats:
         head = found.manifest
         if found.damage is not None:
             self._damage.append(found.damage.message)

@@ -36,13 +36,17 @@ __all__ = [
     "Recent",
     "SegmentEntry",
     "Snapshot",
+    "Successor",
     "Sums",
     "decode_manifest",
+    "decode_successor",
     "encode_manifest",
+    "encode_successor",
 ]
 
 MAGIC = b"RFMAN1\0\0"
-FORMAT = 1
+FORMAT = 2
+"""2: a manifest that names a successor. An older release would publish over it without one."""
 PLAIN_BYTES_MAX = 64 * 1024
 HEAD = re.compile(rb'\{"crc32c":"([0-9a-f]{8})",')
 HEAD_BYTES = 21
@@ -142,13 +146,33 @@ class Sums(msgspec.Struct, frozen=True, array_like=True):
     made: str
 
 
+class Successor(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The incarnation that replaces a dropped namespace, and how its first manifest is made.
+
+    Published in the last manifest of the dropped one, so that exactly one re-creation wins, and
+    stored again as `successors/<incarnation>.json`. Any process can make the first manifest of
+    the new chain from it.
+    """
+
+    incarnation: int
+    schema: Schema
+    generation: int
+    wal_base: int
+    """All numbers continue (generations, LSNs, epochs, schema ids): a receipt, a cursor, an
+    `as_of` or a local log of one incarnation is never taken for a position in another."""
+    writer_epoch: int = 0
+    made_for: str = ""
+    predecessors: tuple[int, ...] = ()
+    created_at_ms: int = 0
+
+
 class Dropped(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a namespace was dropped, and where it would go on."""
 
     at_ms: int
     """By the store's clock."""
     end_lsn: int
-    """The first LSN after the fences of whoever dropped it: what is made anew begins here."""
+    """The first LSN after the fences of the drop: a successor's log begins here."""
     below: tuple[str, ...]
     """The write ids of those fences, the last one last."""
     is_cleared: bool = False
@@ -214,6 +238,13 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Of a dropped namespace; left out of all others."""
     made_for: str = ""
     """The bulk job that this namespace was made for, while nobody else has used it."""
+    incarnation: int = 1
+    created_at_ms: int = 0
+    """When the name was created again, by the clock of the process that did; 0 for a first one."""
+    predecessors: tuple[int, ...] = ()
+    """Earlier incarnations of the name that still have objects for a sweep to delete."""
+    successor: Successor | None = None
+    """Of a dropped namespace whose name was created again: it can only be read and swept."""
     key_ids: tuple[str, ...] = ()
 
     @property
@@ -248,7 +279,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
     # What cannot be read back would end the namespace: better not to publish it.
     msgspec.json.decode(body, type=Manifest)
     columns = msgspec.json.encode(_to_columns(manifest.segments))
-    rest = b'"format":%d,"manifest":%s,"segments":%s}' % (FORMAT, body, columns)
+    number = 1 if manifest.successor is None else FORMAT
+    rest = b'"format":%d,"manifest":%s,"segments":%s}' % (number, body, columns)
     text = b'{"crc32c":"%08x",' % crc32c(rest) + rest
     if len(text) < PLAIN_BYTES_MAX:
         return text
@@ -273,6 +305,28 @@ def decode_manifest(data: bytes, name: str) -> Manifest:
     except (*UNDECODABLE, ValueError) as error:
         raise corrupt(name, HEAD_BYTES, f"not a manifest: {error}") from error
     return msgspec.structs.replace(manifest, segments=segments)
+
+
+def encode_successor(successor: Successor) -> bytes:
+    """Return the bytes of a successor record: the same for every process that writes it."""
+    rest = b'"successor":%s}' % msgspec.json.encode(successor)
+    return b'{"crc32c":"%08x",' % crc32c(rest) + rest
+
+
+def decode_successor(data: bytes, name: str) -> Successor:
+    """Return a successor record; CorruptionError for damage."""
+    head = HEAD.match(data)
+    if head is None or f"{crc32c(data[HEAD_BYTES:]):08x}".encode() != head[1]:
+        raise corrupt(name, 0, "checksum of the successor record does not match")
+    try:
+        return msgspec.json.decode(data, type=_SuccessorEnvelope).successor
+    except (*UNDECODABLE, ValueError) as error:
+        raise corrupt(name, HEAD_BYTES, f"not a successor record: {error}") from error
+
+
+class _SuccessorEnvelope(msgspec.Struct, frozen=True):
+    crc32c: str
+    successor: Successor
 
 
 def _to_columns(segments: tuple[SegmentEntry, ...]) -> msgspec.Struct:

@@ -33,8 +33,6 @@ from reef.jobs.compact_plan import strategy
 from reef.jobs.fold import fold
 from reef.jobs.sweep import sweep
 from reef.manifest.edits import release_compactor
-from reef.manifest.publish import Publisher
-from reef.paths import Namespace
 from reef.runtime import Condition, Runtime, Stopwatch, Task
 from reef.stores import Pace, Paced, PaceEnded
 
@@ -268,7 +266,7 @@ class Background:
         if epoch is None:
             return
         with suppress(ReefError):
-            publisher = Publisher(self._unpaced.store, Namespace(self.namespace))
+            publisher = self._unpaced._namespaces.publisher(self.namespace)
             publisher.publish(lambda head: release_compactor(head, epoch))
 
     # --- the thread ---------------------------------------------------------------

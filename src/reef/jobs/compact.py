@@ -16,6 +16,7 @@ expired rows.
 """
 
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 from reef.config import CompactSettings
@@ -28,7 +29,6 @@ from reef.jobs.compact_plan import CompactPlan, Planner, plan_full, strategy
 from reef.jobs.executor import Executor
 from reef.manifest import edits
 from reef.manifest.publish import Publisher
-from reef.paths import Namespace
 from reef.runtime import Stopwatch
 from reef.telemetry import operation
 
@@ -119,14 +119,19 @@ class Compactor:
     ) -> None:
         self.settings = CompactSettings().changed(settings)
         db._prove_store()
-        self._db, self._names = db, Namespace(namespace)
+        self._db = db
         self._strategy = "full" if full else strategy_name
         self._planner: Planner = plan_full if full else strategy(strategy_name)
-        self._publisher = Publisher(db.store, self._names, metrics=db.metrics)
+        self._name = namespace
         self._executor = executor
         self.epoch: int | None = None
         """None while it has not got the role."""
         self._watched: tuple[object, Stopwatch] | None = None
+
+    @cached_property
+    def _publisher(self) -> Publisher:
+        """Of the incarnation that is current at the first step, and of no other."""
+        return self._db._namespaces.publisher(self._name)
 
     def __enter__(self) -> "Compactor":
         return self
@@ -183,7 +188,7 @@ class Compactor:
         """Return the report of nothing that was due."""
         manifest = self._publisher.heads.find().manifest
         return CompactReport(
-            self._names.name, self._strategy, "idle", manifest.generation, manifest.compactor_epoch
+            self._name, self._strategy, "idle", manifest.generation, manifest.compactor_epoch
         )
 
     def _waits_for_another(self, manifest: Manifest) -> bool:
@@ -197,7 +202,8 @@ class Compactor:
         return self._watched[1].elapsed_s() < self.settings.patience_s
 
     def _run(self, manifest: Manifest, plan: CompactPlan) -> CompactReport:
-        job = CompactJob(self._db, self._names, self.settings, manifest, plan)
+        names = self._publisher.heads.names
+        job = CompactJob(self._db, names, self.settings, manifest, plan)
         try:
             results = job.run(self._executor)
         except NotFoundError as error:
@@ -221,7 +227,7 @@ class Compactor:
 
     def _report(self, after: Manifest, outcome: str) -> CompactReport:
         epoch = after.compactor_epoch
-        return CompactReport(self._names.name, self._strategy, outcome, after.generation, epoch)
+        return CompactReport(self._name, self._strategy, outcome, after.generation, epoch)
 
     def _publish(self, done: edits.Compacted) -> tuple[Manifest, bool]:
         """Return the head after it, and whether this job is in it or was overtaken."""

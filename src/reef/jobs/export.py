@@ -20,8 +20,7 @@ import msgspec
 from reef import stores
 from reef.config import ReaderSettings
 from reef.engine.database import Database
-from reef.engine.history.moments import AsOf, Wanted
-from reef.engine.history.snapshots import Snapshot, resolve_snapshot
+from reef.engine.history.snapshots import Snapshot
 from reef.engine.job_board import Working
 from reef.engine.rows import EXPIRES_AT
 from reef.errors import ConflictError, InvalidInputError, Kind, ReefError
@@ -29,7 +28,6 @@ from reef.formats.schema import Schema
 from reef.jobs.compact_plan import split_keys
 from reef.jobs.executor import Executor, LocalExecutor
 from reef.jobs.export_task import ExportedFile, ExportReader, ExportTask, Format, run_export_task
-from reef.paths import Namespace
 from reef.stores import Outcome, Store
 from reef.telemetry import operation
 from reef.types import KeyRange
@@ -108,11 +106,14 @@ def export(
         raise _bad(f"rows_per_file={rows_per_file} is not a number of rows")
     files = open_files(target)
     _check_empty(files)
-    wanted = _wanted(db, namespace, as_of, snapshot)
+    heads, wanted = db._moment(namespace, as_of, snapshot)
+    dropped = heads.found.manifest.successor is not None
     with (
         operation(db.metrics, "export"),
         db.working("export", namespace) as working,
-        ExportReader(db.store, Namespace(namespace), SETTINGS, wanted, pin=True) as reader,
+        ExportReader(
+            db.store, heads.names, SETTINGS, wanted, pin=True, heads=heads, dropped=dropped
+        ) as reader,
     ):
         asked = _columns(reader.reef_schema, columns)
         ranges = _ranges(reader, KeyRange.of(start, end, prefix), rows_per_file)
@@ -173,15 +174,6 @@ def _check_empty(files: Store) -> None:
                 hint="Export to an empty directory; what has no _export.json is left over",
                 object=info.key,
             )
-
-
-def _wanted(db: Database, namespace: str, as_of: Any, snapshot: Any) -> Wanted:
-    if as_of is not None and snapshot is not None:
-        raise _bad("as_of= and snapshot= both name a moment")
-    if snapshot is not None:
-        found = resolve_snapshot(db.store, Namespace(namespace), snapshot)
-        return Wanted(found.generation)
-    return Wanted() if as_of is None else AsOf.of(as_of).wanted()
 
 
 def _columns(schema: Schema, columns: list[str] | None) -> tuple[str, ...]:

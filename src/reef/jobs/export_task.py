@@ -53,14 +53,6 @@ class ExportReader(PinnedReader):
         """The entries of the manifest that is read, and how to look into them."""
         return self._view().manifest.segments, self._segments
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        _, (store, names, settings, wanted, pin) = super().__reduce__()
-        return _reopen, (store, names, settings, wanted, pin)
-
-
-def _reopen(store: Any, names: Any, settings: Any, wanted: Any, pin: bool) -> ExportReader:
-    return ExportReader(store, names, settings, wanted, pin=pin)
-
 
 @dataclass(frozen=True, slots=True)
 class ExportTask:

@@ -27,7 +27,7 @@ from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.wal_object import WalHeader, WalKind
 from reef.jobs.executor import Executor, LocalExecutor
 from reef.jobs.fold_shuffle import RANGES_MAX, Shuffler, survey_log, write_by_shuffle
-from reef.jobs.fold_task import FoldTask, missing_object, run_fold_task
+from reef.jobs.fold_task import FoldTask, missing_object, run_fold_task, write_trace
 from reef.manifest import edits
 from reef.manifest.publish import Publisher
 from reef.paths import Namespace
@@ -106,10 +106,9 @@ def _added(done: FoldReport, stretch: FoldReport) -> FoldReport:
 def _fold(
     db: Database, namespace: str, executor: Executor, wanted: FoldSettings
 ) -> tuple[FoldReport, bool]:
-    store, names = db.store, Namespace(namespace)
-    publisher = Publisher(store, names, metrics=db.metrics)
+    store, publisher = db.store, db._namespaces.publisher(namespace)
+    names, manifest = publisher.heads.names, publisher.heads.found.manifest
     log = Log(store, names)
-    manifest = publisher.heads.find().manifest
     filled = log.filled(manifest.wal_floor)
     shuffler = _shuffler(executor, filled, wanted)
     bytes_max = wanted.log_bytes * (1 if shuffler is None else RANGES_MAX)
@@ -122,6 +121,9 @@ def _fold(
         else:
             judged = _judge(plan, lambda lsns: _headers(log, lsns), names)
             written = _write(executor, empty, judged)
+        if not written and (judged.counting or judged.voided):
+            # A rebuild could not tell a fold of which nothing is left from a lost segment (H49).
+            written = list(write_trace(judged.task(empty), manifest, ()))
         store.runtime.reach("fold staged")
         after, won = manifest, False
         if judged.end > manifest.wal_floor:

@@ -47,6 +47,7 @@ from reef.jobs.disjoint import check_bounds, check_named, check_replaced, shared
 from reef.jobs.staging import ROW_SEQ, Staging
 from reef.manifest.head import HeadFinder
 from reef.manifest.leases import job_owner
+from reef.manifest.publish import Publisher
 from reef.paths import Namespace
 from reef.stores import Store
 from reef.telemetry import operation
@@ -96,10 +97,12 @@ class BulkJob:
         self._settings = IngestSettings().changed(settings)
         check_idempotency_key(idempotency_key)
         db._prove_store()  # it writes into the log, as a writer does (H4)
-        self._db, self._store, self._names = db, db.store, Namespace(namespace)
-        self._appender = Appender(self._store, self._names)
+        self._db, self._store = db, db.store
         self.id = self._store.runtime.ulid()
-        manifest = self._enter(make)
+        publisher = self._enter(namespace, make)
+        self._names = publisher.heads.names
+        self._appender = Appender(self._store, self._names)
+        manifest = publisher.heads.find().manifest
         self._made = manifest.made_for == self.id
         self.schema: Schema = manifest.schema
         self.replace = replace
@@ -210,12 +213,11 @@ class BulkJob:
         owner = job_owner(self.id)
         return HeldLease(self._store, self._names, manifest, owner=owner, ttl_s=ttl_s)
 
-    def _enter(self, make: Schema | None) -> Manifest:
-        """Return the head of a namespace that nobody takes back, unless it is this job."""
+    def _enter(self, name: str, make: Schema | None) -> Publisher:
+        """Return the publisher of a namespace that no other job takes back."""
         if make is None:
-            return self._db._namespaces.use(self._names)
-        publisher = self._db._namespaces.ensure(self._names, make, made_for=self.id)
-        return publisher.heads.find().manifest
+            return self._db._namespaces.use(name)
+        return self._db._namespaces.ensure(name, make, made_for=self.id)
 
     def _take_back(self) -> None:
         if not self._made:

@@ -35,9 +35,11 @@ from reef.jobs.rebuild_evidence import Evidence, gather_evidence, read_checksums
 from reef.jobs.rebuild_rows import RowSum, sum_rows
 from reef.jobs.rebuild_state import Derived, derive
 from reef.jobs.segment_entries import entry_of
-from reef.manifest.head import HeadFinder
+from reef.manifest.head import HeadFinder, newest_incarnation
 from reef.manifest.invariants import check_loaded
 from reef.manifest.publish import Publisher
+from reef.manifest.repairs import merged_window
+from reef.manifest.streams import moved_on
 from reef.paths import Namespace, number_of
 from reef.stores import Outcome, Store
 from reef.telemetry import operation
@@ -50,7 +52,7 @@ COMPARISONS_MAX = 3
 
 NOT_DERIVABLE = (
     "idempotency keys of batches that were collected: such a batch, sent again, is applied again",
-    "stream marks: a stream that goes on by them applies its last batch again",
+    "stream marks of batches that were collected: such a stream applies its last batch again",
     "snapshots: what only they held is taken by the first sweep after the grace period",
     "cursors: their readers begin anew",
     "the grace period, and how many idempotency keys are kept: the defaults hold again",
@@ -109,7 +111,7 @@ def rebuild(
         db._prove_store()
     executor = executor or LocalExecutor(db.store.runtime)
     with operation(db.metrics, "rebuild"), db.working("rebuild", namespace):
-        run = _Rebuild(db, Namespace(namespace), executor)
+        run = _Rebuild(db, newest_incarnation(db.store, namespace), executor)
         report = run.apply(force=force) if apply else run.look()[0]
     db.events.emit("rebuilt", namespace=namespace, applied=report.applied, rows=report.rows)
     return report
@@ -203,6 +205,7 @@ class _Rebuild:
             wal_id_last_seen=derived.log_end - 1,
             segments=tuple(newest_first),
             dedup=derived.dedup,
+            stream_marks=derived.stream_marks,
             open_jobs=derived.open_jobs,
             # Whatever was dropped before is not known: for scans that outlive a sweep, everything.
             dropped_lsn=derived.wal_floor - 1,
@@ -296,13 +299,20 @@ class _Rebuild:
         rebuilt = found.manifest
 
         def edit(head: Manifest) -> Manifest:
+            if rebuilt.wal_floor < head.wal_floor:
+                raise ConflictError(
+                    f"the published floor of {self.names.name} is LSN {head.wal_floor}; segments "
+                    f"account for the log up to LSN {rebuilt.wal_floor - 1} only",
+                    hint="Run repair: it takes the rows of a lost segment from the log",
+                )
             return msgspec.structs.replace(
                 head,
                 schemas=max(head.schemas, rebuilt.schemas, key=len),
                 wal_floor=rebuilt.wal_floor,
                 wal_id_last_seen=max(head.wal_id_last_seen, rebuilt.wal_id_last_seen),
                 segments=rebuilt.segments,
-                dedup=rebuilt.dedup,
+                dedup=merged_window([head.dedup, rebuilt.dedup], rebuilt),
+                stream_marks=moved_on(head.stream_marks, rebuilt.stream_marks),
                 open_jobs=rebuilt.open_jobs,
                 below_floor=rebuilt.below_floor,
                 skipped_lsns=tuple(sorted({*head.skipped_lsns, *rebuilt.skipped_lsns})),

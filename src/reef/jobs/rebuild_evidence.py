@@ -22,7 +22,13 @@ from reef.manifest.roots import job_of
 from reef.paths import Namespace, number_of
 from reef.stores import ObjectInfo, Store
 
-__all__ = ["Evidence", "FoundSegment", "gather_evidence", "read_checksums"]
+__all__ = [
+    "Evidence",
+    "FoundSegment",
+    "compactor_epoch_of",
+    "gather_evidence",
+    "read_checksums",
+]
 
 LAST_BYTES = 16 << 10
 """Most footers are shorter; a longer one costs a second request."""
@@ -62,6 +68,8 @@ class Evidence:
     segments: tuple[FoundSegment, ...]
     unreadable: tuple[str, ...]
     """Segments whose footers cannot be read."""
+    replaced: frozenset[str]
+    """Those of them that a repair has put aside, and so replaced."""
     headers: dict[int, WalHeader]
     damaged: frozenset[int]
     """Slots whose objects cannot be read."""
@@ -87,11 +95,12 @@ def gather_evidence(store: Store, names: Namespace, executor: Executor) -> Evide
     return Evidence(
         segments=segments,
         unreadable=unreadable,
+        replaced=frozenset(i for i in unreadable if names.quarantined(names.segment(i)) in aside),
         headers={lsn: h for lsn, h in peeked.items() if isinstance(h, WalHeader)},
         damaged=frozenset(damaged),
         given_up=frozenset(n for n in damaged if names.quarantined(names.wal_object(n)) in aside),
         generation=max([*_leased(store, names), *(s.footer.generation for s in segments)]),
-        compactor_epoch=max([0, *(_epoch_of(segment.id) for segment in segments)]),
+        compactor_epoch=max([0, *(compactor_epoch_of(segment.id) for segment in segments)]),
     )
 
 
@@ -106,7 +115,8 @@ def _leased(store: Store, names: Namespace) -> list[int]:
     return found
 
 
-def _epoch_of(segment_id: str) -> int:
+def compactor_epoch_of(segment_id: str) -> int:
+    """Return the epoch in whose name a compactor staged a segment; 0 if none did."""
     epoch = (job_of(segment_id) or "").removeprefix(COMPACTOR)
     return int(epoch) if epoch.isdecimal() else 0
 

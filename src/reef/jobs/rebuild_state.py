@@ -4,24 +4,32 @@
 those of bulk jobs that a counting ingest in the log names. Staged segments of jobs that never
 committed, or were aborted, are never asked (H49).
 
-**The floor** is the first LSN that the chosen folds and merges do not stand for, or where the log
-begins again behind what was collected, if that is higher: what a fold turned into nothing has
-no segment.
+**The floor** is the first LSN that the chosen folds and merges do not cover. Below it they cover
+every LSN that held a batch, for every key, since a fold of which nothing is left writes an empty
+segment: what is not covered is lost, and reported. From it on every slot is in the log up to the
+log's end, or is lost.
 
 **The end of the log** is its first gap, if that gap is where a PUT is still in flight, and not
 where the sweep has been. What was folded was there once. Behind a PUT in flight there can only be
 objects of the same writer that say, in `after`, that they have seen nothing durable since.
-In all other cases the gap was swept, and what is behind it counts.
+In all other cases the gap was swept or lost, and what is behind it counts.
+
+**Which ingests count.** There is no floor below which nothing counts, so two rules stand in for it
+(H67). Of several ingests of one job only the last counts: its driver sends another one only after
+it has proved that the earlier one does not count. And no ingest counts in a slot that some segment
+covers for keys outside of that ingest: a fold has passed over that slot when it held a batch.
+An ingest without a begin counts only if some slot below it is empty or cannot be read: that was
+its begin, since no driver sends one without.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
+from itertools import count, pairwise
 
 from reef.engine.log_rules import LogReader, Verdict
 from reef.engine.tail import ingested_segments
 from reef.errors import NotFoundError
-from reef.formats.covers import Cover, without
+from reef.formats.covers import Cover, tidied, without
 from reef.formats.manifest import DedupEntry, Manifest, OpenJob, SegmentEntry
 from reef.formats.schema import Schema
 from reef.formats.segment import covers_of
@@ -50,6 +58,7 @@ class Derived:
     """Of bulk jobs that have not committed."""
     open_jobs: tuple[OpenJob, ...]
     dedup: tuple[DedupEntry, ...]
+    stream_marks: dict[str, int]
     below_floor: tuple[str, ...]
     skipped_lsns: tuple[int, ...]
     problems: tuple[str, ...]
@@ -71,18 +80,21 @@ class _Deriving:
     problems: list[str] = field(default_factory=list)
 
     def result(self) -> Derived:
-        found = self.evidence
+        found = self.evidence = _without_late_ingests(self.evidence)
         schemas = self._schemas()
         end = _end_of_log(found)
         ingests = self._ingests(end)
         candidates = [*_written(found), *_ingested(found, ingests)]
         choice = choose(candidates, Cover(_start_of_tail(found, end), end))
-        floor = max(choice.end, _start_of_tail(found, end))
+        floor = choice.end
         rules = _judged(found, floor)
         below = [ingest for ingest in ingests if ingest.lsn < floor]
-        self._note_holes(choice, below)
+        filled = found.headers.keys() | found.damaged
+        gone = [lsn for lsn in range(floor, end) if lsn not in filled]
+        self._note_holes(choice, below, gone)
         skipped = [lsn for lsn in sorted(found.damaged) if floor <= lsn < end]
         self._note_damage(skipped)
+        skipped = sorted({*skipped, *gone})
         self._note_schemas(schemas, floor, end)
         chosen = {candidate.id for candidate in choice.chosen}
         staged = {s.id for s in found.segments if s.is_staged}
@@ -102,6 +114,7 @@ class _Deriving:
             staged=tuple(sorted(staged)),
             open_jobs=rules.open_jobs,
             dedup=rules.dedup.entries(),
+            stream_marks=rules.marks,
             below_floor=rules.last_ids(),
             skipped_lsns=tuple(skipped),
             problems=tuple(self.problems),
@@ -121,7 +134,7 @@ class _Deriving:
 
     def _ingests(self, end: int) -> list[WalHeader]:
         """Return the ingests that count, by the rules of the log."""
-        rules = LogReader(_blank())
+        rules = LogReader(_blank(self.evidence))
         counting = []
         for header in _in_order(self.evidence, end):
             rules.jump(header.lsn) if header.lsn > rules.next_lsn else None
@@ -130,10 +143,16 @@ class _Deriving:
                 counting.append(header)
         return counting
 
-    def _note_holes(self, choice: Choice, ingests: Sequence[WalHeader]) -> None:
+    def _note_holes(
+        self, choice: Choice, ingests: Sequence[WalHeader], gone: Sequence[int]
+    ) -> None:
+        """Note what is left of nothing: below the floor by what is chosen, above it by the log."""
         covers = [cover for candidate in choice.chosen for cover in candidate.covers]
-        covers += choice.merged
-        self.problems += [f"nothing is left of {hole}" for hole in choice.holes]
+        kept = [h.lsn for h in self.evidence.headers.values() if h.kind is not WalKind.BATCHES]
+        empty = [Cover(lsn, lsn + 1) for lsn in kept]
+        below = without([Cover(1, choice.end)], [*covers, *empty]) if choice.end > 1 else []
+        holes = tidied([*below, *without([Cover(lsn, lsn + 1) for lsn in gone], below)])
+        self.problems += [f"nothing is left of {hole}" for hole in holes]
         there = {segment.id for segment in self.evidence.segments}
         for ingest in ingests:
             for segment in _job_segments(ingest):
@@ -150,7 +169,11 @@ class _Deriving:
             for lsn in skipped
             if lsn not in self.evidence.given_up
         ]
-        self.problems += [f"segment {i} cannot be read" for i in self.evidence.unreadable]
+        self.problems += [
+            f"segment {i} cannot be read"
+            for i in self.evidence.unreadable
+            if i not in self.evidence.replaced
+        ]
 
     def _note_schemas(self, schemas: Sequence[Schema], floor: int, end: int) -> None:
         known = {0, *(schema.id for schema in schemas)}
@@ -172,8 +195,8 @@ def _in_order(evidence: Evidence, end: int) -> Iterator[WalHeader]:
 
 
 def _judged(evidence: Evidence, floor: int) -> LogReader:
-    """Return the rules as they stand at the floor."""
-    rules = LogReader(_blank())
+    """Return the rules as they are at the floor."""
+    rules = LogReader(_blank(evidence))
     for header in _in_order(evidence, floor):
         if header.lsn > rules.next_lsn:
             rules.jump(header.lsn)
@@ -222,8 +245,53 @@ def _start_of_tail(evidence: Evidence, end: int) -> int:
     return max((run.start for run in _runs(evidence) if run.start < end), default=end)
 
 
-def _blank() -> Manifest:
-    return Manifest(generation=1, write_id="", published_at_ms=0)
+def _blank(evidence: Evidence) -> Manifest:
+    """Return a manifest from before the log; jobs whose begin is missing are open in it."""
+    first = next(lsn for lsn in count(1) if lsn not in evidence.headers)
+    behind = [h for h in evidence.headers.values() if h.lsn > first]
+    jobs = {h.job.id: h.job for h in behind if _is_ingest(h) and h.job}
+    for header in evidence.headers.values():
+        if header.kind is WalKind.BEGIN and header.job is not None:
+            jobs.pop(header.job.id, None)
+    begun = tuple(OpenJob(job.id, 0, job.key, job.live_wins) for job in jobs.values())
+    return Manifest(generation=1, write_id="", published_at_ms=0, open_jobs=begun)
+
+
+def _is_ingest(header: WalHeader) -> bool:
+    return header.kind is WalKind.INGEST
+
+
+def _without_late_ingests(evidence: Evidence) -> Evidence:
+    """Leave out ingests that landed in slots that had been folded and collected (H67)."""
+    last: dict[str, int] = {}
+    for lsn in sorted(evidence.headers):
+        job = evidence.headers[lsn].job
+        if _is_ingest(evidence.headers[lsn]) and job is not None:
+            last[job.id] = lsn
+    folded = [cover for segment in evidence.segments for cover in _covers(segment)]
+    headers = {
+        lsn: header
+        for lsn, header in evidence.headers.items()
+        if not _is_ingest(header)
+        or (header.job is not None and last[header.job.id] == lsn and not _is_late(header, folded))
+    }
+    return replace(evidence, headers=headers)
+
+
+def _is_late(ingest: WalHeader, folded: Sequence[Cover]) -> bool:
+    """Whether its slot held something else when it was folded: a fold leaves ingests out."""
+    slot = Cover(ingest.lsn, ingest.lsn + 1)
+    own = [
+        Cover(
+            ingest.lsn,
+            ingest.lsn + 1,
+            segment.min_key,
+            segment.max_key if segment.replaces else segment.max_key + b"\0",
+        )
+        for segment in _job_segments(ingest)
+    ]
+    here = [shared for cover in folded if (shared := cover.both(slot)) is not None]
+    return bool(without(here, own))
 
 
 # --- segments ---------------------------------------------------------------------------

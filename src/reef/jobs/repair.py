@@ -2,16 +2,18 @@
 
     1  survey everything, deeply
     2  damaged head: publish the generation after it, from the newest sound one     (H18)
-    3  save what can be saved of segments; copy what is damaged to `quarantine/`
-    4  one CAS: LSNs and generations given up, segments replaced, the log folded past the damage
-    5  damage in the log that was not folded: raise the writer epoch and fence      (H17)
+    3  damaged head, or damage in the log that is not folded: raise the writer epoch, put fences,
+       and survey again                                                             (H17)
+    4  save what can be saved of segments; copy what is damaged to `quarantine/`
+    5  one CAS: LSNs and generations given up, segments replaced, the log folded past the damage
     6  reap leases that cannot be read
 
-Damaged objects stay where they are: an emptied slot could be filled by its owner's resend. All
-that is decided about them is in one publish, so that a repair that dies is either not done or
-done, but for the fences, which the next writer puts too. On a sound namespace it does nothing. A
-dry run (the default) reads, and says what it would do. Writers, readers and jobs may run beside
-it; the writer is fenced if the log that it writes to was damaged.
+Fences come before anything is given up: a writer that has lost rows in memory must not commit on
+them once readers cannot see them. Damaged objects stay where they are: an emptied slot could be
+filled by its owner's resend. All that is decided about them is in one publish, so that a repair
+that dies is either not done or done, but for the fences, which the next writer puts too. On a sound
+namespace it does nothing. A dry run (the default) reads, and says what it would do. Writers,
+readers and jobs may run concurrently; the writer is fenced if the head or its log was damaged.
 """
 
 from dataclasses import dataclass, replace
@@ -28,6 +30,7 @@ from reef.jobs.repair_plan import RepairPlan, RepairPlanner
 from reef.jobs.repair_report import Lost, LostLsn, LostRange, LostSegment, RepairReport
 from reef.jobs.verify_problems import Problem
 from reef.jobs.verify_survey import Survey, survey
+from reef.manifest.head import newest_incarnation
 from reef.manifest.publish import Publisher
 from reef.manifest.repairs import Repairs, Restart, apply_repairs
 from reef.paths import Namespace
@@ -47,7 +50,8 @@ def repair(
     """
     if apply:
         db._prove_store()
-    run = _Repair(db, Namespace(namespace), executor or LocalExecutor(db.store.runtime))
+    names = newest_incarnation(db.store, namespace)
+    run = _Repair(db, names, executor or LocalExecutor(db.store.runtime))
     with operation(db.metrics, "repair"):
         report = run.apply() if apply else run.preview()
     if apply and report.problems:
@@ -89,9 +93,15 @@ class _Repair:
             report = self._report(first, first, plan, first.head.generation, None)
             return replace(report, applied=True)
         restart = self._restart(found)
+        restarted = None
         if restart is not None:
-            publish_after_damage(self.db.store, self.names, found.head, restart)
+            restarted = publish_after_damage(self.db.store, self.names, found.head, restart)
             self.db.store.runtime.reach("repair restarted")
+            found = self._survey()
+        unfolded = {lsn for lsn in found.log.damaged if lsn >= found.head.wal_floor}
+        if restarted is not None or unfolded:
+            self._fence_off(frozenset(unfolded), restarted)
+            self.db.store.runtime.reach("repair fenced")
             found = self._survey()
         plan = self._planner(found, write=True).plan()
         self.db.store.runtime.reach("repair staged")
@@ -99,8 +109,6 @@ class _Repair:
         self._quarantine(plan)
         head = self._publish(plan) if plan.changes_the_manifest else found.head
         self.db.store.runtime.reach("repair published")
-        if any(lsn >= found.head.wal_floor for lsn in found.log.damaged):
-            self._fence_off()
         self._reap(plan)
         report = self._report(first, found, plan, head.generation, restart)
         return replace(report, applied=True)
@@ -118,8 +126,8 @@ class _Repair:
     def _planner(self, found: Survey, *, write: bool) -> RepairPlanner:
         return RepairPlanner(self.db.store, self.names, self.executor, found, write)
 
-    def _fence_off(self) -> None:
-        """Take the writer role: a writer that knows what was lost would go on from it."""
+    def _fence_off(self, given_up: frozenset[int], raised: Manifest | None) -> None:
+        """Take the writer role, with fences behind all slots that are about to be given up."""
         store = self.db.store
         WriterOpening(
             store,
@@ -129,7 +137,7 @@ class _Repair:
             writer_id=store.runtime.ulid(),
             max_parallel_writes=1,
             lease_ttl_s=LEASE_TTL_S,
-        ).fence_off()
+        ).fence_off(given_up, raised)
 
     def _quarantine(self, plan: RepairPlan) -> None:
         """Keep a copy for those who want to look; what is gone cannot be copied."""
@@ -171,21 +179,25 @@ class _Repair:
         generation: int,
         restart: Restart | None,
     ) -> RepairReport:
-        lost, actions = plan.lost, list(plan.actions)
+        # Generations that were published on the way were never anyone's.
+        own = range(first.chain.newest + 1, found.head.generation + 1)
+        said = {f"give up generation {generation}" for generation in own}
+        actions = [action for action in plan.actions if action not in said]
+        generations = set(plan.lost.generations) - set(own)
+        lost = replace(plan.lost, generations=tuple(sorted(generations)))
         if restart is not None:
             base, made = first.head.generation, first.chain.newest + 1
             heads = range(base + 1, made)
-            # One that was made on the way, and given up for another, was never anyone's.
-            told = {f"give up generation {generation}" for generation in (*heads, made)}
+            given_up = [f"give up generation {generation}" for generation in heads]
             actions = [
                 f"publish generation {made}, made from generation {base}",
-                *(f"give up generation {generation}" for generation in heads),
-                *(action for action in actions if action not in told),
+                *given_up,
+                *(action for action in actions if action not in given_up),
             ]
-            generations = sorted({*heads, *lost.generations} - {made})
+            missing = [g for g, problem in first.chain.lost.items() if problem.is_missing]
             lost = replace(
                 lost,
-                generations=tuple(generations),
+                generations=tuple(sorted({*heads, *missing, *generations} - {made})),
                 since_generation=base,
                 holes=restart.holes,
                 cursors=(*lost.cursors, *_dropped(first.head, restart)),

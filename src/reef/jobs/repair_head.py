@@ -1,9 +1,10 @@
 """A damaged head: the next generation, made from the newest sound one (H18).
 
 The damaged manifest stays where it is; the next one says `skipped`. It takes over what the newest
-sound one says, and what the bucket tells of the time since: nothing in it may move backwards. An
-epoch rises by one per generation at most, and the log's fences tell theirs, so the next is above
-all that were ever given out. Parallel writes and schemas come from the fences too.
+sound one says, what other readable generations know (`manifest.repairs`, H70), and what the bucket
+tells of the time since: nothing in it may move backwards. An epoch rises by one per generation at
+most, and the log's fences tell theirs, so the next is above all that were ever given out. Parallel
+writes and schemas come from the fences too.
 
 The newest sound manifest may need what a sweep has taken since: segments that were merged, and the
 part of the log that was folded. Then segments and floor are derived as `rebuild` does it, from
@@ -11,17 +12,29 @@ what the segments in the bucket say that they stand for.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import msgspec
 
 from reef.engine.log_rules import Verdict
-from reef.errors import ConflictError, OutcomeUnknownError
+from reef.errors import (
+    ConflictError,
+    CorruptionError,
+    NotFoundError,
+    OutcomeUnknownError,
+    UnsupportedFormatError,
+)
 from reef.formats.covers import Cover, without
 from reef.formats.manifest import Manifest, SegmentEntry, encode_manifest
 from reef.formats.segment import covers_of
 from reef.jobs.executor import Executor
-from reef.jobs.rebuild_evidence import Evidence, gather_evidence, read_checksums
+from reef.jobs.rebuild_evidence import (
+    Evidence,
+    compactor_epoch_of,
+    gather_evidence,
+    read_checksums,
+)
 from reef.jobs.rebuild_state import Derived, derive
 from reef.jobs.segment_entries import entry_of
 from reef.jobs.verify_problems import Problem
@@ -29,7 +42,7 @@ from reef.jobs.verify_survey import Survey
 from reef.manifest.head import HeadFinder
 from reef.manifest.invariants import check_next
 from reef.manifest.repairs import Restart, restart_after
-from reef.paths import Namespace
+from reef.paths import Namespace, number_of
 from reef.stores import Outcome, Store
 
 __all__ = ["publish_after_damage", "restart_of"]
@@ -40,17 +53,22 @@ RESENDS_MAX = 10
 def restart_of(store: Store, names: Namespace, executor: Executor, survey: Survey) -> Restart:
     """Return what the bucket tells of the time since the newest sound manifest."""
     headers = survey.log.headers()
+    known = _readable(store, names, survey)
+    staged = [i.key.removeprefix(names.segments) for i in store.list(names.segments)]
     found = Restart(
         newest=survey.chain.newest,
         epoch=max((header.epoch for header in headers), default=0),
         max_parallel_writes=max((header.max_parallel_writes for header in headers), default=1),
         schemas=tuple(header.schema for header in headers if header.schema is not None),
         last_lsn=survey.log.end - 1,
+        compactor_epoch=max([0, *map(compactor_epoch_of, staged)]),
+        oldest_retained=_oldest(survey),
+        known=known,
     )
     missing = [p for p in survey.problems if p.is_missing and p.generation is None]
     if not missing:
         return found
-    evidence = gather_evidence(store, names, executor)
+    evidence = _not_condemned(gather_evidence(store, names, executor), (*known, survey.head))
     derived = derive(evidence) if _was_swept(survey.head, missing, evidence) else None
     if derived is None or derived.wal_floor < survey.head.wal_floor:
         return found
@@ -60,6 +78,35 @@ def restart_of(store: Store, names: Namespace, executor: Executor, survey: Surve
     rebuilt = _rebuilt(survey.head, derived, [*derived.ingested, *written])
     holes = (*derived.problems, *_holes(survey, derived))
     return replace(found, schemas=schemas, rebuilt=rebuilt, holes=holes)
+
+
+def _readable(store: Store, names: Namespace, survey: Survey) -> tuple[Manifest, ...]:
+    """Return every generation but the base that can be read, whether anything needs it or not."""
+    heads, found = HeadFinder(store, names), []
+    listed = [number_of(info.key) for info in store.list(names.manifests)]
+    for generation in sorted(number for number in listed if number):
+        if generation != survey.head.generation:
+            with suppress(CorruptionError, NotFoundError, UnsupportedFormatError):
+                found.append(heads.load(generation))
+    return tuple(found)
+
+
+def _oldest(survey: Survey) -> int:
+    """Return the first retained generation whose manifest is there: those below it were swept."""
+    base, oldest = survey.head, survey.head.oldest_retained
+    lost, skipped = survey.chain.lost, set(base.skipped_generations)
+    while oldest < base.generation and (
+        oldest in skipped or (oldest in lost and lost[oldest].is_missing)
+    ):
+        oldest += 1
+    return oldest
+
+
+def _not_condemned(evidence: Evidence, known: Sequence[Manifest]) -> Evidence:
+    """Leave out what a sweep may be deleting: a condemned key is never named again."""
+    condemned = {entry.key for manifest in known for entry in manifest.condemned}
+    kept = [s for s in evidence.segments if f"segments/{s.id}.seg" not in condemned]
+    return replace(evidence, segments=tuple(kept))
 
 
 def _was_swept(base: Manifest, missing: Sequence[Problem], evidence: Evidence) -> bool:
@@ -101,6 +148,7 @@ def _rebuilt(base: Manifest, derived: Derived, segments: Sequence[SegmentEntry])
         wal_floor=derived.wal_floor,
         wal_id_last_seen=derived.log_end - 1,
         dedup=derived.dedup,
+        stream_marks=derived.stream_marks,
         open_jobs=derived.open_jobs,
         below_floor=derived.below_floor,
         # Those that cannot be read are looked at again: something in them may be sound.

@@ -18,8 +18,7 @@ import msgspec
 
 from reef.engine.log import Log
 from reef.engine.log_rules import LogReader, Verdict
-from reef.engine.reading.merge import newest_versions, sorted_places
-from reef.engine.reading.tombstones import RangeTombstones
+from reef.engine.reading.merge import sorted_places
 from reef.engine.tail import ingested_segments
 from reef.errors import CorruptionError, NotFoundError, UnsupportedFormatError
 from reef.formats.batch import decode_ops
@@ -36,7 +35,15 @@ from reef.manifest.edits import FoldResult
 from reef.paths import Namespace
 from reef.stores import Store
 
-__all__ = ["Remains", "RescuedLog", "judge_log", "log_rows", "read_remains", "remains_of"]
+__all__ = [
+    "Remains",
+    "RescuedLog",
+    "judge_log",
+    "log_versions",
+    "read_remains",
+    "remains_of",
+    "unseen_ingests",
+]
 
 READ_AT_ONCE = 128
 
@@ -130,6 +137,7 @@ class RescuedLog:
     end: int = 0
     open_jobs: tuple[OpenJob, ...] = ()
     last_ids: tuple[str, ...] = ()
+    marks: dict[str, int] = field(default_factory=dict)
 
     def covers(self) -> tuple[Cover, ...]:
         """Return what the rows of the log stand for: all of it, less the ingests."""
@@ -146,6 +154,7 @@ class RescuedLog:
             dedup=self.dedup.entries(),
             open_jobs=self.open_jobs,
             below_floor=self.last_ids,
+            marks=self.marks,
         )
 
 
@@ -167,14 +176,41 @@ def judge_log(names: Namespace, survey: Survey, remains: dict[int, Remains]) -> 
         blind = any(head.wal_floor <= n < lsn for n in unreadable)
         if verdict is Verdict.IGNORED and blind and _may_count(log, header, ended):
             verdict, log.needs_fold = Verdict.APPLIES, True
+            log.lost.append(_unseen(names, header))
         if header.job is not None and header.kind is not WalKind.BEGIN:
             ended.add(header.job.id)
         _take(names, log, header, verdict)
     log.end, log.open_jobs, log.last_ids = rules.next_lsn, rules.open_jobs, rules.last_ids()
+    log.marks = rules.marks
     judged = {lost.lsn for lost in log.lost}
     log.lost += [_lost(names, left, head) for left in remains.values() if left.lsn not in judged]
     log.lost.sort(key=lambda lost: lost.lsn)
     return log
+
+
+def _unseen(names: Namespace, ingest: WalHeader) -> LostLsn:
+    """An ingest whose begin cannot be read: views of the past pass over it."""
+    key = names.wal_object(ingest.lsn)
+    return LostLsn(ingest.lsn, key, WalKind.INGEST.value, 0, 0, history_only=True)
+
+
+def unseen_ingests(names: Namespace, survey: Survey) -> list[LostLsn]:
+    """Return the ingests below the head's floor whose begin may be what cannot be read.
+
+    The newest state has their rows. In views of older generations they do not count any more.
+    """
+    found, log = [], survey.log
+    known = {job.id for job in survey.chain.start.open_jobs}
+    unreadable = [lsn for lsn in log.damaged if lsn < survey.head.wal_floor]
+    for lsn in sorted(log.verdicts):
+        header = log.slots[lsn].header
+        if header is None or header.job is None or lsn >= survey.head.wal_floor:
+            continue
+        unseen = header.kind is WalKind.INGEST and header.job.id not in known
+        if unseen and any(damaged < lsn for damaged in unreadable):
+            found.append(_unseen(names, header))
+        known.add(header.job.id)
+    return found
 
 
 def _header(survey: Survey, remains: dict[int, Remains], lsn: int) -> WalHeader | None:
@@ -240,14 +276,14 @@ def _lost(names: Namespace, left: Remains, head: Manifest) -> LostLsn:
     return LostLsn(left.lsn, names.wal_object(left.lsn), kind, None, None, history_only=folded)
 
 
-def log_rows(
+def log_versions(
     store: Store,
     names: Namespace,
     manifest: Manifest,
     lsns: Sequence[int],
     remains: Mapping[int, Remains],
 ) -> tuple[Versions, list[RangeTombstone]]:
-    """Return the newest rows that some objects of the log hold, and their range deletes."""
+    """Return all versions that some objects of the log hold, in order, and their range deletes."""
     parts: list[Versions] = [Versions.empty(manifest.schema)]
     tombstones: list[RangeTombstone] = []
     for header, records in _objects(store, names, lsns, remains):
@@ -261,9 +297,7 @@ def log_rows(
                 tombstones += ranges
             seq += batch.ops
     rows = concat_versions(parts, manifest.schema)
-    rows = rows.take(sorted_places(rows))
-    deleted = [RangeTombstones.of(tombstones)]
-    return newest_versions([rows], manifest.schema, deleted), tombstones
+    return rows.take(sorted_places(rows)), tombstones
 
 
 def _objects(

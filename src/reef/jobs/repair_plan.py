@@ -10,21 +10,27 @@ Decisions, kind by kind:
     a lease                   it is reaped: its holder is told when it next renews it
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from reef.engine.log_rules import Verdict
 from reef.formats.manifest import CursorEntry, SegmentEntry
 from reef.formats.segment import Lineage
 from reef.formats.segment_writer import SegmentWriter
-from reef.formats.wal_object import WalKind
 from reef.jobs.executor import Executor
-from reef.jobs.repair_log import Remains, RescuedLog, judge_log, log_rows, read_remains
+from reef.jobs.repair_log import (
+    Remains,
+    RescuedLog,
+    judge_log,
+    log_versions,
+    read_remains,
+    unseen_ingests,
+)
+from reef.jobs.repair_merge import collapsed, hold_lsn_of
 from reef.jobs.repair_report import Lost, LostLsn
-from reef.jobs.repair_segments import Salvaged, SalvageTask, run_salvage_task, write_saved
+from reef.jobs.repair_segments import Salvaged, run_salvage_task, write_saved
+from reef.jobs.repair_sources import SalvagePlanner
 from reef.jobs.verify_problems import Problem, ProblemKind
 from reef.jobs.verify_segments import check_segments
 from reef.jobs.verify_survey import Survey
-from reef.manifest.head import HeadFinder
 from reef.manifest.repairs import Repairs
 from reef.paths import Namespace
 from reef.stores import Store
@@ -80,8 +86,11 @@ class RepairPlanner:
             cursors=cursors,
             fold=log.fold_result(self._folded(log, saved)) if log.needs_fold else None,
         )
+        lsns = [*unseen_ingests(self.names, self.survey), *ingests, *log.lost]
         lost = Lost(
-            lsns=tuple(sorted([*log.lost, *ingests], key=lambda lost: lost.lsn)),
+            lsns=tuple(
+                sorted({lost.lsn: lost for lost in lsns}.values(), key=lambda lost: lost.lsn)
+            ),
             segments=tuple(s.lost for s in salvaged),
             generations=tuple(sorted(generations)),
             snapshots=tuple(s.name or s.id for s in snapshots.values()),
@@ -113,13 +122,15 @@ class RepairPlanner:
         """Return what the log from the floor on becomes."""
         entries = [new for old in log.ingested for new in saved.get(old.id, (old,))]
         if self.write and log.counting:
-            rows, tombstones = log_rows(
+            rows, tombstones = log_versions(
                 self.store, self.names, log.manifest, log.counting, log.remains
             )
-            if len(rows) or tombstones:
-                lineage = Lineage("", 0, covers=log.covers(), generation=log.manifest.generation)
-                writer = SegmentWriter(log.manifest.schema, 0, lineage, range_tombstones=tombstones)
-                entries.append(write_saved(self.store, self.names, writer, rows))
+            others = (*log.ingested, *log.manifest.segments)
+            hold_lsn = hold_lsn_of(log.manifest)
+            rows = collapsed([rows], tombstones, log.manifest.schema, others, hold_lsn)
+            lineage = Lineage("", 0, covers=log.covers(), generation=log.manifest.generation)
+            writer = SegmentWriter(log.manifest.schema, 0, lineage, range_tombstones=tombstones)
+            entries.append(write_saved(self.store, self.names, writer, rows))
         return entries
 
     # --- segments -----------------------------------------------------------------
@@ -133,63 +144,9 @@ class RepairPlanner:
         )
 
     def _salvage(self, log: RescuedLog) -> list[Salvaged]:
-        damaged = self.survey.damaged_segments()
-        tasks = [self._task(self.survey.segments[i], log) for i in sorted(damaged)]
+        tasks = SalvagePlanner(self.store, self.names, self.survey, self.write).tasks(log.ingested)
         # One at a time: each holds a whole segment in memory.
         return [done for task in tasks for done in self.executor.map(run_salvage_task, [task])]
-
-    def _task(self, entry: SegmentEntry, log: RescuedLog) -> SalvageTask:
-        task = SalvageTask(
-            self.store,
-            self.names,
-            self.survey.head.generation,
-            entry,
-            ancestors=self._ancestors(entry),
-            others=self._others(entry),
-            in_head=self._is_named(entry.id) or entry.id in {e.id for e in log.ingested},
-            write=self.write,
-        )
-        if entry.visible_lsn:
-            return task  # what an ingest brought is nowhere else
-        found, end = self.survey.log, self._made_below(entry)
-        wanted = range(max(entry.lsn_min, found.first), end)
-        slots = [found.slots[lsn] for lsn in wanted if lsn in found.verdicts]
-        counting = [s.header for s in slots if found.verdicts[s.lsn] is Verdict.APPLIES]
-        batches = [h.lsn for h in counting if h is not None and h.kind is WalKind.BATCHES]
-        whole = len(slots) == end - entry.lsn_min and len(batches) == len(counting)
-        return replace(task, lsns=tuple(batches), log_is_whole=whole)
-
-    def _made_below(self, entry: SegmentEntry) -> int:
-        """Return the floor when a segment was made: nothing newer has a part in it."""
-        named = self.survey.chain.named.get(entry.id)
-        floor = self.survey.chain.floors.get(named.first, 0) if named is not None else 0
-        return max(floor, entry.lsn_max + 1)
-
-    def _ancestors(self, entry: SegmentEntry) -> tuple[SegmentEntry, ...]:
-        """Return what a merge put a segment in the place of, if all of that is there."""
-        chain = self.survey.chain
-        named = chain.named.get(entry.id)
-        before = [g for g in chain.floors if chain.roots.keep(g) and named and g < named.first]
-        if named is None or not before:
-            return ()
-        heads = HeadFinder(self.store, self.names)
-        older, newer = heads.load(max(before)), heads.load(named.first)
-        left = {segment.id for segment in newer.segments}
-        inputs = tuple(s for s in older.segments if s.id not in left)
-        damaged = self.survey.damaged_segments()
-        if older.wal_floor != newer.wal_floor or any(s.id in damaged for s in inputs):
-            return ()
-        return inputs
-
-    def _others(self, entry: SegmentEntry) -> tuple[SegmentEntry, ...]:
-        damaged = self.survey.damaged_segments()
-        return tuple(
-            other
-            for other in self.survey.head.segments
-            if other.id not in damaged
-            and other.min_key <= entry.max_key
-            and entry.min_key <= other.max_key
-        )
 
     def _is_named(self, segment_id: str) -> bool:
         return any(s.id == segment_id for s in self.survey.head.segments)
@@ -236,7 +193,7 @@ class RepairPlanner:
         plan.actions += [f"copy {key} to quarantine" for key in plan.quarantine]
         plan.actions += [_of_lsn(lost) for lost in plan.lost.lsns]
         if log.needs_fold:
-            plan.actions.append(f"fold the log up to LSN {log.end - 1}, with what is sound in it")
+            plan.actions.append("fold the log past the damage, with all that is intact in it")
         for segment in plan.lost.segments:
             done = "give up" if segment.history_only else "replace"
             plan.actions.append(

@@ -1,38 +1,45 @@
 """Saving the rows of a damaged segment, from wherever the bucket still has them.
 
-    its own groups            those whose checksums hold
-    the log                   objects in its LSN range that are still there
-    what it was made of       segments that an older, kept generation names in its place
+    its own groups     those whose checksums hold
+    its ancestors      the segments that an older, kept generation names in its place
+    the log            the batches and loads that the segment covers, if they are still there
 
-Everything is cut to the segment's own keys and LSNs: outside of them others have the say, and a
-delete of theirs may have been dropped since (H34). So the log is read up to where the segment was
-made, since what it left out must not come back. If nothing of it is lost, by the log, by its
-ancestors, or by the set hash, the report says so; otherwise it names the ranges. What was saved is
-written under a new name: a condemned or damaged object is never used again.
+Any one of these that is complete gives back all of it. Versions come together by compaction's own
+merge (`repair_merge`, H68), over everything that the segment covers, since a row of it may rest on
+a version far below its LSN bounds. Only the result is cut to those bounds: what is outside of them
+others have the say over, and a delete of theirs may have been dropped since (H34).
+
+Where no source is complete the sound groups stay as they are, and only the ranges in between are
+filled with rows from incomplete sources; the report names these ranges as lost. Patches from an
+incomplete source are left out, since the row that they were written for may be missing.
+
+The segment that takes its place covers the same LSNs and keys, also if no row is left: otherwise a
+rebuild would take an ancestor for live (H49). It has a new name: a condemned or damaged object is
+never used again.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from reef.engine.reading.cache import ByteCache
-from reef.engine.reading.merge import newest_versions, sorted_places
 from reef.engine.reading.segments import SegmentStore
-from reef.engine.reading.tombstones import RangeTombstones
 from reef.engine.reading.view import range_tombstones_of
 from reef.errors import NotFoundError
 from reef.formats.batch import OpKind
-from reef.formats.covers import Cover, tidied, without
+from reef.formats.covers import Cover
 from reef.formats.filter import hash_keys
 from reef.formats.manifest import Manifest, SegmentEntry
-from reef.formats.segment import Lineage, covers_of
+from reef.formats.segment import Lineage
 from reef.formats.segment_writer import SegmentWriter
 from reef.formats.set_hash import EMPTY, set_hash
-from reef.formats.versions import RangeTombstone, Versions, concat_versions
+from reef.formats.versions import RangeTombstone, Versions
+from reef.jobs.compact_merge import NEVER
 from reef.jobs.repair_blocks import SegmentRemains, segment_remains
-from reef.jobs.repair_log import log_rows
+from reef.jobs.repair_log import log_versions
+from reef.jobs.repair_merge import collapsed, covered_by, hold_lsn_of, in_order, within_bounds
 from reef.jobs.repair_report import LostRange, LostSegment
 from reef.jobs.segment_entries import entry_of
 from reef.manifest.head import HeadFinder
@@ -54,14 +61,18 @@ class SalvageTask:
     generation: int
     """Whose schemas it is read by."""
     entry: SegmentEntry
+    covers: tuple[Cover, ...] = ()
+    """The LSNs and keys that it covers; more where its footer is lost."""
     lsns: tuple[int, ...] = ()
-    """Objects of the log that count and can be read: in its range, and newer ones which hide."""
-    log_is_whole: bool = False
-    """Whether those are all there ever were."""
+    """Objects of the log with batches that count in those LSNs."""
+    ingested: tuple[SegmentEntry, ...] = ()
+    """Intact segments of loads that count in those LSNs."""
+    log_from: int = NEVER
+    """From this LSN on those two are all there ever was."""
     ancestors: tuple[SegmentEntry, ...] = ()
-    """What it was made of, if all of that is sound."""
+    """The inputs of the merge that wrote it, if all of them are intact."""
     others: tuple[SegmentEntry, ...] = ()
-    """Sound ones that share keys and LSNs with it: it does not stand for what they stand for."""
+    """All other segments of the head."""
     in_head: bool = True
     write: bool = False
 
@@ -75,65 +86,103 @@ class Salvaged:
     lost: LostSegment
 
 
-@dataclass(slots=True)
-class _Saved:
-    """Rows and range deletes from one source."""
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Versions and range deletes from one place."""
 
-    parts: list[Versions] = field(default_factory=list)
+    rows: list[Versions] = field(default_factory=list)
     tombstones: list[RangeTombstone] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    rows: Versions
+    tombstones: list[RangeTombstone]
+    whole: bool
 
 
 def run_salvage_task(task: SalvageTask) -> Salvaged:
     """Save what can be saved of a segment; write it, unless this is a dry run."""
-    entry = task.entry
     manifest = HeadFinder(task.store, task.namespace).load(task.generation)
     own = _own(task, manifest)
-    saved = _Saved([g.under(manifest.schema) for g in own.groups], list(own.tombstones))
-    whole = _is_whole(own, entry)
-    if not whole and task.ancestors:
-        _add_ancestors(saved, task, manifest)
-    if not whole and task.lsns:
-        rows, ranges = log_rows(task.store, task.namespace, manifest, task.lsns, {})
-        saved.parts.append(rows)
-        saved.tombstones += ranges
-    whole = whole or bool(task.ancestors) or task.log_is_whole
-    rows, tombstones = _merged(saved, entry, manifest)
+    saved = _saved(task, manifest, own)
     entries: tuple[SegmentEntry, ...] = ()
-    if task.in_head and task.write and (len(rows) or tombstones):
+    if task.in_head and task.write:
         lineage = Lineage(
             "",
             0,
-            ancestors=(entry.id,),
-            covers=_covers(task, own),
+            ancestors=(task.entry.id,),
+            covers=task.covers,
             generation=manifest.generation,
         )
-        writer = SegmentWriter(manifest.schema, entry.level, lineage, range_tombstones=tombstones)
-        entries = (write_saved(task.store, task.namespace, writer, rows),)
-    return Salvaged(entry.id, entries, _lost(task, own, len(rows), whole=whole))
+        writer = SegmentWriter(
+            manifest.schema, task.entry.level, lineage, range_tombstones=saved.tombstones
+        )
+        entries = (write_saved(task.store, task.namespace, writer, saved.rows),)
+    return Salvaged(task.entry.id, entries, _lost(task, own, len(saved.rows), whole=saved.whole))
 
 
 def _lost(task: SalvageTask, own: SegmentRemains, saved_rows: int, *, whole: bool) -> LostSegment:
-    everything = (LostRange(task.entry.min_key, task.entry.max_key, task.entry.rows),)
-    ranges = tuple(own.lost) if own.groups or own.lost else everything
     return LostSegment.of(
         task.entry,
         task.namespace.segment(task.entry.id),
         saved_rows=task.entry.rows if whole else min(saved_rows, task.entry.rows),
-        ranges=() if whole else ranges,
+        ranges=() if whole else _ranges(task, own),
         tombstones_lost=own.tombstones_lost and not whole,
         history_only=not task.in_head,
     )
 
 
-def _covers(task: SalvageTask, own: SegmentRemains) -> tuple[Cover, ...]:
-    """Return what the segment stood for; where its footer is lost, its bounds, less the others'."""
-    entry = task.entry
-    if own.footer is not None:
-        return covers_of(own.footer, entry.visible_lsn)
-    bounds = Cover(entry.lsn_min, entry.lsn_max + 1, entry.min_key, entry.max_key + b"\0")
-    segments = SegmentStore(task.store, task.namespace, ByteCache(CACHE_BYTES))
-    taken = [covers_of(segments.tail(o).footer, o.visible_lsn) for o in task.others]
-    return tidied(without([bounds], [cover for covers in taken for cover in covers]))
+def _ranges(task: SalvageTask, own: SegmentRemains) -> tuple[LostRange, ...]:
+    """Return the key ranges that are lost, unless another source is complete."""
+    if own.groups or own.lost:
+        return tuple(own.lost)
+    return (LostRange(task.entry.min_key, task.entry.max_key, task.entry.rows),)
+
+
+# --- sources ----------------------------------------------------------------------------
+
+
+def _saved(task: SalvageTask, manifest: Manifest, own: SegmentRemains) -> _Saved:
+    """Return the versions from the first source that is complete, or from all of them."""
+    groups = [group.under(manifest.schema) for group in own.groups]
+    if _is_whole(own, task.entry):
+        return _Saved(in_order(groups, manifest.schema), own.tombstones, whole=True)
+    mine = _Source(groups, own.tombstones)
+    if task.ancestors:
+        source = _from_segments(task, task.ancestors, manifest)
+        return _merged(task, manifest, [mine, source], whole=True)
+    log = _from_log(task, manifest)
+    found = _merged(task, manifest, [log], whole=False)
+    if _is_complete(task, found):
+        return _merged(task, manifest, [mine, log], whole=True)
+    rest = _rest_of(found, _ranges(task, own))
+    return _merged(task, manifest, [mine, rest], whole=False)
+
+
+def _is_complete(task: SalvageTask, found: _Saved) -> bool:
+    """Whether the log has all that the segment had.
+
+    The newest version of each of its keys is within its LSN bounds. If that is a whole row or a
+    delete, nothing below the bounds matters; a patch needs everything that the segment covers.
+    """
+    if not task.covers or task.entry.visible_lsn:
+        return False  # rows of a load are nowhere else
+    if task.log_from <= min(cover.first for cover in task.covers):
+        return True
+    rests = bool((found.rows.kinds == OpKind.PATCH).any())
+    return task.log_from <= task.entry.lsn_min and not rests
+
+
+def _rest_of(saved: _Saved, ranges: Sequence[LostRange]) -> _Source:
+    """Return what an incomplete source may add: whole rows and deletes in lost ranges."""
+    rows, kept = saved.rows, np.zeros(len(saved.rows), dtype=bool)
+    for lost in ranges:
+        low = pc.greater_equal(rows.keys, lost.first_key).to_numpy(zero_copy_only=False)
+        high = pc.less_equal(rows.keys, lost.last_key).to_numpy(zero_copy_only=False)
+        kept |= low & high
+    kept &= rows.kinds != OpKind.PATCH
+    return _Source([rows.take(np.flatnonzero(kept).astype(np.int64))], saved.tombstones)
 
 
 def _own(task: SalvageTask, manifest: Manifest) -> SegmentRemains:
@@ -150,50 +199,60 @@ def _own(task: SalvageTask, manifest: Manifest) -> SegmentRemains:
     return found
 
 
+def _from_segments(
+    task: SalvageTask, entries: Sequence[SegmentEntry], manifest: Manifest
+) -> _Source:
+    segments = SegmentStore(task.store, task.namespace, ByteCache(CACHE_BYTES))
+    found = _Source()
+    for entry in entries:
+        groups = len(segments.tail(entry).index)
+        if groups:
+            rows = segments.rows(entry, range(groups)).under(manifest.schema)
+            found.rows.append(rows.with_lsn(entry.visible_lsn) if entry.visible_lsn else rows)
+        found.tombstones.extend(range_tombstones_of(segments, entry))
+    return found
+
+
+def _from_log(task: SalvageTask, manifest: Manifest) -> _Source:
+    """Return the batches and loads that the segment covers."""
+    found = _from_segments(task, task.ingested, manifest)
+    rows, tombstones = log_versions(task.store, task.namespace, manifest, task.lsns, {})
+    rows = in_order([*found.rows, rows], manifest.schema)
+    return _Source([covered_by(rows, task.covers)], [*found.tombstones, *tombstones])
+
+
+# --- merging ----------------------------------------------------------------------------
+
+
+def _merged(
+    task: SalvageTask, manifest: Manifest, sources: Sequence[_Source], *, whole: bool
+) -> _Saved:
+    """Merge some sources, and cut the result to the segment's own keys and LSNs."""
+    entry, end = task.entry, task.entry.max_key + b"\0"
+    tombstones = [tombstone for source in sources for tombstone in source.tombstones]
+    parts = [part for source in sources for part in source.rows]
+    rows = collapsed(parts, tombstones, manifest.schema, task.others, hold_lsn_of(manifest))
+    keys = KeyRange(entry.min_key, end)
+    cut = {
+        RangeTombstone(max(t.start, entry.min_key), min(t.end, end), t.lsn, t.seq)
+        for t in tombstones
+        if entry.lsn_min <= t.lsn <= entry.lsn_max and keys.overlaps(KeyRange(t.start, t.end))
+    }
+    return _Saved(within_bounds(rows, entry), sorted(cut), whole)
+
+
 def _is_whole(own: SegmentRemains, entry: SegmentEntry) -> bool:
     """Whether every version is there: their number and their set hash tell."""
     if own.rows != entry.rows or own.tombstones_lost:
         return False
+    return _set_hash(own.groups) == entry.set_hash
+
+
+def _set_hash(groups: Sequence[Versions]) -> str:
     total = EMPTY
-    for group in own.groups:
+    for group in groups:
         total += set_hash(hash_keys(group.keys), group.seqs, group.kinds)
-    return str(total) == entry.set_hash
-
-
-def _add_ancestors(saved: _Saved, task: SalvageTask, manifest: Manifest) -> None:
-    segments = SegmentStore(task.store, task.namespace, ByteCache(CACHE_BYTES))
-    for entry in task.ancestors:
-        groups = len(segments.tail(entry).index)
-        if groups:
-            rows = segments.rows(entry, range(groups)).under(manifest.schema)
-            saved.parts.append(rows.with_lsn(entry.visible_lsn) if entry.visible_lsn else rows)
-        saved.tombstones += range_tombstones_of(segments, entry)
-
-
-def _merged(
-    saved: _Saved, entry: SegmentEntry, manifest: Manifest
-) -> tuple[Versions, list[RangeTombstone]]:
-    """Return the newest version of each key, cut to the segment's own keys and LSNs.
-
-    What a newer delete or row hides is left out: the segment did not have it either, and the
-    delete itself may have been dropped for good.
-    """
-    end = entry.max_key + b"\0"
-    keys = KeyRange(entry.min_key, end)
-    rows = concat_versions([Versions.empty(manifest.schema), *saved.parts], manifest.schema)
-    rows = rows.take(sorted_places(rows)).within(keys)
-    newer = (rows.lsns > entry.lsn_max) & (rows.kinds != OpKind.PATCH)
-    hidden = pc.is_in(rows.keys, rows.keys.filter(pa.array(newer)))
-    ours = (rows.lsns >= entry.lsn_min) & (rows.lsns <= entry.lsn_max)
-    ours &= ~hidden.to_numpy(zero_copy_only=False)
-    rows = rows.take(np.flatnonzero(ours).astype(np.int64))
-    cut = {
-        RangeTombstone(max(t.start, entry.min_key), min(t.end, end), t.lsn, t.seq)
-        for t in saved.tombstones
-        if entry.lsn_min <= t.lsn <= entry.lsn_max and keys.overlaps(KeyRange(t.start, t.end))
-    }
-    deleted = [RangeTombstones.of(saved.tombstones)]
-    return newest_versions([rows], manifest.schema, deleted), sorted(cut)
+    return str(total)
 
 
 def write_saved(
@@ -203,5 +262,6 @@ def write_saved(
     segment_id = store.runtime.ulid()
     now_ms = int(store.runtime.wall_s() * 1000)
     writer.lineage = replace(writer.lineage, write_id=segment_id, created_at_ms=now_ms)
-    store.upload(names.segment(segment_id), writer.write([rows]))
+    pieces = [rows] if len(rows) else []
+    store.upload(names.segment(segment_id), writer.write(pieces))
     return entry_of(segment_id, writer.summary)

@@ -20,11 +20,18 @@ the grace period has passed. A dry run (the default) says what both would do.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from reef.config import SweepSettings
 from reef.engine.database import Database
-from reef.errors import ConflictError, InvalidInputError, Kind, NotFoundError
+from reef.errors import (
+    ConflictError,
+    CorruptionError,
+    InvalidInputError,
+    Kind,
+    NotFoundError,
+)
 from reef.formats.manifest import Condemned, Manifest, OpenJob
 from reef.formats.wal_object import Job, WalKind
 from reef.jobs.appending import Appender
@@ -36,7 +43,8 @@ from reef.jobs.sweep_plan import (
     SweepPlanner,
     clock_margin_s,
 )
-from reef.manifest import edits
+from reef.manifest import dropping, edits
+from reef.manifest.head import HeadFinder
 from reef.manifest.leases import FoundLease, find_leases, job_owner
 from reef.manifest.publish import Publisher
 from reef.manifest.roots import effective_grace_ms
@@ -95,12 +103,66 @@ def sweep(
     wanted = SweepSettings().changed(settings)
     if apply:
         db._prove_store()
-    store, names = db.store, Namespace(namespace)
-    publisher = Publisher(store, names, metrics=db.metrics)
-    executor = executor or LocalExecutor(store.runtime)
-    planner = SweepPlanner(store, names, publisher.heads, executor, wanted, is_dry=not apply)
-    run = _Sweep(store, names, publisher, planner, wanted)
-    return run.apply(force=force) if apply else run.preview()
+    executor = executor or LocalExecutor(db.store.runtime)
+    publisher = db._namespaces.publisher(namespace, dropped=True)
+
+    def swept(publisher: Publisher) -> SweepReport:
+        store, names, heads = db.store, publisher.heads.names, publisher.heads
+        planner = SweepPlanner(store, names, heads, executor, wanted, is_dry=not apply)
+        run = _Sweep(store, names, publisher, planner, wanted)
+        return run.apply(force=force) if apply else run.preview()
+
+    report = swept(publisher)
+    for number in publisher.heads.found.manifest.predecessors:
+        names = publisher.heads.names.at(number)
+        earlier = Publisher(db.store, names, metrics=db.metrics)
+        try:
+            found = swept(earlier)
+        except (CorruptionError, NotFoundError):  # its manifests are damaged or lost
+            kept = Counter(report.kept) + Counter({"earlier incarnations that cannot be read": 1})
+            report = replace(report, kept=dict(sorted(kept.items())))
+            continue
+        report = _with_earlier(report, names, found)
+        if apply and _is_finished(db.store, earlier.heads, found):
+            done = partial(dropping.forget_predecessor, incarnation=number)
+            publisher.publish(done, dropped=True)
+    return report
+
+
+def _with_earlier(report: "SweepReport", names: Namespace, earlier: "SweepReport") -> "SweepReport":
+    """Return a report with the objects of an earlier incarnation, relative to the name's folder."""
+    prefix = names.root.removeprefix(names.base).lstrip("/")
+
+    def relative(key: str) -> str:
+        return f"{prefix}/{key}" if prefix else key
+
+    kept = Counter(report.kept) + Counter(earlier.kept)
+    sums = ("condemned_bytes", "leases", "leases_reaped", "jobs_reaped", "temporaries_removed")
+    return replace(
+        report,
+        condemned=(
+            *report.condemned,
+            *(replace(doomed, key=relative(doomed.key)) for doomed in earlier.condemned),
+        ),
+        deleted=(*report.deleted, *map(relative, earlier.deleted)),
+        records_removed=report.records_removed + earlier.records_removed,
+        kept=dict(sorted(kept.items())),
+        **{name: getattr(report, name) + getattr(earlier, name) for name in sums},
+    )
+
+
+def _is_finished(store: Store, heads: HeadFinder, found: "SweepReport") -> bool:
+    """Whether sweeps have nothing more to delete of a dropped incarnation but old manifests.
+
+    The last manifests stay for ever; every publish of a sweep supersedes one, and adds another.
+    """
+    head = heads.found.manifest
+    if head.dropped is None or not head.dropped.is_cleared or head.snapshots or head.branch_pins:
+        return False
+    condemned = [*(doomed.key for doomed in found.condemned), *(c.key for c in head.condemned)]
+    if any(not key.startswith("manifest/") for key in condemned):
+        return False
+    return next(iter(store.list(heads.names.segments)), None) is None
 
 
 @dataclass(frozen=True, slots=True)

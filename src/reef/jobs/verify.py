@@ -14,7 +14,7 @@ from reef.engine.log_rules import Verdict
 from reef.jobs.executor import Executor, LocalExecutor
 from reef.jobs.verify_problems import Problem, ProblemKind, Severity
 from reef.jobs.verify_survey import Survey, survey
-from reef.paths import Namespace
+from reef.manifest.head import newest_incarnation
 from reef.telemetry import operation
 
 __all__ = ["Problem", "ProblemKind", "Severity", "VerifyReport", "verify"]
@@ -54,7 +54,7 @@ def verify(
     db: Database, namespace: str, *, deep: bool = False, executor: Executor | None = None
 ) -> VerifyReport:
     """Look at everything that is needed; return every problem. Changes nothing."""
-    names = Namespace(namespace)
+    names = newest_incarnation(db.store, namespace)
     with operation(db.metrics, "verify"):
         found = survey(db.store, names, executor or LocalExecutor(db.store.runtime), deep=deep)
     report = _report(namespace, found, deep=deep)

@@ -1,32 +1,45 @@
-"""Dropping a namespace, bringing it back, and making one anew in its place (protocol section 8).
+"""Dropping a namespace, undropping it, and creating the name again (protocol section 8).
 
-A drop has taken the writer role, so M fences lie in the log, the last of them just below
-`Dropped.end_lsn`: whatever an older writer still sends is void or finds its slot taken. Until a
-sweep clears the namespace everything is there, and `undrop` is one publish. What clears it, and
-what makes the name anew, puts the floor at `end_lsn`: the numbers go on, so that no slot, epoch or
-generation is ever free for a zombie (H48).
+A drop has taken the writer role, so the log ends with M fences, the last of them just below
+`Dropped.end_lsn`: a late write of an older writer is void or finds its slot taken. Until a sweep
+clears the namespace everything is there, and `undrop` is one publish. Clearing puts the floor at
+`end_lsn`.
 
-A load that makes its namespace and then fails takes it back. The manifest says which load it was
-made for, until somebody publishes anything or joins: a writer by taking the role, another load or
-a `create` by `use`. So while that is said, the log holds the records of that load and nothing
-else, no writer has anything in flight, and the load's abort stands where fences would.
+A name that is created again starts an incarnation under a prefix of its own. The last manifest of
+the dropped one names its successor: from then on it can only be read and swept, and a stalled
+process of it finds its slots, epoch and generation used, in its own prefix (H48, H65).
+
+A load that creates its namespace and then fails takes it back. The manifest names the load that
+it was created for, until another process publishes anything or joins: a writer by taking the
+role, another load or a `create` by `use`. Until then the log holds the records of that load and
+nothing else, no writer has a PUT in flight, and the load's abort takes the place of the fences.
 
 All edits here are pure.
 """
 
 import msgspec
 
-from reef.errors import Kind, NotFoundError
-from reef.formats.manifest import Dropped, Manifest, NamespaceState
+from reef.errors import ConflictError, Kind, NotFoundError
+from reef.formats.manifest import Dropped, Manifest, NamespaceState, Successor
 from reef.formats.schema import Schema
 
-__all__ = ["clear_dropped", "drop", "is_due", "made_anew", "take_back", "undrop", "use"]
+__all__ = [
+    "clear_dropped",
+    "drop",
+    "first_manifest",
+    "forget_predecessor",
+    "is_due",
+    "succeed",
+    "take_back",
+    "undrop",
+    "use",
+]
 
 
 def drop(manifest: Manifest, epoch: int, dropped: Dropped) -> Manifest | None:
     """Drop; None if the role is not ours any more, or a fold has passed our fences.
 
-    The floor has to rise when the name is made anew: a fold from before would fit otherwise.
+    Clearing has to raise the floor: a fold that was planned before would fit otherwise.
     """
     if manifest.writer_epoch != epoch or manifest.wal_floor >= dropped.end_lsn:
         return None
@@ -51,6 +64,11 @@ def undrop(manifest: Manifest) -> Manifest | None:
     """Bring back what no sweep has cleared; None if it is there, and stays."""
     if manifest.dropped is None:
         return use(manifest)
+    if manifest.successor is not None:
+        raise ConflictError(
+            "the namespace was dropped, and its name was created again since",
+            hint="Drop the new one first; snapshots of the old one can still be read",
+        )
     if manifest.dropped.is_cleared:
         raise NotFoundError(
             "the namespace was dropped, and a sweep has taken its rows since",
@@ -91,20 +109,45 @@ def clear_dropped(manifest: Manifest) -> Manifest:
     )
 
 
-def made_anew(manifest: Manifest, schema: Schema, made_for: str = "") -> Manifest | None:
-    """Make a namespace in the place of a dropped one; None if somebody else has.
-
-    Schemas are numbered on, so that a bulk job of the old one cannot begin in the new one.
-    """
-    if manifest.dropped is None:
+def succeed(manifest: Manifest, schema: Schema, now_ms: int, made_for: str = "") -> Manifest | None:
+    """Name the incarnation that replaces a dropped namespace; None if another process has."""
+    if manifest.dropped is None or manifest.successor is not None:
         return None
-    cleared = clear_dropped(manifest)
-    return msgspec.structs.replace(
-        cleared,
-        state=NamespaceState.LIVE,
-        dropped=None,
-        schemas=(msgspec.structs.replace(schema, id=manifest.schema.id + 1),),
-        wal_base=cleared.wal_floor,
-        compactor_epoch=manifest.compactor_epoch + 1,
+    successor = Successor(
+        incarnation=manifest.incarnation + 1,
+        schema=msgspec.structs.replace(schema, id=manifest.schema.id + 1),
+        generation=manifest.generation + 2,  # the next one announces it
+        wal_base=max(manifest.wal_floor, manifest.dropped.end_lsn),
+        writer_epoch=manifest.writer_epoch,
         made_for=made_for,
+        predecessors=(*manifest.predecessors, manifest.incarnation),
+        created_at_ms=now_ms,
     )
+    return msgspec.structs.replace(manifest, successor=successor)
+
+
+def first_manifest(successor: Successor) -> Manifest:
+    """Return the first manifest of an incarnation; the publisher stamps it."""
+    return Manifest(
+        generation=successor.generation,
+        oldest_retained=successor.generation,
+        write_id="",
+        published_at_ms=0,
+        schemas=(successor.schema,),
+        writer_epoch=successor.writer_epoch,
+        wal_floor=successor.wal_base,
+        wal_base=successor.wal_base,
+        wal_id_last_seen=successor.wal_base - 1,
+        made_for=successor.made_for,
+        incarnation=successor.incarnation,
+        created_at_ms=successor.created_at_ms,
+        predecessors=successor.predecessors,
+    )
+
+
+def forget_predecessor(manifest: Manifest, incarnation: int) -> Manifest | None:
+    """Note that a sweep has deleted all it can of an earlier incarnation."""
+    if incarnation not in manifest.predecessors:
+        return None
+    left = tuple(number for number in manifest.predecessors if number != incarnation)
+    return msgspec.structs.replace(manifest, predecessors=left)

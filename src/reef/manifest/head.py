@@ -11,6 +11,7 @@ there is no fallback for a writer, not even a checked one: `repair` decides. Onl
 ask for the newest sound one, and is told what it stands in for.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from reef.errors import CorruptionError, Kind, NotFoundError, UnavailableError
@@ -21,7 +22,7 @@ from reef.runtime import Runtime, Stopwatch
 from reef.stores import Store, fetch
 from reef.stores.dates import StoreDates
 
-__all__ = ["Head", "HeadFinder", "refuse_dropped"]
+__all__ = ["Head", "HeadFinder", "locate", "newest_incarnation", "refuse_dropped"]
 
 LISTINGS_MAX = 5
 FALLBACKS_MAX = 10
@@ -49,9 +50,12 @@ class Head:
         old grace after it was published, so what was seen longer ago proves nothing (H62).
         `by_store_s` is how long the PUT took by the store's own dates, where it gives them.
         """
-        grace_s = self.manifest.grace_ms / 1000
-        quick = max(sent.elapsed_s(), by_store_s) <= grace_s / 2
-        return quick and self.seen.elapsed_s() <= grace_s
+        known = self.seen.elapsed_s() <= self.manifest.grace_ms / 1000
+        return known and self.is_quick(sent, by_store_s)
+
+    def is_quick(self, sent: Stopwatch, by_store_s: float = 0.0) -> bool:
+        """Whether a request took less than half the grace period, as far as that is known."""
+        return max(sent.elapsed_s(), by_store_s) <= self.manifest.grace_ms / 2000
 
 
 class HeadFinder:
@@ -66,6 +70,18 @@ class HeadFinder:
         self._known: Head | None = None
         self._last: Head | None = None
         """The newest one ever found here: damage at rest does not take it from memory."""
+
+    @property
+    def names(self) -> Namespace:
+        """The incarnation whose chain this is."""
+        return self._namespace
+
+    @property
+    def found(self) -> Head:
+        """The head that was found last; UnavailableError before the first `find`."""
+        if self._last is None:
+            raise UnavailableError(f"the head of {self._namespace.name} was not read yet")
+        return self._last
 
     @property
     def last(self) -> Head | None:
@@ -168,13 +184,62 @@ class HeadFinder:
         return Head(known, seen, damage)
 
 
+def locate(store: Store, name: str, *, fallback: bool = False, dropped: bool = False) -> HeadFinder:
+    """Find the current incarnation of a name; return its finder, with the head just found.
+
+    The chain of a name that was dropped and created again ends in a manifest that names its
+    successor. Only such names cost more: a LIST of the successors and the newest one's head.
+    A successor without a manifest was announced by a process that died; `create` completes it.
+    Damage in the chain of an earlier incarnation does not concern the current one.
+    """
+    heads = HeadFinder(store, Namespace(name))
+    try:
+        successor = heads.find(fallback=fallback, dropped=True).manifest.successor
+    except (CorruptionError, NotFoundError):
+        following = _newest(store, heads.names, 2, fallback)
+        if following is None:
+            raise
+        heads, successor = following, following.found.manifest.successor
+    while successor is not None:
+        following = _newest(store, heads.names, successor.incarnation, fallback)
+        if following is None:
+            break
+        heads, successor = following, following.found.manifest.successor
+    if not dropped:
+        refuse_dropped(heads.names, heads.found.manifest)
+    return heads
+
+
+def newest_incarnation(store: Store, name: str) -> Namespace:
+    """Return the newest incarnation that was recorded, whatever the state of its manifests."""
+    names = Namespace(name)
+    return names.at(max(_recorded(store, names), default=1))
+
+
+def _recorded(store: Store, names: Namespace) -> list[int]:
+    return [number for info in store.list(names.successors) if (number := number_of(info.key))]
+
+
+def _newest(store: Store, names: Namespace, first: int, fallback: bool) -> HeadFinder | None:
+    """Return the newest incarnation from `first` on that has a manifest."""
+    numbers = {number for number in _recorded(store, names) if number >= first}
+    for number in sorted(numbers, reverse=True):
+        heads = HeadFinder(store, names.at(number))
+        with suppress(NotFoundError):
+            heads.find(fallback=fallback, dropped=True)
+            return heads
+    return None
+
+
 def refuse_dropped(namespace: Namespace, manifest: Manifest) -> None:
     """Raise NotFoundError for a manifest of a dropped namespace; say how to bring it back."""
     name, dropped = namespace.name, manifest.dropped
     if dropped is None:
         return
     hint = f"Bring it back with db.undrop({name!r}) or: reef undrop URL {name}"
-    if dropped.is_cleared:
+    if manifest.successor is not None:
+        hint = "It was created again since: open it again"
+    elif dropped.is_cleared:
         hint = "A sweep has taken its rows; create() makes a new one of that name"
     raise NotFoundError(
         f"namespace {name} was dropped", kind=Kind.DROPPED, hint=hint, namespace=name

@@ -37,6 +37,17 @@ RULES: dict[str, Rule] = {
     "what is dropped says when": lambda m: (
         (m.state is NamespaceState.DROPPED) == (m.dropped is not None)
     ),
+    "only a dropped namespace has a successor": lambda m: (
+        m.successor is None or m.dropped is not None
+    ),
+    "a successor is the next incarnation, behind the log": lambda m: (
+        m.successor is None
+        or (
+            m.successor.incarnation == m.incarnation + 1
+            and m.successor.wal_base >= m.wal_floor
+            and m.incarnation in m.successor.predecessors
+        )
+    ),
     "the grace period is not negative": lambda m: m.grace_ms >= 0,
     "the last of the recent is this one": lambda m: (
         bool(m.recent)
@@ -64,6 +75,8 @@ STEP_RULES: dict[str, StepRule] = {
     "a cleared namespace stays cleared": lambda a, b: (
         a.dropped is None or not a.dropped.is_cleared or b.dropped == a.dropped or _anew(a, b)
     ),
+    "the incarnation never changes": lambda a, b: b.incarnation == a.incarnation,
+    "a successor stays": lambda a, b: a.successor is None or b.successor == a.successor,
     "a write id is used once": lambda a, b: b.write_id not in {r.write_id for r in a.recent},
 }
 
@@ -110,7 +123,7 @@ def refuse_condemned(head: Manifest, segment_ids: Iterable[str]) -> None:
 
 
 def _anew(before: Manifest, after: Manifest) -> bool:
-    """Whether a namespace was made in the place of a dropped one, behind its fences (H48)."""
+    """Whether a release before incarnations re-created a namespace in the same chain (H48)."""
     ended = before.dropped
     return ended is not None and after.dropped is None and after.wal_base == ended.end_lsn
 

@@ -4,9 +4,10 @@
 2. Apply the pure edit. Refuse if it names a condemned key; check that every new object
    exists with its size; check the invariants.
 3. PUT create-only at head + 1.
-4. Lost: load and apply again, with jitter, bounded. Slow or unanswered: proved only by our
-   write id in the current head's `recent`; otherwise unknown. A listing proves nothing: a
-   stalled PUT can land in a slot that was collected (H14).
+4. Lost: load and apply again, with jitter, bounded. Slow or unanswered: proved only by the
+   entry of that generation in the current head's `recent`; otherwise unknown. A listing proves
+   nothing, and neither does "exists" after doubt: a stalled PUT can land in a slot that was
+   collected (H14, H66).
 """
 
 from collections.abc import Callable
@@ -61,8 +62,9 @@ class Publisher:
         *,
         policy: PublishPolicy | None = None,
         metrics: Metrics | None = None,
+        heads: HeadFinder | None = None,
     ) -> None:
-        self.heads = HeadFinder(store, namespace)
+        self.heads = heads or HeadFinder(store, namespace)
         self._store = store
         self._namespace = namespace
         self._runtime: Runtime = store.runtime
@@ -92,7 +94,7 @@ class Publisher:
         )
 
     def create(self, first: Manifest, absent: Stopwatch | None = None) -> Manifest | None:
-        """Publish generation 1; None if another process was first.
+        """Publish the first generation of a chain; None if another process was first.
 
         `absent` was started before it was seen that there is no namespace. Another process may
         have made one since, and swept its first generation: only a quick PUT proves itself.
@@ -120,24 +122,32 @@ class Publisher:
         check_next(before, following)
         key = self._namespace.manifest(following.generation)
         result = self._store.create(key, encode_manifest(following))
-        if result.outcome is Outcome.EXISTS:
-            return None
         head = Head(following, since)
         by_store_s = self.heads.dates.took_s(since, result.date_s)
-        if result.outcome is Outcome.CREATED and head.fresh(by_store_s):
+        quick = head.fresh(by_store_s)
+        if result.outcome is Outcome.EXISTS and quick and not result.doubt:
+            return None
+        if result.outcome is Outcome.CREATED and quick:
             self.heads.published(head)
             return following
         return self._prove(following)
 
-    def _prove(self, following: Manifest) -> Manifest:
-        """Only the current head's memory tells whether a slow publish counts."""
+    def _prove(self, following: Manifest) -> Manifest | None:
+        """Return the head if it has seen this publish, None if it has seen another in its place.
+
+        Only `recent` of the current head tells: the slot may have been collected meanwhile, and
+        filled again. A generation that it does not reach back to proves nothing.
+        """
         self.heads.forget()
         cause: ReefError | None = None
         try:
             current = self.heads.find(dropped=True).manifest
-            if _has(current, following.write_id):
+            published = {entry.generation: entry.write_id for entry in current.recent}
+            if following.write_id in published.values():
                 return current
-        except ReefError as error:  # whatever it is, it says nothing of what was sent
+            if following.generation in published:
+                return None
+        except ReefError as error:  # whatever it is, it says nothing about the publish
             cause = error
         raise OutcomeUnknownError(
             f"generation {following.generation} of {self._namespace.name} may have been published",
@@ -147,7 +157,7 @@ class Publisher:
         ) from cause
 
     def _stamp(self, before: Manifest | None, edited: Manifest) -> Manifest:
-        generation = 1 if before is None else before.generation + 1
+        generation = edited.generation if before is None else before.generation + 1
         now_ms = int(self._runtime.wall_s() * 1000)
         write_id = self._runtime.ulid()
         recent = (*edited.recent, Recent(generation, write_id, now_ms))
@@ -177,10 +187,6 @@ class Publisher:
     def _back_off(self, loss: int) -> None:
         ceiling_s = min(self._policy.first_delay_s * 2**loss, self._policy.delay_max_s)
         self._runtime.sleep(self._runtime.uniform(0.0, ceiling_s))
-
-
-def _has(manifest: Manifest, write_id: str) -> bool:
-    return any(recent.write_id == write_id for recent in manifest.recent)
 
 
 def _trim(recent: tuple[Recent, ...], now_ms: int) -> tuple[Recent, ...]:

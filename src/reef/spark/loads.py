@@ -185,7 +185,6 @@ class _Load:
     def __init__(self, db: Database, place: Place, df: Any, progress: Progress) -> None:
         self._runtime: Runtime = db.store.runtime
         self._store: Store = db.store
-        self._names = place.namespace
         self._df = df
         self._progress = progress
         self.seconds: dict[str, float] = {}
@@ -215,7 +214,7 @@ class _Load:
         watching = self._progress is not _nothing
         with (
             larger_batches(self._df.sparkSession),
-            watch(self._store, self._names, job.id, so_far if watching else None),
+            watch(self._store, job.handle.namespace, job.id, so_far if watching else None),
         ):
             looked_at = checks.rows is not None
             ranges = by_ranges(numbered(self._df), str(key), checks.partitions, sample=looked_at)

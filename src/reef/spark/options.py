@@ -17,6 +17,7 @@ from reef import stores
 from reef.engine.history.moments import AsOf, Wanted
 from reef.engine.history.snapshots import resolve_snapshot
 from reef.errors import InvalidInputError, Kind
+from reef.manifest.head import HeadFinder, locate
 from reef.paths import Namespace
 from reef.stores import Store
 from reef.types import KeyRange
@@ -146,13 +147,15 @@ class ReadOptions:
             _number(given, "meter", 0),
         )
 
-    def wanted(self, store: Store) -> Wanted:
-        """Return which moment to read; nothing at all is the newest."""
+    def wanted(self, store: Store) -> tuple[HeadFinder, Wanted]:
+        """Return the chain, and the point in time to read; nothing at all is the newest."""
+        name = self.place.namespace.name
         if self.snapshot is not None:
-            return Wanted(resolve_snapshot(store, self.place.namespace, self.snapshot).generation)
+            heads, entry = resolve_snapshot(store, name, self.snapshot)
+            return heads, Wanted(entry.generation)
         if self.as_of_time is not None:
-            return AsOf(time=self.as_of_time).wanted()
-        return Wanted(self.generation)
+            return locate(store, name), AsOf(time=self.as_of_time).wanted()
+        return locate(store, name), Wanted(self.generation)
 
 
 def known_options(options: Mapping[str, str], names: Collection[str], what: str) -> dict[str, str]:

@@ -53,16 +53,17 @@ class Pin:
 
 def take_pin(
     store: Store,
-    namespace: Namespace,
+    heads: HeadFinder,
     wanted: Wanted,
     lease_s: float,
     *,
     sent_bytes_max: int = SENT_BYTES_MAX,
 ) -> Pin:
     """Pin what is wanted; NotFoundError(kind=collected) if it is gone already."""
+    namespace, dropped = heads.names, heads.found.manifest.successor is not None
     segments = SegmentStore(store, namespace, ByteCache(0))
     for _ in range(RESTARTS_MAX):
-        history = History(store, namespace, segments)
+        history = History(store, namespace, segments, heads, dropped=dropped)
         try:
             lease, tail = _pin_once(history, store, namespace, wanted, lease_s)
         except Moved:

@@ -78,7 +78,10 @@ class ReefWriter(DataSourceArrowWriter):
             raise
         self._handle = job.handle
         lease = SharedLease(
-            job.handle.store, place.namespace, job.handle.lease_id, job.handle.settings.lease_ttl_s
+            job.handle.store,
+            job.handle.namespace,
+            job.handle.lease_id,
+            job.handle.settings.lease_ttl_s,
         )
         self._plan = PartPlan(job.staging, rows, wanted.sort_bytes, lease, apart=True)
 

@@ -94,8 +94,8 @@ class ReefSource(DataSource):
         """Have the pin; a read that is refused after all gives its lease back."""
         if self._pin is None:
             store = wanted.place.open()
-            moment = wanted.wanted(store)
-            self._pin = take_pin(store, wanted.place.namespace, moment, wanted.lease_s)
+            heads, moment = wanted.wanted(store)
+            self._pin = take_pin(store, heads, moment, wanted.lease_s)
         try:
             yield self._pin
         except ReefError:

@@ -16,7 +16,7 @@ from reef.engine.database import Database
 from reef.engine.rows import EXPIRES_AT
 from reef.errors import InvalidInputError, Kind, NotFoundError
 from reef.formats.schema import Schema
-from reef.manifest.head import HeadFinder
+from reef.manifest.head import locate
 from reef.paths import Namespace
 from reef.spark.rows import OP, RowsPlan
 from reef.spark.schema import arrow_schema
@@ -61,7 +61,7 @@ def find_target(
     """Return where the rows go; InvalidInputError or NotFoundError if they cannot."""
     given = arrow_columns(columns, vectors or {})
     try:
-        schema = HeadFinder(db.store, namespace).find().manifest.schema
+        schema = locate(db.store, namespace.name).found.manifest.schema
         make = None
     except NotFoundError as error:
         if key is None:

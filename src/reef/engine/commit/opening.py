@@ -112,6 +112,7 @@ class WriterOpening:
         """The write id of a manifest in which the epoch was ours."""
         self._fenced_schema_id = 0
         self._passes_damage = False
+        self._given_up: frozenset[int] = frozenset()
 
     def open(self) -> Opened:
         """Run the protocol; FencedError if a newer writer came in between."""
@@ -125,15 +126,23 @@ class WriterOpening:
                     return opened
         raise InternalError(f"the floor of {self._namespace.name} outran {ROUNDS_MAX} replays")
 
-    def fence_off(self) -> tuple[int, list[int]]:
+    def fence_off(
+        self, given_up: frozenset[int] = frozenset(), raised: Manifest | None = None
+    ) -> tuple[int, list[int]]:
         """Take the role without reading the log, which may be damaged; return epoch and fences.
 
         What a repair and a drop do. From then on every slot below the fences is filled for good,
-        or given up.
+        or given up. `given_up` are slots that were filled once and are about to be skipped: a fence
+        in one of them would stop no writer. `raised` is a manifest of the caller's own that has
+        raised the epoch already.
         """
-        self._passes_damage = True
+        self._passes_damage, self._given_up = True, given_up
         with self._leased(self._publisher.heads.find().manifest):
-            _, fences = self._take_role(self._raise_epoch())
+            if raised is None:
+                raised = self._raise_epoch()
+            else:
+                self._epoch, self._raised = raised.writer_epoch, raised.write_id
+            _, fences = self._take_role(raised)
         return self._epoch, fences
 
     def _take_role(self, manifest: Manifest) -> tuple[Manifest, list[int]]:
@@ -184,7 +193,7 @@ class WriterOpening:
         start = max(manifest.wal_floor, manifest.wal_base)
         filled = [slot.lsn for slot in self._log.filled(start)]
         # A slot that was given up counts for nothing, and so would a fence in it.
-        lsn = start + len(contiguous([*filled, *manifest.skipped_lsns], start))
+        lsn = start + len(contiguous([*filled, *manifest.skipped_lsns, *self._given_up], start))
         run: list[int] = []
         losses = 0
         while len(run) < manifest.max_parallel_writes:

@@ -40,7 +40,10 @@ class Resync:
         manifest, new = self._look(tail, lost_lsn)
         found = dict(zip(new, self.log.read_many(new), strict=True))
         for lsn in new:
-            self._judge_writer(self._present(lsn, found[lsn]).header)
+            header = self._present(lsn, found[lsn]).header
+            # Below the floor nothing counts (H67); a fence there still names a newer writer.
+            if lsn >= manifest.wal_floor or header.kind is WalKind.FENCE:
+                self._judge_writer(header)
         if manifest.wal_floor > tail.next_lsn:
             tail = tail.restarted(manifest)
         for lsn in contiguous(new, tail.next_lsn):

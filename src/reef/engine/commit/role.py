@@ -15,7 +15,7 @@ from reef.engine.log import Log
 from reef.errors import ConflictError, NotFoundError
 from reef.formats.manifest import Manifest
 from reef.formats.wal_object import WalHeader
-from reef.manifest.head import HeadFinder
+from reef.manifest.head import locate
 from reef.paths import Namespace, number_of
 from reef.stores import Store
 
@@ -25,15 +25,16 @@ RECENT_S = 60.0
 """For how long after its last object a writer counts as one that is there."""
 
 
-def check_role_is_free(store: Store, namespace: Namespace) -> None:
+def check_role_is_free(store: Store, name: str) -> None:
     """Raise ConflictError if another writer has committed or fenced within the last minute.
 
     A namespace that does not exist has no writer. Nothing is put into the namespace.
     """
     try:
-        head = HeadFinder(store, namespace).find().manifest
+        heads = locate(store, name)
     except NotFoundError:
         return
+    namespace, head = heads.names, heads.found.manifest
     found = _newest_writer(store, namespace, head)
     if found is None:
         return

@@ -1,15 +1,16 @@
-"""Sending one WAL object: PUT until the answer is definite, and prove it where it was slow.
+"""Send one WAL object: PUT until the outcome is definite, and prove it where it is in doubt.
 
-created    it stands in its slot; after a long while only the floor shows that it counts (H13)
-exists     another object has the slot
-unknown    no answer within the deadline, or no proof: it may count
-refused    every try was turned down by the store: nothing was written, for certain
+created    it is in its slot, and counts; after a long while the floor proves it (H13)
+exists     another object has the slot, and this one never landed; after doubt the floor proves it
+unknown    no response within the deadline, or no proof: it may count
+refused    every attempt was rejected by the store: nothing was written
 """
 
 from dataclasses import dataclass
 
 from reef.engine.commit.flights import Flight
 from reef.engine.log import Log
+from reef.engine.log_rules import Proof, prove
 from reef.errors import ReefError, UnavailableError
 from reef.manifest.head import HeadFinder
 from reef.runtime import Runtime
@@ -28,21 +29,31 @@ class Sender:
     runtime: Runtime
 
     def send(self, flight: Flight) -> WriteResult:
-        """Return what became of a flight; `flight.doubt` tells unknown from refused."""
+        """Return the outcome of a flight; `flight.doubt` separates unknown from refused."""
         answer = self._put(flight)
+        if answer.outcome is Outcome.UNKNOWN:
+            return answer
+        return answer if self._is_certain(flight, answer) else self._prove(flight, answer)
+
+    def _is_certain(self, flight: Flight, answer: WriteResult) -> bool:
+        """Whether no slot can have been collected since the first attempt was sent."""
         last = self.heads.last
         by_store_s = self.heads.dates.took_s(flight.sent, answer.date_s)
-        if answer.landed and (last is None or not last.trusts_put(flight.sent, by_store_s)):
-            return self._prove(flight)
-        return answer
+        if last is None:
+            return False
+        if answer.landed:
+            return last.trusts_put(flight.sent, by_store_s)
+        # One attempt that was answered at once: the slot was taken before it came.
+        return not flight.doubt and last.is_quick(flight.sent, by_store_s)
 
     def _put(self, flight: Flight) -> WriteResult:
-        """The same bytes each time. A try that raises has written nothing; others may have."""
+        """Send the same bytes each time. An attempt that raises has written nothing."""
         deadline = flight.batches[0].deadline or self.runtime.deadline(self.deadline_s)
         while True:
             try:
                 answer = self.log.fill(flight.lsn, flight.body)
-                flight.doubt = flight.doubt or answer.outcome is Outcome.UNKNOWN
+                doubt = answer.doubt or answer.outcome is Outcome.UNKNOWN
+                flight.doubt = flight.doubt or doubt
             except UnavailableError as error:
                 answer = WriteResult(Outcome.UNKNOWN, cause=error)
             except ReefError as error:  # a refusal does not change by asking again
@@ -51,16 +62,20 @@ class Sender:
                 return answer
             self.runtime.sleep(self.runtime.uniform(0.01, 0.2))
 
-    def _prove(self, flight: Flight) -> WriteResult:
-        """A slow PUT may have landed in a collected slot: only the floor tells (H13)."""
-        flight.doubt = True
+    def _prove(self, flight: Flight, answer: WriteResult) -> WriteResult:
+        """Ask the floor: the slot may have been collected and filled again meanwhile (H66)."""
         try:
             self.heads.forget()
-            manifest = self.heads.find().manifest
+            manifest = self.heads.find(dropped=True).manifest
         except ReefError as error:
+            flight.doubt = True
             return WriteResult(Outcome.UNKNOWN, cause=error)
-        counted = {entry.write_id for entry in manifest.dedup}
-        marked = any(manifest.stream_marks.get(s, 0) >= n for s, n in flight.header.marks.items())
-        if flight.lsn >= manifest.wal_floor or flight.header.write_id in counted or marked:
-            return WriteResult(Outcome.CREATED)
-        return WriteResult(Outcome.UNKNOWN)
+        match prove(manifest, flight.header, in_slot=answer.landed):
+            case Proof.COUNTS:
+                return WriteResult(Outcome.CREATED)
+            case Proof.LOST:
+                return answer
+        flight.doubt = True
+        floor = manifest.wal_floor
+        cause = UnavailableError(f"LSN {flight.lsn} was folded, and the floor is LSN {floor} now")
+        return WriteResult(Outcome.UNKNOWN, cause=cause)

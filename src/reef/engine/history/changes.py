@@ -22,7 +22,7 @@ from reef.engine.history.moments import (
     History,
     Moved,
     collected,
-    made_anew,
+    earlier_incarnation,
     with_skipped,
 )
 from reef.engine.log_rules import LogReader, Verdict, contiguous
@@ -136,7 +136,7 @@ class LogFollower:
 
     def _learn(self, head: Manifest) -> None:
         if head.wal_base != self.start.wal_base:
-            raise made_anew(self._names, head)
+            raise earlier_incarnation(self._names, head)
         self._schemas = {schema.id: schema for schema in head.schemas}
         self.schema: Schema = head.schema
 
@@ -167,6 +167,8 @@ class LogFollower:
         lsns = [self._waiting.popleft() for _ in range(min(READ_AT_ONCE, len(self._waiting)))]
         sound = [lsn for lsn in lsns if lsn not in self._skipped]
         found = dict(zip(sound, self._history.log.read_many(sound), strict=True))
+        if not self._history.kept_slots(self.start, lsns[0]):
+            raise collected(self._names, lsns[0])
         steps = []
         for lsn in lsns:
             read = found.get(lsn)

@@ -1,7 +1,9 @@
 """Looking back: past moments and changes, from a plain reader."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from datetime import datetime
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -10,7 +12,7 @@ from reef.engine.history.changes import Changes, LogFollower, changes_arrow, che
 from reef.engine.history.moments import AsOf, Wanted
 from reef.engine.history.pinned import PinnedReader
 from reef.engine.reading.segments import SegmentStore
-from reef.errors import NotFoundError
+from reef.errors import Kind, NotFoundError
 from reef.paths import Namespace
 from reef.runtime import Runtime
 from reef.stores import Store
@@ -18,6 +20,8 @@ from reef.stores.notify.base import Bell, Notifier
 from reef.telemetry import Metrics
 
 __all__ = ["LooksBack"]
+
+T = TypeVar("T")
 
 
 class LooksBack(ABC):
@@ -57,14 +61,16 @@ class LooksBack(ABC):
         self._check()
         now = pin and (generation, lsn, time) == (None, None, None)
         wanted = Wanted() if now else AsOf(generation=generation, lsn=lsn, time=time).wanted()
-        return PinnedReader(
-            self._store,
-            self._names,
-            self._settings,
-            wanted,
-            pin=pin,
-            segments=self._segments,
-            metrics=self._metrics,
+        return self._in_current_incarnation(
+            lambda segments: PinnedReader(
+                self._store,
+                segments.namespace,
+                self._settings,
+                wanted,
+                pin=pin,
+                segments=segments,
+                metrics=self._metrics,
+            )
         )
 
     def changes(
@@ -117,4 +123,16 @@ class LooksBack(ABC):
 
     def _follower(self, after_lsn: int) -> LogFollower:
         check_lsn(after_lsn, "after_lsn")
-        return LogFollower(self._store, self._names, self._segments, after_lsn)
+        return self._in_current_incarnation(
+            lambda segments: LogFollower(self._store, segments.namespace, segments, after_lsn)
+        )
+
+    def _in_current_incarnation(self, read: Callable[[SegmentStore], T]) -> T:
+        """Read with the segments of one incarnation; of the next, if the name was re-created."""
+        try:
+            return read(self._segments)
+        except NotFoundError as error:
+            if error.kind is not Kind.DROPPED:
+                raise
+            self.refresh()
+            return read(self._segments)

@@ -27,6 +27,7 @@ from reef.errors import CorruptionError, InvalidInputError, Kind, NotFoundError
 from reef.formats.manifest import Manifest
 from reef.formats.wal_object import WalObject
 from reef.manifest.head import HeadFinder
+from reef.manifest.roots import log_generations
 from reef.manifest.snapshots import check_active, is_active
 from reef.paths import Namespace, number_of
 from reef.stores import Store
@@ -104,8 +105,18 @@ class Moved(Exception):
 class History:
     """Finds moments of one namespace and replays them. Not for several threads at once."""
 
-    def __init__(self, store: Store, namespace: Namespace, segments: SegmentStore) -> None:
-        self.heads = HeadFinder(store, namespace)
+    def __init__(
+        self,
+        store: Store,
+        namespace: Namespace,
+        segments: SegmentStore,
+        heads: HeadFinder | None = None,
+        *,
+        dropped: bool = False,
+    ) -> None:
+        self.heads = heads or HeadFinder(store, namespace)
+        self._dropped = dropped
+        """Whether a dropped namespace may be read: snapshots of earlier incarnations are."""
         self.log = Log(store, namespace)
         self._store = store
         self._namespace = namespace
@@ -113,7 +124,7 @@ class History:
 
     def head(self) -> Manifest:
         """Return the newest manifest, as of now."""
-        return self.heads.find().manifest
+        return self.heads.find(dropped=self._dropped).manifest
 
     # --- finding ------------------------------------------------------------------
     def find(self, head: Manifest, wanted: Wanted) -> Moment:
@@ -130,6 +141,8 @@ class History:
 
     def start_of_log(self, head: Manifest, lsn: int) -> Manifest:
         """Return the newest kept generation that has nothing above an LSN in its segments."""
+        if lsn + 1 < head.wal_base:
+            raise earlier_incarnation(self._namespace, head)
         found = self._newest(head, lambda manifest: manifest.wal_floor <= lsn + 1)
         if found is None:
             raise collected(self._namespace, lsn + 1)
@@ -138,11 +151,11 @@ class History:
     def start_of_changes(self, head: Manifest, after_lsn: int) -> Manifest:
         """Return the generation from which to follow the log behind an LSN; 0: all of it.
 
-        A namespace that was made in a dropped one's place has that one's numbers, not its past.
+        LSNs continue from one incarnation to the next, but the log begins with each.
         """
         found = self.start_of_log(head, after_lsn or head.wal_base - 1)
         if found.wal_base != head.wal_base:
-            raise made_anew(self._namespace, head)
+            raise earlier_incarnation(self._namespace, head)
         return found
 
     def end_of_log(self, head: Manifest) -> int:
@@ -160,6 +173,20 @@ class History:
 
     def is_kept(self, head: Manifest, manifest: Manifest) -> bool:
         return is_active(head, manifest.generation, self._now_ms(head))
+
+    def kept_slots(self, start: Manifest, lsn: int) -> bool:
+        """Whether slots from `lsn` on, which were just read, hold what was committed there.
+
+        At or above the floor of a head that is fresh, or read now, no slot was collected. Below
+        it, only if the generation from which the log is read was retained or pinned until now;
+        otherwise a slot may have been collected, and filled again by a stalled process (H67).
+        """
+        last = self.heads.last
+        if last is not None and last.fresh() and lsn >= last.manifest.wal_floor:
+            return True
+        head = self.head()
+        pinned = start.generation in log_generations(head)
+        return lsn >= head.wal_floor or pinned or self.is_kept(head, start)
 
     def _generation(self, head: Manifest, generation: int) -> Manifest:
         if generation == head.generation:
@@ -181,6 +208,8 @@ class History:
         return self._load(generation)
 
     def _before(self, head: Manifest, until_ms: int) -> Manifest:
+        if until_ms < head.created_at_ms:
+            raise earlier_incarnation(self._namespace, head)
         found = self._newest(
             head, lambda manifest: self._folded_at_ms(with_skipped(manifest, head)) <= until_ms
         )
@@ -328,13 +357,14 @@ def collected(namespace: Namespace, lsn: int) -> NotFoundError:
     )
 
 
-def made_anew(namespace: Namespace, head: Manifest) -> NotFoundError:
-    """Return the error for a log that ended with a drop, though its numbers go on (H48)."""
+def earlier_incarnation(namespace: Namespace, head: Manifest) -> NotFoundError:
+    """Return the error for a position from before the name was dropped and created again (H48)."""
     return NotFoundError(
-        f"{namespace.name} was dropped and made anew: the log of the new one begins at "
+        f"{namespace.name} was dropped and created again: the log of this incarnation begins at "
         f"LSN {head.wal_base}",
         kind=Kind.COLLECTED,
-        hint="Forget the old rows, and start again from a scan",
+        hint="Discard the old rows, and start again from a scan; snapshots from before the drop "
+        "can still be read",
         lsn=head.wal_base,
     )
 

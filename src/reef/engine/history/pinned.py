@@ -11,6 +11,7 @@ moment is gone (H51).
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Self
 
 from reef.config import ReaderSettings
@@ -27,6 +28,7 @@ from reef.engine.tail import Tail
 from reef.errors import ClosedError, CorruptionError, Kind, NotFoundError, UnavailableError
 from reef.formats.manifest import Manifest
 from reef.formats.versions import Versions
+from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
 from reef.runtime import Runtime, leaf_lock
 from reef.stores import Store
@@ -51,8 +53,11 @@ class PinnedReader(Readable):
         pin: bool,
         segments: SegmentStore | None = None,
         metrics: Metrics | None = None,
+        heads: HeadFinder | None = None,
+        dropped: bool = False,
     ) -> None:
         self.namespace = namespace.name
+        self._dropped = dropped
         self._store = store
         self._names = namespace
         self._settings = settings
@@ -67,11 +72,12 @@ class PinnedReader(Readable):
         self._turn = self._runtime.lock()
         self._home = self._locks_home = self._runtime.process_id()
         self._held: HeldLease | None = None
-        self._tail = self._open(wanted)
+        self._tail = self._open(wanted, heads)
 
     def __reduce__(self) -> tuple[Any, ...]:
         wanted = Wanted(self.generation, self.last_lsn)
-        return _reopen, (self._store, self._names, self._settings, wanted, self._pin)
+        reopen = partial(type(self), pin=self._pin, dropped=self._dropped)
+        return reopen, (self._store, self._names, self._settings, wanted)
 
     # --- what it sees -------------------------------------------------------------
     @property
@@ -114,13 +120,13 @@ class PinnedReader(Readable):
         return Info.of(self.namespace, self._tail.manifest).html_of_handle("One moment of", facts)
 
     # --- inside -------------------------------------------------------------------
-    def _open(self, wanted: Wanted) -> Tail:
+    def _open(self, wanted: Wanted, heads: HeadFinder | None) -> Tail:
         for _ in range(RESTARTS_MAX):
-            history = self._history()
+            history = self._history(heads)
             try:
                 return self._open_once(history, wanted)
             except Moved:
-                continue
+                heads = None
         raise UnavailableError(f"{self.namespace} is swept faster than it can be opened")
 
     def _open_once(self, history: History, wanted: Wanted) -> Tail:
@@ -133,6 +139,10 @@ class PinnedReader(Readable):
                 moment = Moment(head)
             history.check(head, moment)
             tail = history.replay(moment, head)
+            if held is not None:
+                held.check()
+            elif not history.kept_slots(moment.manifest, moment.manifest.wal_floor):
+                raise Moved("the log was collected while it was read")
         except BaseException:
             if held is not None:
                 held.release()
@@ -149,8 +159,8 @@ class PinnedReader(Readable):
         held.beat_in_background()  # at once: reading a long log may take longer than it lasts
         return held
 
-    def _history(self) -> History:
-        return History(self._store, self._names, self._segments)
+    def _history(self, heads: HeadFinder | None = None) -> History:
+        return History(self._store, self._names, self._segments, heads, dropped=self._dropped)
 
     def _view(self) -> View:
         self._check()
@@ -222,9 +232,3 @@ class PinnedReader(Readable):
             hint="Open a newer one; pin=True or a snapshot keeps what it needs",
             generation=self.generation,
         )
-
-
-def _reopen(
-    store: Store, namespace: Namespace, settings: ReaderSettings, wanted: Wanted, pin: bool
-) -> PinnedReader:
-    return PinnedReader(store, namespace, settings, wanted, pin=pin)

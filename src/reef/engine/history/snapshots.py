@@ -6,6 +6,8 @@ it was asked for. A handle holds no connection and no lease; it can be sent to o
 and goes on to exist without any.
 """
 
+from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,7 +16,7 @@ from reef.engine.reading.segments import SegmentStore
 from reef.errors import InvalidInputError, Kind, NotFoundError, UnavailableError
 from reef.formats.manifest import Manifest
 from reef.formats.manifest import Snapshot as SnapshotEntry
-from reef.manifest.head import HeadFinder
+from reef.manifest.head import Head, HeadFinder, locate
 from reef.manifest.publish import Edit, Publisher
 from reef.manifest.roots import expired_snapshots
 from reef.manifest.snapshots import (
@@ -38,8 +40,10 @@ RESTARTS_MAX = 10
 class Snapshot:
     """A pinned generation. Picklable."""
 
-    def __init__(self, store: Store, namespace: str, entry: SnapshotEntry) -> None:
-        self.namespace = namespace
+    def __init__(self, store: Store, names: Namespace, entry: SnapshotEntry) -> None:
+        self.namespace = names.name
+        self.names = names
+        """The incarnation of the namespace that it pins."""
         self._store = store
         self._entry = entry
 
@@ -66,13 +70,13 @@ class Snapshot:
         now_ms = _now_ms(self._store)
         expires_at_ms = _expiry_ms(ttl_s, now_ms)
         head = self._publisher().publish(
-            lambda head: extend_snapshot(head, self.id, expires_at_ms, now_ms)
+            lambda head: extend_snapshot(head, self.id, expires_at_ms, now_ms), dropped=True
         )
         self._entry = find_snapshot(head, self.id, now_ms)
 
     def release(self) -> None:
         """End it now. One that is over already is fine."""
-        self._publisher().publish(lambda head: drop_snapshot(head, self.id))
+        self._publisher().publish(lambda head: drop_snapshot(head, self.id), dropped=True)
 
     def __repr__(self) -> str:
         name = "" if self.name is None else f" {self.name!r}"
@@ -90,7 +94,7 @@ class Snapshot:
 
     def _publisher(self) -> Publisher:
         check_cas(self._store)  # whoever has the handle may have come without the register (H23)
-        return Publisher(self._store, Namespace(self.namespace))
+        return Publisher(self._store, self.names)
 
 
 def take_snapshot(
@@ -112,8 +116,9 @@ def take_snapshot(
         name=name,
         expires_at_ms=_expiry_ms(ttl_s, now_ms),
     )
+    found_head: Head | None = publisher.heads.found  # it was located just now
     for _ in range(RESTARTS_MAX):
-        head = publisher.heads.find().manifest
+        head, found_head = (found_head or publisher.heads.find()).manifest, None
         pinned, last_lsn = None, None
         if generation is None:
             last_lsn = History(store, namespace, segments).end_of_log(head)
@@ -122,7 +127,7 @@ def take_snapshot(
         head = publisher.publish(_taking(entry, now_ms, last_lsn, pinned))
         found = [snapshot for snapshot in head.snapshots if snapshot.id == entry.id]
         if found:
-            return Snapshot(store, namespace.name, found[0])
+            return Snapshot(store, namespace, found[0])
     raise UnavailableError(f"{namespace.name} is folded faster than a snapshot can be taken")
 
 
@@ -151,20 +156,36 @@ def _load_active(heads: HeadFinder, head: Manifest, generation: int, now_ms: int
     )
 
 
-def list_snapshots(store: Store, namespace: Namespace) -> list[Snapshot]:
-    """Return the snapshots that are not over, the oldest first."""
-    head = HeadFinder(store, namespace).find().manifest
-    expired = expired_snapshots(head, int(now_to_look(store) * 1000))
-    alive = [entry for entry in head.snapshots if entry.id not in expired]
-    return [Snapshot(store, namespace.name, entry) for entry in alive]
+def list_snapshots(store: Store, name: str) -> list[Snapshot]:
+    """Return the snapshots that have not expired, the oldest first."""
+    current = locate(store, name)
+    now_ms = int(now_to_look(store) * 1000)
+    found = []
+    for heads in (*_earlier(store, current), current):
+        head = heads.found.manifest
+        expired = expired_snapshots(head, now_ms)
+        alive = [entry for entry in head.snapshots if entry.id not in expired]
+        found += [Snapshot(store, heads.names, entry) for entry in alive]
+    return found
 
 
-def resolve_snapshot(store: Store, namespace: Namespace, wanted: Any) -> SnapshotEntry:
-    """Return the entry of a handle, an id or a name; NotFoundError if it is over."""
+def _earlier(store: Store, current: HeadFinder) -> Iterator[HeadFinder]:
+    """Yield the heads of earlier incarnations of a name that a sweep has not finished with."""
+    for number in current.found.manifest.predecessors:
+        heads = HeadFinder(store, current.names.at(number))
+        heads.find(fallback=True, dropped=True)
+        yield heads
+
+
+def resolve_snapshot(store: Store, name: str, wanted: Any) -> tuple[HeadFinder, SnapshotEntry]:
+    """Return the chain and the entry of a handle, an id or a name; NotFoundError if expired.
+
+    A snapshot of an earlier incarnation is found too, after those of the current one.
+    """
     if isinstance(wanted, Snapshot):
-        if wanted.namespace != namespace.name:
+        if wanted.namespace != name:
             raise InvalidInputError(
-                f"{wanted!r} is not a snapshot of {namespace.name}", kind=Kind.INVALID_OPTION
+                f"{wanted!r} is not a snapshot of {name}", kind=Kind.INVALID_OPTION
             )
         wanted = wanted.id
     if not isinstance(wanted, str):
@@ -172,8 +193,11 @@ def resolve_snapshot(store: Store, namespace: Namespace, wanted: Any) -> Snapsho
             f"snapshot={wanted!r} is neither a snapshot, nor an id or a name of one",
             kind=Kind.INVALID_OPTION,
         )
-    head = HeadFinder(store, namespace).find().manifest
-    return find_snapshot(head, wanted, _now_ms(store))
+    current, now_ms = locate(store, name), _now_ms(store)
+    for heads in (current, *_earlier(store, current)):
+        with suppress(NotFoundError):
+            return heads, find_snapshot(heads.found.manifest, wanted, now_ms)
+    return current, find_snapshot(current.found.manifest, wanted, now_ms)
 
 
 def _now_ms(store: Store) -> int:

@@ -32,7 +32,7 @@ from reef.errors import FencedError, NotFoundError
 from reef.formats.batch import decode_ops
 from reef.formats.manifest import Manifest
 from reef.locallog import LocalLog, RecoveryReport
-from reef.manifest.head import HeadFinder
+from reef.manifest.head import locate
 from reef.manifest.streams import StreamClaim
 from reef.paths import Namespace
 from reef.stores import Store
@@ -87,11 +87,11 @@ class LocalOpening:
         foreign = words.foreign(identity, log.path, self.store.url)
         if not identity.is_known:
             return StreamClaim(identity.stream)
-        heads = HeadFinder(self.store, self.namespace)
         try:
-            head = heads.find().manifest
+            heads = locate(self.store, self.namespace.name)
         except NotFoundError:
             raise foreign from None
+        head = heads.found.manifest
         if self.reapply and self._was_forgotten(identity, head):
             return StreamClaim(identity.stream)
         StreamClaim(identity.stream, is_known=True, unknown=foreign).check(head)
@@ -99,7 +99,7 @@ class LocalOpening:
         if not self.reapply and log.last_index > log.get_uint64(UPLOADED):
             must_hold = head.writer_stream == identity.stream
             if not must_hold:
-                mark = mark_now(Log(self.store, self.namespace), head, identity.stream)
+                mark = mark_now(Log(self.store, heads.names), head, identity.stream)
                 self._check_nothing_left(log, identity, mark)
         return StreamClaim(
             identity.stream,

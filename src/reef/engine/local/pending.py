@@ -18,8 +18,7 @@ from reef.locallog import LogEntry
 from reef.locallog.inspecting import check_is_log, dump_entries
 from reef.locallog.metastore import read_meta_store
 from reef.locallog.vfs import OS_FILES, FileSystem
-from reef.manifest.head import HeadFinder
-from reef.paths import Namespace
+from reef.manifest.head import locate
 from reef.runtime import REAL, Runtime
 from reef.stores import Store
 
@@ -70,11 +69,11 @@ def pending_entries(
     """Return up to which entry all is uploaded, and the entries behind that."""
     identity, mark = identity_of(path, files=files)
     if store is not None:
-        namespace = Namespace(identity.namespace)
-        head = HeadFinder(store, namespace).find().manifest
+        heads = locate(store, identity.namespace)
+        head = heads.found.manifest
         if identity.is_known and identity.stream not in head.stream_marks:
             raise words.foreign(identity, path, store.url)
-        mark = max(mark, mark_now(Log(store, namespace), head, identity.stream))
+        mark = max(mark, mark_now(Log(store, heads.names), head, identity.stream))
     entries = dump_entries(path, files=files)
     return mark, (entry for entry in entries if entry.index > mark)
 

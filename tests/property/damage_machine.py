@@ -1,0 +1,585 @@
+"""A random history, one to three damaged or lost objects, then repair and rebuild against a model.
+
+    python -m tests.property.damage_machine --seeds 2000          seeds 0 to 1999
+    python -m tests.property.damage_machine --seed 17 --seeds 1   one of them again, with its steps
+
+The history uses the public API only: puts, patches, deletes and range deletes in batches, with and
+without idempotency keys, bulk loads of rows and of patches, loads that replace everything, folds,
+compactions of any segments, sweeps, snapshots, and writers that open again. Then objects of the
+log, segments and manifests are flipped, truncated, emptied or deleted. From there every variant of
+recovery (`VARIANTS`) starts from a copy of the bucket, and must keep two promises:
+
+    where the report says that nothing is lost, rows are those of the model
+    where it says that something is lost, nothing else differs
+
+Afterwards the namespace has to go on: writes, a fold, a full compaction and a sweep must not change
+a row, and a retry of a keyed batch that is not reported as lost must be replayed.
+
+All ids, clocks and choices come from the seed, so that a seed always gives the same history.
+"""
+
+import argparse
+import random
+import re
+import sys
+import time
+import traceback
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+import reef
+from reef.errors import InvalidInputError
+from reef.formats.wal_object import WalObject
+from reef.jobs import compact, fold, ingest, rebuild, repair, sweep, verify
+from reef.jobs.compact_plan import STRATEGIES, CompactPlan
+from reef.manifest.head import HeadFinder
+from reef.paths import Namespace, number_of
+from reef.testing import Simulation
+from tests.collecting import World
+from tests.compacting import SMALL
+
+NAME = "rows"
+ROWS = Namespace(NAME)
+KEYS = "abcdef"
+SCHEMA = pa.schema([("id", pa.string()), ("x", pa.int64()), ("y", pa.int64())])
+HOUR_S = 3600.0
+CANARIES = 2
+"""Objects at the end of the log that are never damaged: a log that is cut short shows nothing."""
+
+
+# --- the model --------------------------------------------------------------------------
+
+
+@dataclass
+class Event:
+    """What one LSN holds, operation by operation."""
+
+    lsn: int
+    ops: list
+    key: str | None = None
+
+    def touches(self, low="", high=None):
+        """Return the keys in [low, high) that it may change."""
+        found = set()
+        for kind, *given in self.ops:
+            if kind in ("put", "patch", "delete"):
+                found.add(given[0])
+            elif kind == "range":
+                found |= {key for key in KEYS if given[0] <= key < given[1]}
+            else:
+                found |= set(KEYS)
+        return {key for key in found if low <= key and (high is None or key < high)}
+
+
+def apply_op(rows, op):
+    """Apply one operation to the model."""
+    kind, *given = op
+    if kind == "put":
+        key, x, y = given
+        rows[key] = {"id": key, "x": x, "y": y}
+    elif kind == "patch":
+        key, column, value = given
+        if key in rows:
+            rows[key] = {**rows[key], column: value}
+    elif kind == "delete":
+        rows.pop(given[0], None)
+    elif kind == "range":
+        for key in [key for key in rows if given[0] <= key < given[1]]:
+            del rows[key]
+    else:
+        rows.clear()
+
+
+@dataclass
+class Loss:
+    """What reports have named as lost, in terms of the model."""
+
+    lsns: set = field(default_factory=set)
+    """Gone as if they had never been."""
+    keys: set = field(default_factory=set)
+    """May show anything."""
+    skipped: set = field(default_factory=set)
+    """LSNs that views of the past pass over."""
+    idempotency_keys: set = field(default_factory=set)
+
+
+@dataclass
+class History:
+    """All that was acknowledged."""
+
+    events: list[Event] = field(default_factory=list)
+
+    def rows(self, without=(), last=None):
+        """Return the rows after all events but some, up to an LSN."""
+        rows = {}
+        for event in self.events:
+            if event.lsn not in without and (last is None or event.lsn <= last):
+                for op in event.ops:
+                    apply_op(rows, op)
+        return rows
+
+    def touched(self, first, end, low="", high=None):
+        """Return the keys that may differ if LSNs [first, end) of keys [low, high) are lost."""
+        found = set()
+        for event in self.events:
+            if first <= event.lsn < end:
+                found |= event.touches(low, high)
+        return found
+
+
+# --- the history ------------------------------------------------------------------------
+
+
+class Machine:
+    """One seed: a history, then damage."""
+
+    def __init__(self, seed, log=None):
+        self.random = random.Random(seed)
+        self.seed = seed
+        self.log = log or (lambda line: None)
+        self.world = World(simulation=lambda _: Simulation(seed))
+        self.db = self.world.db
+        self.store = self.world.bucket
+        self.history = History()
+        self.snapshots = {}
+        self.keyed = {}
+        self.count = 0
+        self.damaged = []
+        self.db.create(NAME, SCHEMA)
+        self.writer = self.db.writer(NAME, background=False)
+
+    def close(self):
+        self.writer.close()
+        self.world.sim.close()
+
+    def play(self):
+        """Run a random history, and end it with the canaries."""
+        steps = self.random.randint(4, 18)
+        names = ["write"] * 6 + ["load"] * 3 + ["fold"] * 4 + ["merge"] * 3
+        names += ["merge_all", "sweep", "snapshot", "release", "reopen", "import_like"]
+        for _ in range(steps):
+            step = getattr(self, self.random.choice(names))
+            step()
+            self.world.advance(1)
+        for _ in range(CANARIES):
+            self.write([("put", "f", self.number(), 0)], key=None)
+        expected = self.history.rows()
+        assert rows_of(self.db) == expected, "the history itself went wrong"
+
+    def number(self):
+        self.count += 1
+        return self.count
+
+    def ops(self):
+        chosen = []
+        for _ in range(self.random.randint(1, 3)):
+            kind = self.random.choice(["put", "put", "patch", "patch", "patch", "delete", "range"])
+            key = self.random.choice(KEYS[:4])
+            if kind == "put":
+                chosen.append(("put", key, self.number(), self.number()))
+            elif kind == "patch":
+                chosen.append(("patch", key, self.random.choice("xy"), self.number()))
+            elif kind == "delete":
+                chosen.append(("delete", key))
+            else:
+                low, high = sorted(self.random.sample("abcdeg", 2))
+                chosen.append(("range", low, high))
+        return chosen
+
+    def write(self, ops=None, key=False):
+        ops = ops or self.ops()
+        if key is False:
+            key = f"key-{self.number()}" if self.random.random() < 0.4 else None
+        receipt = self.writer.write(batch_of(ops), idempotency_key=key)
+        self.history.events.append(Event(receipt.lsn, ops, key))
+        if key is not None:
+            self.keyed[key] = (ops, receipt.lsn)
+        self.log(f"LSN {receipt.lsn}: {ops} {key or ''}")
+
+    def load(self):
+        keys = sorted(self.random.sample(KEYS[:4], self.random.randint(1, 4)))
+        size = self.random.choice([50, 10_000])
+        sizes = {"segment_bytes": size, "group_bytes": self.random.choice([60, 10_000])}
+        if self.random.random() < 0.35:
+            column = self.random.choice("xy")
+            ops = [("patch", key, column, self.number()) for key in keys]
+            rows = [{"id": key, column: value} for _, key, _, value in ops]
+            report = ingest(self.db, NAME, rows, op="patch", **sizes)
+        else:
+            replace = self.random.random() < 0.2
+            ops = [("put", key, self.number(), self.number()) for key in keys]
+            rows = [{"id": key, "x": x, "y": y} for _, key, x, y in ops]
+            report = ingest(self.db, NAME, rows, replace=replace, **sizes)
+            ops = [("clear",), *ops] if replace else ops
+        self.history.events.append(Event(report.lsn, ops))
+        self.log(f"LSN {report.lsn}: load {ops}")
+        self.writer.refresh()
+
+    def import_like(self):
+        """A keyed load, sent twice: the second one counts for nothing."""
+        key = f"load-{self.number()}"
+        rows = [{"id": self.random.choice(KEYS[:4]), "x": self.number(), "y": 7}]
+        first = ingest(self.db, NAME, rows, idempotency_key=key)
+        again = ingest(self.db, NAME, rows, idempotency_key=key)
+        assert again.lsn == first.lsn
+        ops = [("put", row["id"], row["x"], row["y"]) for row in rows]
+        self.history.events.append(Event(first.lsn, ops))
+        self.log(f"LSN {first.lsn}: keyed load {ops}")
+        self.writer.refresh()
+
+    def fold(self):
+        size = self.random.choice([50, 10_000])
+        report = fold(self.db, NAME, segment_bytes_max=size, group_bytes=60)
+        self.log(f"fold up to {report.last_lsn}: {report.segments} segments")
+        self.writer.refresh()
+
+    def merge(self, everything=False):
+        """Merge any segments, whatever is between them."""
+        present = self.head().segments
+        ids = {s.id for s in present if everything or self.random.random() < 0.6}
+        if ids:
+            compact_these(self.db, ids, self.random.choice([50, 200, 10_000]))
+            self.log(f"merge {len(ids)} of {len(present)} into {self.shape()}")
+            self.writer.refresh()
+
+    def merge_all(self):
+        self.merge(everything=True)
+
+    def sweep(self):
+        keep_s = self.random.choice([0.0, 0.0, 2 * HOUR_S])
+        for _ in range(2):
+            self.world.advance(HOUR_S)
+            self.world.run(
+                lambda: sweep(self.db, NAME, apply=True, force=True, retain_generations_s=keep_s)
+            )
+        self.log(f"sweep, retaining {keep_s:.0f} s")
+        self.writer.refresh()
+
+    def snapshot(self):
+        name = f"s{self.number()}"
+        snapshot = self.db.snapshot(NAME, name)
+        last = self.history.events[-1].lsn if self.history.events else 0
+        floor = HeadFinder(self.store, ROWS).load(snapshot.generation).wal_floor
+        self.snapshots[name] = (snapshot.generation, floor, last)
+        self.log(f"snapshot {name} of generation {snapshot.generation} at LSN {last}")
+
+    def release(self):
+        for snapshot in self.db.snapshots(NAME)[:1]:
+            snapshot.release()
+            self.snapshots.pop(snapshot.name, None)
+            self.log(f"release {snapshot.name}")
+
+    def reopen(self):
+        self.writer.close()
+        self.writer = self.db.writer(NAME, background=False)
+        self.log("a new writer")
+
+    # --- damage -----------------------------------------------------------------------
+    def damage(self):
+        """Damage one to three objects."""
+        for _ in range(self.random.choice([1, 1, 2, 3])):
+            keys = self.targets()
+            if keys:
+                key = self.random.choice(keys)
+                how = self.random.choice(["delete", "flip", "flip", "truncate", "empty"])
+                damage(self.store, key, how, self.random)
+                self.damaged.append((key, how))
+                self.log(f"{how} {key}")
+
+    def targets(self):
+        kind = self.random.choice([ROWS.wal, ROWS.segments, ROWS.segments, ROWS.manifests])
+        keys = [info.key for info in self.store.list(kind)]
+        if kind == ROWS.wal:
+            keys = keys[:-CANARIES]
+        if kind == ROWS.manifests and len(keys) < 2:
+            return []
+        return [key for key in keys if key not in {damaged for damaged, _ in self.damaged}]
+
+    # --- looking ----------------------------------------------------------------------
+    def head(self):
+        return HeadFinder(self.store, ROWS).find().manifest
+
+    def shape(self):
+        return [(s.lsn_min, s.lsn_max, s.rows, s.patches) for s in self.head().segments]
+
+
+def batch_of(ops):
+    """Return operations as a batch."""
+    batch = reef.Batch()
+    for kind, *given in ops:
+        if kind == "put":
+            key, x, y = given
+            batch.upsert([{"id": key, "x": x, "y": y}])
+        elif kind == "patch":
+            key, column, value = given
+            batch.patch([{"id": key, column: value}])
+        elif kind == "delete":
+            batch.delete(given[0])
+        else:
+            batch.delete_range(*given)
+    return batch
+
+
+def compact_these(db, ids, bytes_each):
+    """Merge some segments in one job."""
+    STRATEGIES["chosen"] = lambda segments, _: CompactPlan(
+        1, tuple(s for s in segments if s.id in ids)
+    )
+    sizes = {
+        "segment_bytes": bytes_each,
+        "segment_bytes_min": 1,
+        "segment_bytes_max": 2 * bytes_each,
+        "rounds_max": 1,
+    }
+    try:
+        return compact(db, NAME, strategy="chosen", **{**SMALL, **sizes})
+    finally:
+        del STRATEGIES["chosen"]
+
+
+def damage(store, key, how, choices):
+    """Damage one object at rest."""
+    if how == "delete":
+        store.delete(key)
+        return
+    body = bytearray(store.get(key))
+    if how == "flip":
+        body[choices.randrange(len(body))] ^= 1 << choices.randrange(8)
+    else:
+        body = body[: choices.randrange(len(body)) if how == "truncate" else 0]
+    store.put(key, bytes(body))
+
+
+def rows_of(db, **view):
+    """Return all rows by key, as a new reader sees them."""
+    with db.reader(NAME, **view) as reader:
+        return {row["id"]: row for _, row in reader.scan()}
+
+
+# --- recovery ---------------------------------------------------------------------------
+
+
+class Recovery:
+    """One way to recover a copy of a damaged bucket, and the checks behind it."""
+
+    def __init__(self, machine, bodies):
+        self.machine, self.history = machine, machine.history
+        self.world = World(simulation=lambda _: Simulation(machine.seed + 1))
+        self.db, self.store = self.world.db, self.world.bucket
+        for key, body in bodies.items():
+            self.store.put(key, body)
+        # Later than all that happened: dates never go backwards.
+        self.world.advance(machine.world.bucket.now() - self.store.now() + 60.0)
+        self.loss = Loss()
+        self.reports = []
+
+    def run(self, variant):
+        """Recover, check, continue, check."""
+        try:
+            if getattr(self, variant)():
+                self.check(variant)
+                self.check_snapshots()
+                self.continues()
+        finally:
+            self.world.sim.close()
+
+    # --- variants ---------------------------------------------------------------------
+    def repaired(self):
+        """Repair what is damaged."""
+        self._repair()
+        return True
+
+    def rebuilt(self):
+        """Rebuild without any manifest, then repair what a rebuild does not look at."""
+        for info in [*self.store.list(ROWS.manifests), *self.store.list(ROWS.leases)]:
+            self.store.delete(info.key)
+        try:
+            self._rebuild()
+        except reef.NotFoundError:
+            return False  # nothing that is left says what columns there are
+        self.loss.idempotency_keys |= self._collected_keys()
+        self._repair()
+        return True
+
+    def forced(self):
+        """Rebuild over a head, where it can be read and shows other rows; then repair."""
+        try:
+            report = self.world.run(lambda: rebuild(self.db, NAME, apply=True, force=True))
+        except InvalidInputError:
+            return False  # the same rows
+        except (reef.CorruptionError, reef.ConflictError, reef.NotFoundError):
+            return False  # a damaged head is for repair
+        self._take_rebuild(report)
+        self._repair()
+        return True
+
+    def _repair(self):
+        dry = self.world.run(lambda: repair(self.db, NAME))
+        report = self.world.run(lambda: repair(self.db, NAME, apply=True))
+        self.reports.append(report)
+        assert dry.lost == report.lost, f"the dry run said {dry.lost}, and then {report.lost}"
+        assert not report.unrepaired, report.unrepaired
+        self._take_repair(report.lost)
+        found = verify(self.db, NAME, deep=True).problems
+        assert not found, f"after a repair: {found}"
+
+    def _rebuild(self):
+        dry = self.world.run(lambda: rebuild(self.db, NAME))
+        report = self.world.run(
+            lambda: rebuild(self.db, NAME, apply=True, force=bool(dry.problems))
+        )
+        self.reports.append(report)
+        assert report.problems == dry.problems
+        self._take_rebuild(report)
+
+    # --- what reports say -------------------------------------------------------------
+    def _take_repair(self, lost):
+        for lsn in lost.lsns:
+            self.loss.skipped.add(lsn.lsn)
+            self.loss.idempotency_keys |= set(lsn.idempotency_keys)
+            if lsn.is_loss:
+                self.loss.lsns.add(lsn.lsn)
+                self.loss.idempotency_keys |= {
+                    e.key for e in self.history.events if e.lsn == lsn.lsn
+                }
+        for segment in lost.segments:
+            if segment.is_loss:
+                for lost_range in segment.ranges:
+                    low, high = lost_range.first_key, lost_range.last_key
+                    self.loss.keys |= {key for key in KEYS if low <= key.encode() <= high}
+                if segment.tombstones_lost:
+                    low, high = segment.min_key, segment.max_key
+                    self.loss.keys |= {key for key in KEYS if low <= key.encode() <= high}
+        self._take_problems(lost.holes)
+
+    def _take_rebuild(self, report):
+        self.reports.append(report)
+        self._take_problems(report.problems)
+
+    def _take_problems(self, problems):
+        for problem in problems:
+            place = re.search(r"LSN (\d+) to (\d+)(?: of b'(.*?)' to (?:b'(.*?)'|None))?", problem)
+            single = re.search(r"LSN (\d+) ", problem)
+            if place is not None:
+                first, last, low, high = place.groups()
+                span = (int(first), int(last) + 1)
+                self.loss.keys |= self.history.touched(*span, low or "", high)
+            elif single is not None:
+                lsn = int(single[1])
+                self.loss.keys |= self.history.touched(lsn, lsn + 1)
+
+    def _collected_keys(self):
+        """Return keys of batches that are not in the log any more: no rebuild knows them."""
+        there = {number_of(info.key) for info in self.store.list(ROWS.wal)}
+        return {e.key for e in self.history.events if e.lsn not in there or e.lsn in self._broken()}
+
+    def _broken(self):
+        found = set()
+        for info in self.store.list(ROWS.wal):
+            try:
+                WalObject.decode(self.store.get(info.key), info.key)
+            except reef.CorruptionError:
+                found.add(number_of(info.key))
+        return found
+
+    # --- checks -----------------------------------------------------------------------
+    def expected(self):
+        return self.history.rows(without=self.loss.lsns)
+
+    def check(self, when):
+        seen, expected = rows_of(self.db), self.expected()
+        wrong = {
+            key: (seen.get(key), expected.get(key))
+            for key in {*seen, *expected} - self.loss.keys
+            if seen.get(key) != expected.get(key)
+        }
+        assert not wrong, f"{when}: key: (seen, expected) {wrong}, reported lost: {self.loss}"
+
+    def check_snapshots(self):
+        """Those that are still there show what they showed."""
+        for snapshot in self.db.snapshots(NAME):
+            _, floor, last = self.machine.snapshots[snapshot.name]
+            skipped = {lsn for lsn in self.loss.skipped | self.loss.lsns if lsn >= floor}
+            expected = self.history.rows(without=skipped, last=last)
+            seen = rows_of(self.db, snapshot=snapshot.name)
+            assert seen == expected, f"snapshot {snapshot.name}: {seen} for {expected}"
+
+    def continues(self):
+        """Whatever follows changes no row."""
+        self.world.advance(60)
+        with self.db.writer(NAME, background=False) as writer:
+            for key, (ops, lsn) in self.machine.keyed.items():
+                if key in self.loss.idempotency_keys:
+                    continue
+                receipt = writer.write(batch_of(ops), idempotency_key=key)
+                assert (receipt.replayed, receipt.lsn) == (True, lsn), f"{key} of LSN {lsn} again"
+            self.check("after retries")
+            ops = [("patch", "a", "x", -1), ("put", "e", -2, -2)]
+            lsn = writer.write(batch_of(ops)).lsn
+            self.history = History([*self.history.events, Event(lsn, ops)])
+            self.check("after a write")
+        self.world.run(lambda: fold(self.db, NAME))
+        self.check("after a fold")
+        self.world.run(lambda: compact(self.db, NAME, full=True))
+        self.check("after a compaction")
+        for _ in range(2):
+            self.world.advance(HOUR_S)
+            self.world.run(
+                lambda: sweep(self.db, NAME, apply=True, force=True, retain_generations_s=0.0)
+            )
+        self.check("after a sweep")
+        found = verify(self.db, NAME, deep=True).problems
+        assert not found, f"after a sweep: {found}"
+        again = self.world.run(lambda: rebuild(self.db, NAME))
+        assert again.rows_equal, f"a rebuild shows other rows: {again}"
+
+
+VARIANTS = ("repaired", "rebuilt", "forced")
+
+
+def run_seed(seed, log=None, variants=VARIANTS):
+    """Play one seed, and recover it in every way; raises on what is wrong."""
+    machine = Machine(seed, log)
+    try:
+        machine.play()
+        machine.damage()
+        bodies = {info.key: machine.store.get(info.key) for info in machine.store.list()}
+        for variant in variants:
+            recovery = Recovery(machine, bodies)
+            try:
+                recovery.run(variant)
+            finally:
+                for report in recovery.reports:
+                    machine.log(f"{variant}: {report}")
+    finally:
+        machine.close()
+
+
+def main():
+    """Run seeds; print each failure with its seed, and how to play it again."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=200)
+    parser.add_argument("--failures", type=int, default=10, help="stop after so many")
+    parser.add_argument("--variant", choices=VARIANTS)
+    arguments = parser.parse_args()
+    variants = [arguments.variant] if arguments.variant else VARIANTS
+    failed, start_s = [], time.perf_counter()
+    for seed in range(arguments.seed, arguments.seed + arguments.seeds):
+        try:
+            run_seed(seed, print if arguments.seeds == 1 else None, variants)
+        except Exception as error:
+            failed.append(seed)
+            print(f"seed {seed}: {type(error).__name__}: {str(error)[:400]}", flush=True)
+            if arguments.seeds == 1:
+                traceback.print_exc()
+            if len(failed) >= arguments.failures:
+                break
+    took_s = time.perf_counter() - start_s
+    print(f"{arguments.seeds} seeds in {took_s:.0f} s, failed: {failed}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
