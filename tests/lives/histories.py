@@ -35,15 +35,18 @@ class Step:
 
 
 def some_keys(rng):
+    """Return one to three keys."""
     return rng.sample(KEYS, rng.randint(1, 3))
 
 
 def some_range(rng):
+    """Return the arguments of a range delete."""
     start, end = sorted(rng.sample([*KEYS, "z"], 2))
     return {"start": start, "end": end}
 
 
 def some_sweep(rng):
+    """Return how long a sweep waits, and what it keeps."""
     return {
         "wait_s": rng.choice([0.0, 3600.0, DAY_S, 2 * DAY_S]),
         "retained_s": rng.choice([0.0, 0.0, DAY_S]),

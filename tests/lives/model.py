@@ -48,6 +48,7 @@ class Life:
     """When the log was seen to end at an LSN."""
     collectable: int = 0
     """LSNs below may have been collected by a sweep."""
+    is_swept: bool = False
     snapshots: dict[str, Kept] = field(default_factory=dict)
     keys: dict[str, int] = field(default_factory=dict)
     """Idempotency keys that are committed, and where."""
@@ -81,6 +82,7 @@ class Life:
         """Note that a sweep may have collected the states that were superseded long ago."""
         old = [end for at_s, end in self.ends if at_s <= now_s - retained_s]
         self.collectable = max([self.collectable, *old])
+        self.is_swept = True
 
     def upsert(self, rows):
         """Return the rows with some more, whole ones."""
