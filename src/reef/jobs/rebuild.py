@@ -29,9 +29,17 @@ import msgspec
 
 from reef.engine.database import Database
 from reef.errors import ConflictError, CorruptionError, InvalidInputError, Kind, NotFoundError
-from reef.formats.manifest import Manifest, Recent, SegmentEntry, encode_manifest
+from reef.formats.manifest import (
+    Dropped,
+    Manifest,
+    NamespaceState,
+    Recent,
+    SegmentEntry,
+    Successor,
+    encode_manifest,
+)
 from reef.jobs.executor import Executor, LocalExecutor
-from reef.jobs.rebuild_evidence import Evidence, gather_evidence, read_checksums
+from reef.jobs.rebuild_evidence import Evidence, gather_evidence, read_checksums, read_successor
 from reef.jobs.rebuild_rows import RowSum, sum_rows
 from reef.jobs.rebuild_state import Derived, derive
 from reef.jobs.segment_entries import entry_of
@@ -158,10 +166,47 @@ class _Rebuild:
     def apply(self, *, force: bool) -> RebuildReport:
         """Publish what was derived, where that can do no harm."""
         report, found = self.look()
+        if self._restore_earlier() and report.rows_equal:
+            return replace(report, applied=True)
         self._refuse(report, found.evidence, force=force)
         self.store.runtime.reach("rebuild staged")
         head = self._replace(found) if report.generation else self._publish(found)
         return replace(report, applied=True, generation=head.generation)
+
+    def _restore_earlier(self) -> bool:
+        """Publish the end of earlier incarnations whose manifests are lost; whether any was.
+
+        Their rows were dropped, and their snapshots are not known any more: a sweep deletes them.
+        """
+        restored = False
+        for number in range(1, self.names.incarnation):
+            names = self.names.at(number)
+            if next(iter(self.store.list(names.manifests)), None) is None:
+                record = read_successor(self.store, self.names.at(number + 1))
+                if record is not None:
+                    self._publish_end(names, record)
+                    restored = True
+        return restored
+
+    def _publish_end(self, names: Namespace, record: Successor) -> None:
+        now_ms, write_id = int(self.store.now() * 1000), self.store.runtime.ulid()
+        generation = record.generation - 1
+        manifest = Manifest(
+            generation=generation,
+            write_id=write_id,
+            published_at_ms=now_ms,
+            state=NamespaceState.DROPPED,
+            dropped=Dropped(now_ms, record.wal_base, (), is_cleared=True),
+            writer_epoch=record.writer_epoch,
+            wal_floor=record.wal_base,
+            wal_id_last_seen=record.wal_base - 1,
+            oldest_retained=generation,
+            recent=(Recent(generation, write_id, now_ms),),
+            incarnation=names.incarnation,
+            successor=record,
+        )
+        key = names.manifest(generation)
+        self.store.create(key, encode_manifest(check_loaded(manifest, key)))
 
     # --- deriving -----------------------------------------------------------------
     def _head(self) -> Manifest | None:
@@ -202,6 +247,7 @@ class _Rebuild:
             compactor_epoch=evidence.compactor_epoch + MARGIN,
             max_parallel_writes=derived.max_parallel_writes,
             wal_floor=derived.wal_floor,
+            wal_base=evidence.wal_base,
             wal_id_last_seen=derived.log_end - 1,
             segments=tuple(newest_first),
             dedup=derived.dedup,
@@ -212,6 +258,9 @@ class _Rebuild:
             dropped_expired_ms=now_ms,
             oldest_retained=generation,
             recent=(Recent(generation, write_id, now_ms),),
+            incarnation=self.names.incarnation,
+            created_at_ms=0 if evidence.successor is None else evidence.successor.created_at_ms,
+            predecessors=() if evidence.successor is None else evidence.successor.predecessors,
             below_floor=derived.below_floor,
             skipped_lsns=derived.skipped_lsns,
         )

@@ -12,6 +12,7 @@ import msgspec
 from reef.engine.wal_headers import Missing
 from reef.errors import UNDECODABLE, CorruptionError, InvalidInputError, NotFoundError
 from reef.formats.coding import crc32c_extend
+from reef.formats.manifest import Successor, decode_successor
 from reef.formats.segment import Footer, SegmentSummary
 from reef.formats.segment_tail import decode_footer
 from reef.formats.wal_object import WalHeader
@@ -20,7 +21,7 @@ from reef.jobs.wal_headers import peek_headers
 from reef.manifest.leases import LeaseRecord
 from reef.manifest.roots import job_of
 from reef.paths import Namespace, number_of
-from reef.stores import ObjectInfo, Store
+from reef.stores import ObjectInfo, Store, fetch
 
 __all__ = [
     "Evidence",
@@ -28,6 +29,7 @@ __all__ = [
     "compactor_epoch_of",
     "gather_evidence",
     "read_checksums",
+    "read_successor",
 ]
 
 LAST_BYTES = 16 << 10
@@ -78,6 +80,13 @@ class Evidence:
     generation: int
     """The highest that anything names."""
     compactor_epoch: int
+    successor: Successor | None = None
+    """How this incarnation began, if the name was dropped and created again."""
+
+    @property
+    def wal_base(self) -> int:
+        """The first LSN of this incarnation."""
+        return 1 if self.successor is None else self.successor.wal_base
 
 
 def gather_evidence(store: Store, names: Namespace, executor: Executor) -> Evidence:
@@ -92,6 +101,9 @@ def gather_evidence(store: Store, names: Namespace, executor: Executor) -> Evide
     peeked = peek_headers(executor, store, names, slots)
     damaged = {lsn for lsn, header in peeked.items() if header is Missing.UNREADABLE}
     aside = {info.key for info in store.list(f"{names.root}/quarantine/")}
+    successor = read_successor(store, names)
+    announced = 0 if successor is None else successor.generation
+    generations = [announced, *_leased(store, names), *(s.footer.generation for s in segments)]
     return Evidence(
         segments=segments,
         unreadable=unreadable,
@@ -99,9 +111,18 @@ def gather_evidence(store: Store, names: Namespace, executor: Executor) -> Evide
         headers={lsn: h for lsn, h in peeked.items() if isinstance(h, WalHeader)},
         damaged=frozenset(damaged),
         given_up=frozenset(n for n in damaged if names.quarantined(names.wal_object(n)) in aside),
-        generation=max([*_leased(store, names), *(s.footer.generation for s in segments)]),
+        generation=max(generations),
         compactor_epoch=max([0, *(compactor_epoch_of(segment.id) for segment in segments)]),
+        successor=successor,
     )
+
+
+def read_successor(store: Store, names: Namespace) -> Successor | None:
+    """Return the record with which an incarnation began; the first one has none."""
+    if names.incarnation == 1:
+        return None
+    key = names.successor(names.incarnation)
+    return fetch(store, key, lambda body: decode_successor(body, key))
 
 
 def _leased(store: Store, names: Namespace) -> list[int]:

@@ -66,7 +66,7 @@ class Derived:
 
 def derive(evidence: Evidence) -> Derived:
     """Return the state; NotFoundError if there is nothing to derive one from."""
-    if not evidence.headers and not evidence.segments:
+    if not evidence.headers and not evidence.segments and evidence.successor is None:
         raise NotFoundError(
             "there is neither a log nor a segment to rebuild a namespace from",
             hint="Create it, if it has never held anything",
@@ -86,7 +86,7 @@ class _Deriving:
         ingests = self._ingests(end)
         candidates = [*_written(found), *_ingested(found, ingests)]
         choice = choose(candidates, Cover(_start_of_tail(found, end), end))
-        floor = choice.end
+        floor = max(choice.end, found.wal_base)
         rules = _judged(found, floor)
         below = [ingest for ingest in ingests if ingest.lsn < floor]
         filled = found.headers.keys() | found.damaged
@@ -101,7 +101,7 @@ class _Deriving:
         staged -= {segment.id for ingest in ingests for segment in _job_segments(ingest)}
         return Derived(
             schemas=schemas,
-            writer_epoch=max((h.epoch for h in found.headers.values()), default=0),
+            writer_epoch=max([_first_epoch(found), *(h.epoch for h in found.headers.values())]),
             max_parallel_writes=max(
                 (h.max_parallel_writes for h in found.headers.values()), default=0
             )
@@ -124,6 +124,8 @@ class _Deriving:
         """Fences, begins and footers have them whole."""
         said = [h.schema for h in self.evidence.headers.values()]
         said += [segment.footer.schema for segment in self.evidence.segments]
+        if self.evidence.successor is not None:
+            said.append(self.evidence.successor.schema)
         by_id = {schema.id: schema for schema in said if schema is not None}
         if not by_id:
             raise NotFoundError(
@@ -150,7 +152,9 @@ class _Deriving:
         covers = [cover for candidate in choice.chosen for cover in candidate.covers]
         kept = [h.lsn for h in self.evidence.headers.values() if h.kind is not WalKind.BATCHES]
         empty = [Cover(lsn, lsn + 1) for lsn in kept]
-        below = without([Cover(1, choice.end)], [*covers, *empty]) if choice.end > 1 else []
+        base = self.evidence.wal_base
+        folded = [Cover(base, choice.end)] if choice.end > base else []
+        below = without(folded, [*covers, *empty])
         holes = tidied([*below, *without([Cover(lsn, lsn + 1) for lsn in gone], below)])
         self.problems += [f"nothing is left of {hole}" for hole in holes]
         there = {segment.id for segment in self.evidence.segments}
@@ -219,7 +223,8 @@ def _runs(evidence: Evidence) -> list[range]:
 
 def _end_of_log(evidence: Evidence) -> int:
     """Return the first LSN behind what counts."""
-    folded = max((c.end for s in evidence.segments for c in _covers(s)), default=1)
+    covered = (cover.end for segment in evidence.segments for cover in _covers(segment))
+    folded = max([evidence.wal_base, *covered])
     end = folded
     for run in _runs(evidence):
         if run.start > end and _is_in_flight(evidence, end, run):
@@ -247,14 +252,26 @@ def _start_of_tail(evidence: Evidence, end: int) -> int:
 
 def _blank(evidence: Evidence) -> Manifest:
     """Return a manifest from before the log; jobs whose begin is missing are open in it."""
-    first = next(lsn for lsn in count(1) if lsn not in evidence.headers)
+    first = next(lsn for lsn in count(evidence.wal_base) if lsn not in evidence.headers)
     behind = [h for h in evidence.headers.values() if h.lsn > first]
     jobs = {h.job.id: h.job for h in behind if _is_ingest(h) and h.job}
     for header in evidence.headers.values():
         if header.kind is WalKind.BEGIN and header.job is not None:
             jobs.pop(header.job.id, None)
     begun = tuple(OpenJob(job.id, 0, job.key, job.live_wins) for job in jobs.values())
-    return Manifest(generation=1, write_id="", published_at_ms=0, open_jobs=begun)
+    base = evidence.wal_base
+    return Manifest(
+        generation=1,
+        write_id="",
+        published_at_ms=0,
+        wal_floor=base,
+        wal_base=base,
+        open_jobs=begun,
+    )
+
+
+def _first_epoch(evidence: Evidence) -> int:
+    return 0 if evidence.successor is None else evidence.successor.writer_epoch
 
 
 def _is_ingest(header: WalHeader) -> bool:
