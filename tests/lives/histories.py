@@ -95,11 +95,12 @@ DRAWN = {
     "release": (2, lambda r: {"name": r.choice("stu")}),
     "pin": (1, lambda r: {}),
     "cursor": (2, lambda r: {"name": r.choice("vw"), "commits": r.random() < 0.6}),
-    "reopen": (2, lambda r: {}),
+    "reopen": (2, lambda r: {"parallel": r.choice([1, 1, 3])}),
+    "follow": (1, lambda r: {}),
     "zombie_put": (1, lambda r: {"key": r.choice(KEYS)}),
-    "drop": (3, lambda r: {}),
-    "undrop": (2, lambda r: {}),
-    "create": (5, lambda r: {}),
+    "drop": (5, lambda r: {}),
+    "undrop": (3, lambda r: {}),
+    "create": (10, lambda r: {"wide": r.random() < 0.3}),
 }
 """By name: how often a step is drawn, and what its arguments are."""
 

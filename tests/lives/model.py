@@ -41,6 +41,7 @@ class Life:
     """The history of a name from one creation to the next."""
 
     number: int
+    columns: list[str]
     rows: Rows = field(default_factory=dict)
     states: list[State] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
@@ -86,7 +87,8 @@ class Life:
 
     def upsert(self, rows):
         """Return the rows with some more, whole ones."""
-        return self.rows | {row["id"]: {"x": None, "y": None, **row} for row in rows}
+        blank = dict.fromkeys(self.columns)
+        return self.rows | {row["id"]: {"id": row["id"], **blank, **row} for row in rows}
 
     def patch(self, rows):
         """Return the rows with some columns changed of those that are there."""
