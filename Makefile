@@ -10,7 +10,7 @@ STORE  ?= native
 JOBS   ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow check fmt bench sim explore soak evidence servers clean
+.PHONY: help demo test slow check fmt bench sim explore soak evidence servers mutants clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -40,6 +40,9 @@ bench: $(VENV)/.bench servers ## benchmarks, peers side by side
 
 sim: $(READY) ## simulate SEEDS seeds, or replay one with SEED=n; STORE=two-phase with a register
 	$(BIN)/python -m tests.simulation --seed $(SEED) --seeds $(SEEDS) --store $(STORE)
+
+mutants: $(READY) servers ## plant every mistake of tests/mutants; ONLY=area or area/id for some
+	$(BIN)/python -m tests.mutants --jobs $(JOBS) $(ONLY)
 
 explore: $(READY) ## openings through all orders, deaths and late requests; some hours
 	$(BIN)/python -m tests.simulation.exploring

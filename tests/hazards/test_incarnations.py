@@ -5,13 +5,18 @@ the log had to remember where the current one began. An incarnation has a prefix
 that each test here asks for a history in both lives and compares with a model of each.
 """
 
+from datetime import UTC, datetime
+
+import msgspec
 import pytest
 
 import reef
 from reef.errors import ConflictError, FencedError, NotFoundError, OutcomeUnknownError
-from reef.formats.manifest import decode_successor
+from reef.formats.manifest import NamespaceState, decode_successor
 from reef.jobs import compact, export, fold, ingest, rebuild, repair, sweep, verify
+from reef.manifest.dropping import clear_dropped
 from reef.manifest.head import HeadFinder, locate, newest_incarnation
+from reef.manifest.publish import Publisher
 from reef.stores import Outcome, Wrapper, WriteResult
 from reef.telemetry import RequestMeter
 from tests.collecting import DAY_S, GRACE_S, NAME, USERS, World
@@ -394,3 +399,86 @@ def test_H65_unknown_outcomes_are_not_rejected_in_the_next_life(world):
         for number in range(9):
             new.put("m", b"%d" % number)
         assert new.resolve(caught.value) == "unknown"
+
+
+# --- buckets of releases before incarnations ------------------------------------------------
+
+
+@pytest.fixture
+def one_chain():
+    """A name that was dropped and created again in one chain, with a snapshot of the old life."""
+    world = World()
+    with world.db.writer(NAME) as writer:
+        for key, value in OLD.items():
+            writer.put(key, value)
+    load(world, "load-1", b"secret3")
+    world.fold()
+    world.db.snapshot(NAME, name="old")
+    world.advance(100)
+    world.db.drop(NAME)
+    world.advance(10)
+
+    def created_again(head):
+        cleared = clear_dropped(head)
+        schema = msgspec.structs.replace(head.schema, id=head.schema.id + 1)
+        return msgspec.structs.replace(
+            cleared,
+            state=NamespaceState.LIVE,
+            dropped=None,
+            schemas=(schema,),
+            wal_base=cleared.wal_floor,
+            compactor_epoch=head.compactor_epoch + 1,
+        )
+
+    Publisher(world.bucket, USERS).publish(created_again, dropped=True)
+    world.advance(10)
+    return world
+
+
+def test_H65_one_chain_is_read_and_swept_life_by_life(one_chain):
+    """H65: old buckets are read; sweeps keep the segments that snapshots of each life need."""
+    world = one_chain
+    first = load(world, "load-1", b"a")
+    world.db.snapshot(NAME, name="new")
+    with world.db.writer(NAME) as writer:
+        writer.put("c", b"new")
+    world.fold()
+    world.run(lambda: compact(world.db, NAME, full=True))
+    assert world.rows() == {b"a": b"new", b"c": b"new"}
+    swept(world)
+    for name, keys in (("new", {b"a"}), ("old", {*OLD, b"secret3"})):
+        with world.run(lambda name=name: world.db.reader(NAME, snapshot=name)) as reader:
+            assert {key for key, _ in reader.scan()} == keys
+    reader = world.db.reader(NAME)
+    base = world.head().wal_base
+    for lsn in range(base + 3):
+        try:
+            keys = {key for key, _ in reader.as_of(lsn=lsn).scan()}
+        except NotFoundError:
+            continue
+        assert lsn >= base - 1
+        assert keys <= {b"a", b"c"}
+    assert first >= base
+    create_again(world)
+    assert world.head().incarnation == 2
+    assert world.rows() == {}
+
+
+def test_H65_one_chain_shows_no_rows_of_the_old_life_at_any_time(one_chain):
+    """H65: a time before the second life is not kept; it was mixed with the old life's rows."""
+    world = one_chain
+    times = []
+    for number in range(3):
+        load(world, f"n{number}", b"a")
+        world.advance(30)
+        times.append(datetime.fromtimestamp(world.bucket.now(), UTC))
+        world.advance(30)
+    world.fold()
+    swept(world)
+    reader = world.db.reader(NAME)
+    for time in times:
+        try:
+            keys = {key for key, _ in reader.as_of(time=time).scan()}
+        except NotFoundError:
+            continue
+        assert keys <= {b"a"}

@@ -212,8 +212,7 @@ class SweepPlanner:
         between = set(range(first.generation + 1, head.generation)) - skipped
         for named in self._load_many(sorted(between)):
             needs.add_root(named)
-        lowest = min([*roots, *logs], key=lambda root: root.wal_floor)
-        self._add_log(needs, head, lowest, first.wal_floor)
+        self._add_log(needs, head, [*roots, *logs], first.wal_floor)
         return needs
 
     def _load(self, head: Manifest, generation: int) -> Manifest:
@@ -236,15 +235,23 @@ class SweepPlanner:
                 raise HeadMoved(str(error)) from error
 
     # --- the log ------------------------------------------------------------------
-    def _add_log(self, needs: Needs, head: Manifest, lowest: Manifest, folded: int) -> None:
+    def _add_log(
+        self, needs: Needs, head: Manifest, roots: Sequence[Manifest], folded: int
+    ) -> None:
         """Take in the ingests of all logs that are needed, and the open jobs (H54, H28).
 
-        What lies between the floors of the oldest retained generation and of the head was
-        folded by a generation that is retained, which names it: only the ends are read.
+        The log between the floors of the oldest retained generation and of the head was
+        folded by a generation that is retained, which names it: only the ends are read. A
+        release before incarnations kept two lives of a name in one chain: the log of each is
+        read from a root of its own (H65).
         """
-        if lowest.wal_floor < folded:
-            # By what a repair has given up since, as everyone does who reads from there.
-            self._judge(needs, with_skipped(lowest, head), folded)
+        bases = sorted({root.wal_base for root in roots})
+        for base, following in zip(bases, [*bases[1:], folded], strict=True):
+            lowest = min((r for r in roots if r.wal_base == base), key=lambda r: r.wal_floor)
+            end = following if base != head.wal_base else folded
+            if lowest.wal_floor < end:
+                # By what a repair has given up since, as everyone does who reads from there.
+                self._judge(needs, with_skipped(lowest, head), end)
         self._add_open_jobs(needs, head)
 
     def _add_open_jobs(self, needs: Needs, head: Manifest) -> None:

@@ -253,7 +253,8 @@ class History:
                 found, generations = manifest, generations[middle + 1 :]
             else:
                 generations = generations[:middle]
-        return found
+        # Releases before incarnations kept two lives of a name in one chain (H65).
+        return found if found is not None and found.wal_base == head.wal_base else None
 
     def _kept(self, head: Manifest) -> Iterator[int]:
         now_ms = self._now_ms(head)
