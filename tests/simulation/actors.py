@@ -53,6 +53,8 @@ class World:
     def __init__(self, sim, *, grace_s=None, in_order=True):
         self.sim = sim
         self.grace_s = grace_s or DEFAULT_GRACE_S
+        self.has_lives = getattr(sim, "has_lives", False)
+        """Whether the name is dropped, undropped and created again while the others work."""
         self.truth = Truth(sim, NAME)
         self.told = Told(in_order)
         agree_on_cas(sim.bucket)
@@ -88,6 +90,10 @@ class World:
     def finish(self):
         """Run to the end, with a process that collects what was folded, and check."""
         self.start("collector", collect)
+        if self.has_lives:
+            for number in range(2):
+                self.start(f"dropper{number}", drop_some, after_s=10.0)
+            self.start("snapshots", look_back, 3)
         self.sim.run()
         self.check()
 
@@ -104,10 +110,21 @@ class World:
         fold(calm, NAME)
         reader = calm.reader(NAME)
         self.told.seen.append(("the last reader", reader.last_lsn, dict(reader.scan())))
-        judged = self.truth.judge()
+        judged = self._current_life()
         assert reader.last_lsn == judged.last_lsn, "a new reader does not see all there is"
-        self.told.check(judged)
+        assert dict(reader.scan()) == judged.states[judged.last_lsn], "not the rows of its life"
+        if self.has_lives:
+            self.told.check_lives(self.truth.lives())
+        else:
+            self.told.check(judged)
         check_rebuilt(self.sim.bucket, judged.states[judged.last_lsn])
+
+    def _current_life(self):
+        """Return the life in which the writer that was opened last has put its fences."""
+        if not self.has_lives:
+            return self.truth.judge()
+        fence = self.told.opens[-1].fence_id
+        return next(life for life in self.truth.lives() if life.lsn_of(fence) is not None)
 
 
 def check_rebuilt(bucket, rows):
@@ -273,6 +290,37 @@ def collect(world, node):
         for job in (lambda: fold(db, NAME), lambda: _sweep(db)):
             with suppress(*GAVE_UP):
                 job()
+
+
+def drop_some(world, node):
+    """Drop the name, and bring it back, create it again, or leave that to the others."""
+    db = Database(node.store())
+    for _ in range(2):
+        with suppress(*GAVE_UP):
+            db.drop(NAME)
+            node.runtime.sleep(node.runtime.uniform(0.0, 10.0))
+            match world.sim.choices.pick(3):
+                case 0:
+                    db.undrop(NAME)
+                case 1:
+                    db.create(NAME)
+        node.runtime.sleep(node.runtime.uniform(0.0, 2 * world.grace_s))
+
+
+def look_back(world, node, rounds):
+    """Take a snapshot and read it later, in whichever life the name is then; read as of LSNs."""
+    db = Database(node.store())
+    for _ in range(rounds):
+        with suppress(*GAVE_UP):
+            snapshot = db.snapshot(NAME)
+            node.runtime.sleep(node.runtime.uniform(0.0, 3 * world.grace_s))
+            with db.reader(NAME, snapshot=snapshot) as reader:
+                world.told.seen.append((node.name, reader.last_lsn, dict(reader.scan())))
+            snapshot.release()
+        with suppress(*GAVE_UP):
+            lsn = 1 + world.sim.choices.pick(db.reader(NAME).last_lsn or 1)
+            with db.reader(NAME, as_of={"lsn": lsn}) as reader:
+                world.told.seen.append((f"{node.name}, back", lsn, dict(reader.scan())))
 
 
 def load_some(world, node, count, key=None):

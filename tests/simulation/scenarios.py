@@ -87,6 +87,20 @@ LATE = Chaos(
 )
 """Little else than writes that arrive after the object of their name was collected."""
 
+LIVELY = Chaos(
+    crash=0.0005,
+    crashes_max=2,
+    lost_answer=0.01,
+    fail_before=0.01,
+    conflict=0.01,
+    late=0.01,
+    stall=0.01,
+    freeze=0.0005,
+    stall_s=(0.5, 40.0),
+    faults_max=60,
+)
+"""Enough mishaps to meet, and few enough for long histories."""
+
 REFILLS = Chaos(
     latency_s=(0.001, 0.3), held=0.2, forgotten=0.05, faults_max=10, held_s=(400.0, 1200.0)
 )
@@ -205,4 +219,28 @@ SCENARIOS |= {
     f"{name}_late": (scenario, LATE)
     for name, (scenario, chaos) in SCENARIOS.items()
     if chaos is not REFILLS and name not in {"names_come_and_go_slowly", "loads_make_it_slowly"}
+}
+
+WITH_LIVES = (
+    *("writers_take_over", "pipelined_writers_take_over", "independent_writers_take_over"),
+    *("zombies_and_sweeps", "keyed_batches_again", "bulk_beside_writers", "folders_race"),
+    *("outcomes_are_resolved", "rival_compactors", "jobs_and_pins", "background_beside_others"),
+    *("hardly_any_grace", "slots_filled_again"),
+)
+
+
+def with_lives(scenario):
+    """Return a scenario in which the name is also dropped, undropped and created again."""
+
+    def run(sim):
+        sim.has_lives = True
+        scenario(sim)
+
+    run.__doc__ = scenario.__doc__
+    return run
+
+
+SCENARIOS |= {
+    f"{name}_with_lives": (with_lives(SCENARIOS[name][0]), LATE if number % 2 else LIVELY)
+    for number, name in enumerate(WITH_LIVES)
 }

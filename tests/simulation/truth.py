@@ -118,7 +118,7 @@ class Truth:
         elif MANIFEST in key:
             prefix = key.partition(MANIFEST)[0]
             base = max(1, decode_manifest(body, key).wal_base)
-            self._bases.setdefault(prefix, {1}).add(base)
+            self._bases.setdefault(prefix, set()).add(base)
 
     def note_staged(self, segments, rows, *, replaces=False):
         """Note what a job has staged, in one segment or more, before it commits."""
@@ -137,7 +137,7 @@ class Truth:
         """Return what the log of each life amounts to."""
         lives = []
         for prefix in sorted(self._bodies.keys() | self._bases.keys()):
-            bases = sorted(self._bases.get(prefix, {1}))
+            bases = sorted(self._bases.get(prefix) or {1})
             for base, end in zip(bases, [*bases[1:], None], strict=True):
                 lives.append(self._judge_life(prefix, base, end))
         return lives

@@ -333,6 +333,8 @@ class History:
                 hint="Wait for it with wait_for",
                 lsn=lsn,
             )
+        if self.log.read(lsn) is not None:  # written, and folded, since the first read of the slot
+            return Moved(f"LSN {lsn} was written while it was read")
         key = self._namespace.wal_object(lsn)
         return CorruptionError(
             f"there is no object {key}, though generation {moment.manifest.generation} needs it",
