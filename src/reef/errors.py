@@ -77,6 +77,7 @@ class Kind(StrEnum):
     INTERNAL = "internal"
     NOT_DURABLE = "not_durable"
     DROPPED = "dropped"
+    LOG_FORKED = "log_forked"
 
 
 class ReefError(Exception):

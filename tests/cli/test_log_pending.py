@@ -1,12 +1,13 @@
 """`reef log pending` and `reef log reapply`: what is on one disk only, and how it gets away."""
 
 import json
+import shutil
 
 import pytest
 
 from reef import stores
 from reef.engine.database import Database
-from reef.errors import InvalidInputError
+from reef.errors import FencedError, InvalidInputError, Kind
 from reef.jobs import rebuild
 from reef.locallog import LocalLog
 
@@ -83,6 +84,58 @@ def test_reapply_to_another_bucket_is_refused(cli, left, tmp_path):
     assert ran.code == 1
     assert "another database" in ran.err
     assert Database(stores.open(str(tmp_path / "other"))).namespaces() == []
+
+
+def test_reapply_to_another_bucket_with_the_same_namespace_is_refused(cli, left, tmp_path):
+    """A bucket that does not know the log is not taken for one that has forgotten it: it has
+    another address, and gets nothing of the log."""
+    other = tmp_path / "other"
+    with Database(stores.open(str(other))).writer("users", background=False) as writer:
+        writer.put("a", b"of another database")
+    ran = cli("log", "reapply", left, other, "--take-over")
+    assert ran.code == 1
+    assert "another database" in ran.err
+    with Database(stores.open(str(other))).reader("users") as reader:
+        assert dict(reader.scan()) == {b"a": b"of another database"}
+
+
+@pytest.fixture
+def forked(data, tmp_path):
+    """A copy of the log has uploaded two batches; the original has three that were not."""
+    db = Database(stores.open(str(data)))
+    log, copy = tmp_path / "log", tmp_path / "copy"
+    settings = {"durability": "local", "background": False, "upload_interval_ms": 1e9}
+    with db.writer("users", local_log=log, **settings) as writer:
+        writer.put("a", b"both")
+    shutil.copytree(log, copy)
+    writer = db.writer("users", local_log=log, **settings)
+    for number in range(3):
+        writer.put(f"original{number}", b"1")
+    writer._uploader.stop()
+    writer._front.log.close()
+    writer._closed = True
+    with db.writer("users", local_log=copy, **settings) as other:
+        for number in range(2):
+            other.put(f"copy{number}", b"1")
+    return log
+
+
+def test_H71_pending_and_reapply_of_a_log_that_has_forked(cli, forked, data):
+    """H71: by the bucket's word the batches of the original are pending, and re-applied once."""
+    told = json.loads(cli("log", "pending", forked, "--url", data, "--output", "json").out)
+    assert (told["forked"], told["batches"], told["uploaded_index"]) == (True, 3, 1)
+    db = Database(stores.open(str(data)))
+    with pytest.raises(FencedError, match="has forked") as caught:
+        db.writer("users", durability="local", local_log=forked, background=False)
+    assert caught.value.kind is Kind.LOG_FORKED
+    for applied in (3, 0):
+        ran = cli("log", "reapply", forked, data, "--take-over", "--output", "json")
+        assert ran.code == 0, ran.err
+        assert json.loads(ran.out)["applied_batches"] == applied
+    told = json.loads(cli("log", "pending", forked, "--url", data, "--output", "json").out)
+    assert (told["forked"], told["batches"]) == (False, 0)
+    with db.reader("users") as reader:
+        assert len(dict(reader.scan())) == len(list(reader.changes(after_lsn=0))) == 6
 
 
 def test_reapply_after_a_rebuild(cli, left, data):

@@ -15,7 +15,7 @@ from contextlib import suppress
 import reef
 from reef.engine.database import Database
 from reef.engine.local.entries import decode_entry
-from reef.engine.local.pending import pending_entries
+from reef.engine.local.pending import find_pending
 from reef.errors import (
     ConditionFailedError,
     FencedError,
@@ -105,7 +105,7 @@ class Machine:
         db = Database(node.store())
         db.log_files = self.disk
         writer = db.writer(NAME, **SETTINGS)
-        self.epoch = writer._committer.opened.epoch
+        self.opened(writer)
         for _ in range(count):
             key, value = self._next()
             writer.put(key, value)
@@ -114,6 +114,10 @@ class Machine:
             self._something_else(node, writer)
         with suppress(FencedError):
             writer.close()
+
+    def opened(self, writer):
+        """Note that a life has its writer."""
+        self.epoch = writer._committer.opened.epoch
 
     def _next(self):
         self.number += 1
@@ -215,9 +219,8 @@ def check(world, machine):
 
 def come_back(world, machine, node):
     """Open the log that is left. If a rival was first, look what is pending, and apply it."""
-    calm = Database(Calm(world, node))
-    calm.log_files = machine.files()
-    pending = _pending(calm)
+    calm = calm_database(world, machine, node)
+    pending = pending_values(calm)
     rivals = [opened.epoch for opened in world.told.opens]
     try:
         calm.writer(NAME, **SETTINGS).close()
@@ -231,11 +234,25 @@ def come_back(world, machine, node):
             calm.writer(NAME, reapply=True, **SETTINGS).close()
 
 
-def _pending(calm):
+def calm_database(world, machine, node):
+    """Return the database as a calm process sees it that has the machine's disk."""
+    calm = Database(Calm(world, node))
+    calm.log_files = machine.files()
+    return calm
+
+
+def write_again(calm, **settings):
+    """Open the log, upload what is in it, and close; return the epoch."""
+    writer = calm.writer(NAME, **SETTINGS, **settings)
+    writer.close()
+    return writer._committer.opened.epoch
+
+
+def pending_values(calm):
     """Return the values that are in the local log, and above what the bucket has of it."""
     values = set()
     try:
-        _, entries = pending_entries(PATH, files=calm.log_files, store=calm.store)
+        _, entries = find_pending(PATH, files=calm.log_files, store=calm.store)
     except (NotFoundError, InvalidInputError):  # it died before there was any log
         return values
     for entry in entries:

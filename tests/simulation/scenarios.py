@@ -15,6 +15,7 @@ from tests.simulation import dropping_scenarios as dropping
 from tests.simulation import engine_scenarios as engine
 from tests.simulation import job_scenarios as jobs
 from tests.simulation import local_log_scenarios as local_logs
+from tests.simulation.copied_log_scenarios import copies_of_a_log
 from tests.simulation.transaction_scenarios import transactions_side_by_side
 
 ROUGH = Chaos(
@@ -212,6 +213,7 @@ SCENARIOS = {
     "hardly_any_grace": (jobs.hardly_any_grace, SLOW),
     "slots_filled_again": (jobs.slots_filled_again, REFILLS),
     "a_machine_comes_back": (local_logs.a_machine_comes_back, POWER_CUTS),
+    "copies_of_a_log": (copies_of_a_log, POWER_CUTS),
     "leases_hold": (engine.leases_hold, replace(STALLING, stall_s=(1.0, 15.0))),
 }
 

@@ -23,7 +23,7 @@ SEEDS = range(300)
 LONG = {
     *("rival_compactors", "jobs_and_pins", "background_beside_others", "hardly_any_grace"),
     *("catalog_side_by_side", "catalog_slow", "catalog_without_if_match", "catalog_counter"),
-    "a_machine_comes_back",
+    *("a_machine_comes_back", "copies_of_a_log"),
     *("names_come_and_go", "names_come_and_go_slowly"),
     "slots_filled_again",
 }

@@ -2,11 +2,13 @@
 
 import pytest
 
-from reef.engine.local import uploader, writer
+from reef.engine.local import opening, position, uploader, writer
 from reef.engine.local.identity import UPLOADED
 from reef.engine.local.opening import LocalOpening
 from reef.manifest import edits
+from reef.manifest.streams import StreamHistory
 from reef.testing import SimulationFailed, simulate
+from tests.simulation.copied_log_scenarios import copies_of_a_log
 from tests.simulation.local_log_scenarios import a_machine_comes_back
 from tests.simulation.scenarios import POWER_CUTS
 
@@ -28,7 +30,7 @@ def uploads_without_marks(patch):
 
 def no_look_after_a_takeover(patch):
     """An opening applies what is left, whoever had the role meanwhile."""
-    patch.setattr(LocalOpening, "_check_nothing_left", lambda self, log, identity, mark: None)
+    patch.setattr(LocalOpening, "_check_nothing_left", lambda self, log, identity, found: None)
 
 
 def notes_more_than_was_uploaded(patch):
@@ -39,6 +41,7 @@ def notes_more_than_was_uploaded(patch):
 
     patch.setattr(uploader, "truncate", truncate)
     patch.setattr(writer, "truncate", truncate)
+    patch.setattr(opening, "truncate", truncate)
 
 
 @pytest.mark.parametrize(
@@ -55,3 +58,31 @@ def test_H63_a_missing_protection_is_found(monkeypatch, bug):
     bug(monkeypatch)
     with pytest.raises(SimulationFailed):
         simulate(a_machine_comes_back, range(2, 100), chaos=POWER_CUTS)
+
+
+def marks_are_indexes(patch):
+    """H71: a mark says how far, and not of which entries."""
+    patch.setattr(StreamHistory, "is_proven", property(lambda self: False))
+
+
+def a_shorter_log_is_committed(patch):
+    """H71: a log that ends below the mark is taken for an older image without a check."""
+    agrees = position._agrees
+
+    def or_short(entries, history):
+        return next(iter(entries(history.mark)), None) is None or agrees(entries, history)
+
+    patch.setattr(position, "_agrees", or_short)
+
+
+@pytest.mark.parametrize("bug", [marks_are_indexes, a_shorter_log_is_committed])
+def test_H71_a_missing_protection_is_found(monkeypatch, bug):
+    """H71: some history of copied logs loses an acknowledged write."""
+    bug(monkeypatch)
+    with pytest.raises(SimulationFailed):
+        simulate(copies_of_a_log, range(100), chaos=POWER_CUTS)
+
+
+def test_H71_copies_of_a_log_lose_nothing():
+    """H71: copied and restored directories, uploads in flight, takeovers, power cuts, returns."""
+    assert simulate(copies_of_a_log, range(12), chaos=POWER_CUTS) == 12

@@ -30,6 +30,7 @@ from enum import StrEnum
 from reef.formats.manifest import Manifest, OpenJob
 from reef.formats.wal_object import WalHeader, WalKind
 from reef.manifest.dedup import DedupWindow
+from reef.manifest.streams import StreamHistory, extend_lineage
 
 __all__ = ["IDS_KEPT", "Judgement", "LogReader", "Proof", "Verdict", "prove"]
 
@@ -71,8 +72,14 @@ def prove(manifest: Manifest, header: WalHeader, *, in_slot: bool) -> Proof:
     if header.lsn >= manifest.wal_floor:
         return Proof.COUNTS if in_slot else Proof.LOST
     committed = any(entry.write_id == header.write_id for entry in manifest.dedup)
-    marked = any(manifest.stream_marks.get(s, 0) >= n for s, n in header.marks.items())
-    return Proof.COUNTS if committed or marked else Proof.UNKNOWN
+    return Proof.COUNTS if committed or _is_marked(manifest, header) else Proof.UNKNOWN
+
+
+def _is_marked(manifest: Manifest, header: WalHeader) -> bool:
+    """Whether a stream's mark proves that an object was folded: with its entries, and not with
+    those of a copy of the same local log, which has the same numbers (H71)."""
+    ends = {stream: points[-1] for stream, points in header.lineages.items()}
+    return any(StreamHistory.of(manifest, s).has_point(point) for s, point in ends.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +104,8 @@ class LogReader:
         """The keys that were committed below `next_lsn`, as far back as they are remembered."""
         self.marks = dict(manifest.stream_marks)
         """How far each stream was committed below `next_lsn`."""
+        self.lineages = dict(manifest.stream_lineages)
+        """Which entries that were, by stream."""
         self._skipped = frozenset(manifest.skipped_lsns)
         self._first_schema_id = manifest.schemas[0].id
 
@@ -109,8 +118,7 @@ class LogReader:
         self._remember(header)
         if verdict is Verdict.APPLIES:
             self.dedup.add(header)
-            for stream, place in header.marks.items():
-                self.marks[stream] = max(place, self.marks.get(stream, 0))
+            self._move_marks(header)
         return Judgement(header, verdict)
 
     def verdict(self, header: WalHeader) -> Verdict:
@@ -151,6 +159,17 @@ class LogReader:
     def last_ids(self) -> tuple[str, ...]:
         """Return the write ids of the slots just below `next_lsn`, the last one last."""
         return tuple(self._ids.values())
+
+    def history(self, stream: str) -> StreamHistory:
+        """Return the committed part of a stream below `next_lsn`."""
+        return StreamHistory(self.marks.get(stream, 0), self.lineages.get(stream, ()))
+
+    def _move_marks(self, header: WalHeader) -> None:
+        for stream, place in header.marks.items():
+            if place > self.marks.get(stream, 0):
+                self.marks[stream] = place
+                points = header.lineages.get(stream, ())
+                self.lineages[stream] = extend_lineage(self.lineages.get(stream, ()), points)
 
     def _is_void(self, header: WalHeader) -> bool:
         if header.after is None:

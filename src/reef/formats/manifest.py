@@ -24,6 +24,7 @@ from reef.errors import UNDECODABLE
 from reef.formats.block import BlockKind, Codec, decode_block, encode_block
 from reef.formats.coding import corrupt, crc32c, unsupported
 from reef.formats.schema import DEFAULT_SCHEMA, Schema
+from reef.formats.streams import Lineage
 
 __all__ = [
     "Condemned",
@@ -50,6 +51,7 @@ FORMAT = 2
 PLAIN_BYTES_MAX = 64 * 1024
 HEAD = re.compile(rb'\{"crc32c":"([0-9a-f]{8})",')
 HEAD_BYTES = 21
+GRACE_MS = 15 * 60 * 1000
 
 
 class NamespaceState(StrEnum):
@@ -164,6 +166,7 @@ class Successor(msgspec.Struct, frozen=True, omit_defaults=True):
     made_for: str = ""
     predecessors: tuple[int, ...] = ()
     created_at_ms: int = 0
+    grace_ms: int = GRACE_MS
 
 
 class Dropped(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -212,8 +215,12 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """How many keys are remembered. Never changes: all must agree on what counts in the log."""
     stream_marks: dict[str, int] = {}
     """By stream: up to which of its places it was committed below the floor."""
+    stream_lineages: dict[str, Lineage] = {}
+    """By stream: the last entry below the floor of each of the last epochs that appended to it."""
     writer_stream: str = ""
     """The local log of whoever has the writer role; empty for a writer without one."""
+    writer_life: str = ""
+    """Which opening of that log: copies of a log share its stream, and never a life."""
     open_jobs: tuple[OpenJob, ...] = ()
     dropped_lsn: int = 0
     """The newest delete of which no trace is left, not even in a segment's LSN bounds."""
@@ -225,7 +232,7 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     recent: tuple[Recent, ...] = ()
     below_floor: tuple[str, ...] = ()
     """Write ids of the slots just below the floor, the last one last: for the void rule."""
-    grace_ms: int = 15 * 60 * 1000
+    grace_ms: int = GRACE_MS
     grace_before_ms: int = 0
     """The longer grace that still holds until `grace_lowered_at_ms` plus itself."""
     grace_lowered_at_ms: int = 0

@@ -20,6 +20,7 @@ import msgspec
 from reef.formats.coding import Buffer, Cursor, corrupt, crc32c, decode_msgpack, unsupported
 from reef.formats.frame import FRAME_HEAD_BYTES, encode_frame, read_frame
 from reef.formats.schema import Schema
+from reef.formats.streams import Lineage
 
 __all__ = ["BatchHeader", "Job", "JobSegment", "WalHeader", "WalKind", "WalObject"]
 
@@ -105,6 +106,8 @@ class WalHeader(msgspec.Struct, frozen=True, omit_defaults=True):
     job: Job | None = None
     marks: dict[str, int] = {}
     """How far each stream is with this object: the last place of it that is in here."""
+    lineages: dict[str, Lineage] = {}
+    """By stream: the last entry in here of each epoch. The last one is at the stream's mark."""
 
 
 HEAD_NOW = HEAD.pack(MAGIC, VERSION, 0)

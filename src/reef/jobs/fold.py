@@ -201,6 +201,7 @@ def _result(manifest: Manifest, judged: "_Judged", written: list[SegmentEntry]) 
         open_jobs=judged.rules.open_jobs,
         below_floor=judged.rules.last_ids(),
         marks=judged.rules.marks,
+        lineages=judged.rules.lineages,
     )
 
 

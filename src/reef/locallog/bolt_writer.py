@@ -107,7 +107,7 @@ class BoltFile:
     def _store(self, meta: Meta, writes: Iterable[tuple[int, bytes]]) -> None:
         size, needed = self._file.size(), meta.high_water * meta.page_size
         if needed > size:
-            self._file.resize(_grown(needed))
+            self._file.preallocate(_grown(needed))  # so that a commit works on a full disk
         for number, data in sorted(writes):
             self._file.write(data, number * meta.page_size)
         self._file.sync_data()

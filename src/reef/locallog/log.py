@@ -18,7 +18,6 @@ import os
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from errno import EDQUOT, ENOSPC
 from types import TracebackType
 from typing import TypeVar
 
@@ -29,7 +28,7 @@ from reef.locallog.codec import BINARY, EntryCodec, check_id
 from reef.locallog.entry import LogEntry
 from reef.locallog.frames import SEGMENT_BYTES_MAX
 from reef.locallog.metastore import LogState, open_meta_store, rfc3339
-from reef.locallog.opening import create_tail, open_segments
+from reef.locallog.opening import FULL, create_tail, open_segments
 from reef.locallog.plans import NewTail, plan_rotation, plan_tail, plan_truncation, without_tail
 from reef.locallog.recovery import RecoveryReport
 from reef.locallog.segment import Batch, Sealed, Tail, missing
@@ -41,7 +40,6 @@ __all__ = ["LocalLog"]
 T = TypeVar("T")
 SEGMENT_BYTES = 64 << 20
 SEGMENT_BYTES_MIN = 1
-FULL = (ENOSPC, EDQUOT)
 U64 = struct.Struct("<Q")
 
 
@@ -112,6 +110,7 @@ class LocalLog(ProcessBound):
             self._meta = open_meta_store(
                 files, self.path, runtime=runtime, lock_timeout_s=lock_timeout_s
             )
+            self._view: View | None
             self._view, self.recovery = self._open()
 
     def _open(self) -> tuple[View, RecoveryReport]:
@@ -181,9 +180,10 @@ class LocalLog(ProcessBound):
         return int(U64.unpack(value)[0])
 
     def _looking(self) -> View:
-        if self._closed:
+        view = self._view
+        if self._closed or view is None:
             raise ClosedError(f"{self.path}: the log was closed")
-        return self._view
+        return view
 
     # --- changing: one at a time --------------------------------------------------
     def store_log(self, entry: LogEntry) -> None:
@@ -213,7 +213,7 @@ class LocalLog(ProcessBound):
         first, last = whole_number("a bound", first), whole_number("a bound", last)
         with self._lock:
             self._ready()
-            view = self._view
+            view = self._looking()
             plan = plan_truncation(view.first_index, view.last_index, first, last)
             if plan is None:
                 return
@@ -228,6 +228,11 @@ class LocalLog(ProcessBound):
                 self._turn_to(plan.apply(state, view.last_index, index_start, self._new_tail()))
 
             self._changing(truncate)
+
+    def frees_segment(self, last: int) -> bool:
+        """Whether removing all entries up to `last` would delete a file."""
+        sealed = self._looking().sealed
+        return bool(sealed) and sealed[0].last_index <= last
 
     def set(self, key: bytes | str, value: bytes | None) -> None:
         """Keep a value durably, beside the log; None removes it. A text key is UTF-8."""
@@ -251,6 +256,7 @@ class LocalLog(ProcessBound):
             if self._rotation is not None:
                 self._rotation.join()
             self._closed = True
+            self._view = None  # a removed segment takes room for as long as its file is open
             self._meta.close()
 
     def __enter__(self) -> "LocalLog":
@@ -310,14 +316,14 @@ class LocalLog(ProcessBound):
 
     def _tail_for(self, index: int) -> Tail:
         """Return the tail, which goes on with `index`; of an empty log it is made to."""
-        view = self._view
+        view = self._looking()
         if view.first_index:
             if index != view.last_index + 1:
                 raise InvalidInputError(f"entry {index} cannot follow entry {view.last_index}")
         elif not index == view.tail.info.base_index == view.tail.info.min_index:
             state = plan_tail(without_tail(self._meta.state), index, self._new_tail())
             self._changing(lambda: self._turn_to(state))
-        return self._view.tail
+        return self._looking().tail
 
     def _start_rotation(self, last_index: int, index_start: int) -> None:
         def rotate() -> None:
@@ -334,7 +340,7 @@ class LocalLog(ProcessBound):
 
     def _turn_to(self, state: LogState) -> None:
         """Make another state true: the commit first, then files, then what readers see."""
-        before = self._view
+        before = self._looking()
         self._meta.set_state(state)
         *infos, tail_info = state.segments or ()
         if tail_info.id == before.tail.info.id:

@@ -13,6 +13,7 @@ report.
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from errno import EDQUOT, ENOSPC
 
 from reef.errors import CorruptionError, InvalidInputError, Kind
 from reef.locallog.codec import EntryCodec
@@ -30,8 +31,17 @@ from reef.locallog.recovery import (
 from reef.locallog.segment import Sealed, Tail
 from reef.locallog.vfs import File, FileSystem
 
-__all__ = ["Opened", "check_codec", "create_tail", "list_segments", "open_sealed", "open_segments"]
+__all__ = [
+    "FULL",
+    "Opened",
+    "check_codec",
+    "create_tail",
+    "list_segments",
+    "open_sealed",
+    "open_segments",
+]
 
+FULL = (ENOSPC, EDQUOT)
 NAME = re.compile(r"(\d{20})-([0-9a-f]{16})\.wal")
 
 
@@ -68,7 +78,8 @@ def open_segments(
         base_index = sealed[-1].last_index + 1 if sealed else 1
         meta.set_state(plan_tail(meta.state, base_index, new))
     if tail is None:
-        tail = create_tail(files, path, (meta.state.segments or ())[-1], codec)
+        info = (meta.state.segments or ())[-1]
+        tail = create_tail(files, path, info, codec, must_allocate=False)
     return Opened(tuple(sealed), tail, report)
 
 
@@ -141,7 +152,7 @@ def _open_tail(
     except FileNotFoundError:
         report.created_tail = True
         report.damaged += lost_entries(info, 0)
-        return create_tail(files, path, info, codec), 0
+        return create_tail(files, path, info, codec, must_allocate=False), 0
     kept, scan = recover(file, info, codec)
     end = leftover_end(file, kept.end)
     if end > kept.end:
@@ -166,11 +177,25 @@ def lost_entries(info: SegmentInfo, count: int) -> list[str]:
     return [f"{info.name}, which had entry {info.min_index}"]
 
 
-def create_tail(files: FileSystem, path: str, info: SegmentInfo, codec: EntryCodec) -> Tail:
-    """Make the file of a new tail: zeros, until the first batch brings the header."""
+def create_tail(
+    files: FileSystem,
+    path: str,
+    info: SegmentInfo,
+    codec: EntryCodec,
+    *,
+    must_allocate: bool = True,
+) -> Tail:
+    """Make the file of a new tail: zeros, until the first batch brings the header.
+
+    A log opens on a full disk too: its owner may know entries that can be removed.
+    """
     file = files.create(f"{path}/{info.name}")
     if info.size_limit:  # the system refuses to make room for nothing
-        file.preallocate(info.size_limit)
+        try:
+            file.preallocate(info.size_limit)
+        except OSError as error:
+            if must_allocate or error.errno not in FULL:
+                raise
     return Tail(info, file, codec, [], 0)
 
 

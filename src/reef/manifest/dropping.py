@@ -99,7 +99,9 @@ def clear_dropped(manifest: Manifest) -> Manifest:
         sums=None,
         dedup=(),
         stream_marks={},
+        stream_lineages={},
         writer_stream="",
+        writer_life="",
         open_jobs=(),
         compactor_job="",
         cursors={},
@@ -122,6 +124,7 @@ def succeed(manifest: Manifest, schema: Schema, now_ms: int, made_for: str = "")
         made_for=made_for,
         predecessors=(*manifest.predecessors, manifest.incarnation),
         created_at_ms=now_ms,
+        grace_ms=max(manifest.grace_ms, manifest.grace_before_ms),
     )
     return msgspec.structs.replace(manifest, successor=successor)
 
@@ -141,6 +144,7 @@ def first_manifest(successor: Successor) -> Manifest:
         made_for=successor.made_for,
         incarnation=successor.incarnation,
         created_at_ms=successor.created_at_ms,
+        grace_ms=successor.grace_ms,
         predecessors=successor.predecessors,
     )
 

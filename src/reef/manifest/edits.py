@@ -7,12 +7,13 @@ import msgspec
 from reef.formats.manifest import Condemned, DedupEntry, Manifest, OpenJob, SegmentEntry
 from reef.formats.schema import Schema
 from reef.formats.set_hash import EMPTY, SetHash
+from reef.formats.streams import Lineage
 from reef.manifest import sums
 from reef.manifest.dropping import clear_dropped, use
 from reef.manifest.invariants import refuse_condemned
 from reef.manifest.levels import at_their_level
 from reef.manifest.roots import effective_grace_ms
-from reef.manifest.streams import moved_on
+from reef.manifest.streams import join_lineages, moved_on
 
 __all__ = [
     "Compacted",
@@ -78,6 +79,7 @@ class FoldResult:
     open_jobs: tuple[OpenJob, ...]
     below_floor: tuple[str, ...]
     marks: dict[str, int] = field(default_factory=dict)
+    lineages: dict[str, Lineage] = field(default_factory=dict)
 
 
 def fold(manifest: Manifest, result: FoldResult) -> Manifest | None:
@@ -85,13 +87,15 @@ def fold(manifest: Manifest, result: FoldResult) -> Manifest | None:
     if manifest.wal_floor != result.floor:
         return None
     refuse_condemned(manifest, [segment.id for segment in result.segments])
+    marks = moved_on(manifest.stream_marks, result.marks)
     return msgspec.structs.replace(
         manifest,
         segments=(*at_their_level(result.segments, manifest.segments), *manifest.segments),
         wal_floor=result.end,
         wal_id_last_seen=max(manifest.wal_id_last_seen, result.end - 1),
         dedup=result.dedup,
-        stream_marks=moved_on(manifest.stream_marks, result.marks),
+        stream_marks=marks,
+        stream_lineages=join_lineages(marks, manifest.stream_lineages, result.lineages),
         open_jobs=result.open_jobs,
         below_floor=result.below_floor,
         sums=sums.added(manifest, result.segments),

@@ -96,6 +96,7 @@ def _slim(manifest: Manifest) -> Manifest:
         snapshots=(),
         dedup=(),
         stream_marks={},
+        stream_lineages={},
         condemned=(),
         recent=(),
         branch_pins={},

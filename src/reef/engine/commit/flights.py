@@ -9,7 +9,9 @@ from reef.errors import InternalError, OutcomeUnknownError, UnavailableError
 from reef.formats.batch import AnyOps
 from reef.formats.manifest import DedupEntry
 from reef.formats.schema import Schema
+from reef.formats.streams import Lineage
 from reef.formats.wal_object import BatchHeader, WalHeader, WalKind, WalObject
+from reef.manifest.streams import extend_lineage
 from reef.paths import Namespace
 from reef.runtime import Deadline, Future, Runtime, Stopwatch
 from reef.stores import WriteResult
@@ -22,6 +24,7 @@ __all__ = [
     "Pending",
     "Role",
     "State",
+    "StreamMark",
     "broken",
     "left_over",
     "no_room",
@@ -44,6 +47,15 @@ class State(StrEnum):
     ENDED = "ended"
 
 
+class StreamMark(NamedTuple):
+    """The place of a batch in its stream."""
+
+    stream: str
+    points: Lineage
+    """The batch's own entry, then any behind it that were committed already: the last is the
+    mark."""
+
+
 @dataclass(eq=False, slots=True)
 class Pending:
     """A client's batch that is not answered yet."""
@@ -61,7 +73,7 @@ class Pending:
     """Whether nobody waits for it: if it is refused, the next flush tells so."""
     in_callback: bool = False
     """Whether it was written from a callback, which may be waiting for it."""
-    mark: tuple[str, int] | None = None
+    mark: StreamMark | None = None
     """Its stream and its place there, by which it counts once: its key was looked up before."""
     deadline: Deadline | None = None
     """How long it is sent; None: as long as the writer's settings say."""
@@ -109,6 +121,7 @@ class Flight:
         cls, batches: list[Pending], lsn: int, role: Role, runtime: Runtime, sender: object
     ) -> "Flight":
         """Return the object that holds these batches, ready to be sent."""
+        lineages = _lineages(batches)
         header = WalHeader(
             lsn=lsn,
             kind=WalKind.BATCHES,
@@ -120,10 +133,21 @@ class Flight:
             schema_id=batches[0].schema_id,
             batches=tuple([pending.header for pending in batches]),
             schema=role.schema,
-            marks=dict([pending.mark for pending in batches if pending.mark is not None]),
+            marks={stream: lineage[-1].index for stream, lineage in lineages.items()},
+            lineages=lineages,
         )
         body = WalObject.encode(header, tuple([pending.record for pending in batches]))
         return cls(header, body, batches, runtime.stopwatch(), sender)
+
+
+def _lineages(batches: Iterable[Pending]) -> dict[str, Lineage]:
+    """Return by stream the last entry of each epoch in an object."""
+    lineages: dict[str, Lineage] = {}
+    for pending in batches:
+        if pending.mark is not None:
+            stream, points = pending.mark
+            lineages[stream] = extend_lineage(lineages.get(stream, ()), points)
+    return lineages
 
 
 def left_over(flights: Iterable[Flight], taker: object) -> Flight | None:

@@ -14,6 +14,7 @@ from reef.engine.local.entries import LocalBatch
 from reef.engine.local.receipts import LocalReceipt
 from reef.errors import InvalidInputError, ReefError
 from reef.formats.batch import AnyOps
+from reef.formats.streams import Lineage, StreamPoint
 from reef.runtime import Future, Stopwatch
 from reef.types import Receipt
 
@@ -36,8 +37,8 @@ class Item:
     """Whether it was written in the callback of another one."""
     index: int = 0
     """Its place in the local log, from the moment it is being written there."""
-    passed_index: int = 0
-    """The last of those right behind it that are in the bucket already; 0 if there is none."""
+    points: Lineage = ()
+    """Its entry in the local log; then those right behind it that are in the bucket already."""
     answer: LocalReceipt | ReefError | None = None
     receipts: list[LocalReceipt] = field(default_factory=list)
     """All that were given for it: one more for each repeat of its key."""
@@ -45,7 +46,11 @@ class Item:
     @property
     def mark(self) -> int:
         """Up to which index all is in the bucket when this one is."""
-        return max(self.index, self.passed_index)
+        return self.points[-1].index
+
+    def set_point(self, point: StreamPoint) -> None:
+        """Note which entry it is."""
+        self.index, self.points = point.index, (point,)
 
     def tell(self) -> None:
         """Set the future, if nobody waits, and forget it: a backlog may be long."""

@@ -5,26 +5,33 @@
 The checksum is for what lies long: a log checks its commits when it is opened after a crash, and
 not what it has sealed before. The record goes into a WAL object as it is, so that an upload
 encodes nothing again. The entry's index is the batch's place in the stream; its time is when it
-was written.
+was written. Its extensions hold the digest of all entries before it, so that a log and a bucket
+can find out whether they mean the same entries (H71); entries of older releases have none.
+
+    digest = blake2b-128 of: u64 index | u64 term | u8 length of the extensions | extensions | data
 """
 
 import struct
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import msgspec
 
 from reef.engine.batch import EncodedBatch
 from reef.errors import UNDECODABLE, CorruptionError, UnsupportedFormatError
 from reef.formats.coding import crc32c
+from reef.formats.streams import StreamPoint
 from reef.formats.wal_object import BatchHeader
 from reef.locallog import EntryTime, LogEntry
 
-__all__ = ["LocalBatch", "decode_entry", "encode_entry"]
+__all__ = ["LocalBatch", "decode_entry", "encode_entry", "point_of"]
 
 VERSION = 1
 CHECKSUM = struct.Struct("<I")
-HEADER_BYTES = 96
+HEADER_BYTES = 112
 """About what an entry needs beside its record."""
+DIGEST_BYTES = 16
+DIGEST_HEAD = struct.Struct("<QQB")
 
 
 class _Stored(msgspec.Struct, frozen=True, array_like=True):
@@ -55,14 +62,26 @@ class LocalBatch:
         return len(self.record) + HEADER_BYTES
 
 
-def encode_entry(index: int, epoch: int, batch: LocalBatch, now_ns: int) -> LogEntry:
-    """Return the entry of a batch; its term is the epoch of the writer that took it."""
+def encode_entry(index: int, epoch: int, batch: LocalBatch, now_ns: int, before: bytes) -> LogEntry:
+    """Return the entry of a batch, behind one with the digest `before`; its term is the epoch of
+    the writer that took it."""
     header = batch.header
     stored = _Stored(VERSION, batch.schema_id, header.ops, header.key, header.digest, batch.record)
     time = EntryTime.from_unix_ns(now_ns)
     body = msgspec.msgpack.encode(stored)
     data = CHECKSUM.pack(crc32c(body)) + body
-    return LogEntry(index=index, term=epoch, data=data, appended_at=time)
+    return LogEntry(index=index, term=epoch, data=data, extensions=before, appended_at=time)
+
+
+def point_of(entry: LogEntry) -> StreamPoint:
+    """Return what identifies an entry, with all entries before it."""
+    before = entry.extensions
+    digest = blake2b(
+        DIGEST_HEAD.pack(entry.index, entry.term, len(before)), digest_size=DIGEST_BYTES
+    )
+    digest.update(before)
+    digest.update(entry.data)
+    return StreamPoint(entry.term, entry.index, digest.digest())
 
 
 def decode_entry(entry: LogEntry, path: str) -> LocalBatch:

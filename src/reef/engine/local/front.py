@@ -24,16 +24,18 @@ from reef.engine.commit.committer import Committer
 from reef.engine.commit.flights import replayed_receipt
 from reef.engine.local import words
 from reef.engine.local.backlog import Backlog, Item, Left
-from reef.engine.local.entries import LocalBatch, encode_entry
+from reef.engine.local.entries import LocalBatch, encode_entry, point_of
 from reef.engine.local.helpers import LocalHelpers
 from reef.engine.local.identity import LogIdentity
 from reef.engine.local.overlay import Overlay
+from reef.engine.local.position import Position
 from reef.engine.local.receipts import LocalReceipt
 from reef.engine.reading.memtable import Memtable
 from reef.engine.tail import Watcher
 from reef.errors import ClosedError, InternalError, ReefError
 from reef.formats.batch import AnyOps
 from reef.locallog import LocalLog
+from reef.manifest.streams import StreamHistory
 from reef.runtime import Condition, Deadline, Future, Runtime
 from reef.types import Receipt
 
@@ -54,7 +56,7 @@ class LocalFront:
         settings: WriterSettings,
         runtime: Runtime,
         *,
-        uploaded: int,
+        position: Position,
     ) -> None:
         self.log = log
         self.identity = identity
@@ -63,17 +65,19 @@ class LocalFront:
         self.runtime = runtime
         self.changed: Condition = runtime.condition()
         self.backlog = Backlog(settings.local_backlog_bytes_max)
-        self.uploaded = uploaded
+        self.uploaded = position.uploaded
         """Up to which index all is in the bucket."""
-        self.last_index = max(log.last_index, uploaded)
+        self.last_index = max(log.last_index, position.uploaded)
         """The last one that is on the disk."""
+        self._digest = _digest_at(self.last_index, log, position.history)
+        """Of all entries up to that one."""
         self.end_error: ReefError | None = None
         """Why nothing more is taken."""
         self.upload_error: ReefError | None = None
         """Why nothing more is uploaded."""
         self.hurry = 0
         """How many wait for the bucket: nothing is gathered meanwhile."""
-        self._overlay = Overlay(self._schema(), uploaded + 1)
+        self._overlay = Overlay(self._schema(), position.uploaded + 1)
         self.poke: Callable[[], None] = lambda: None
         """Wakes the uploader. It may be called under the lock."""
         self._watcher: Watcher | None = None
@@ -221,11 +225,14 @@ class LocalFront:
 
     def _write(self, group: list[Item]) -> None:
         epoch, now_ns = self.committer.opened.epoch, self.runtime.wall_ns()
-        entries = []
+        entries, digest = [], self._digest
         for place, item in enumerate(group, self.last_index + 1):
-            item.index = place
-            entries.append(encode_entry(place, epoch, item.batch, now_ns))
+            entry = encode_entry(place, epoch, item.batch, now_ns, digest)
+            item.set_point(point_of(entry))
+            entries.append(entry)
+            digest = item.points[0].digest
         self.log.store_logs(entries)
+        self._digest = digest
 
     def _show(self, group: list[Item]) -> None:
         if self._watcher is not None:
@@ -378,6 +385,14 @@ class LocalFront:
 
     def _receipt(self, item: Item, *, replayed: bool = False) -> LocalReceipt:
         blank = self._blank(item, replayed=replayed)
-        receipt = LocalReceipt(blank, self.identity.stream, item.index, self.await_upload)
+        receipt = LocalReceipt(blank, self.identity.stream, item.points[0], self.await_upload)
         item.receipts.append(receipt)
         return receipt
+
+
+def _digest_at(index: int, log: LocalLog, history: StreamHistory) -> bytes:
+    """Return the digest of all entries up to the last one; empty where neither log nor bucket
+    knows it any more: then the next entry begins another chain."""
+    if log.last_index == index > 0:
+        return point_of(log.get_log(index)).digest
+    return history.digest if history.mark == index else b""

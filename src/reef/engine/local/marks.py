@@ -1,4 +1,4 @@
-"""How far a local log was uploaded, asked of the bucket without taking any role.
+"""How far local logs were uploaded, asked of the bucket without taking any role.
 
 The manifest has the marks up to its floor, the log behind it has the rest.
 """
@@ -8,11 +8,11 @@ from reef.engine.log_rules import LogReader, contiguous
 from reef.errors import UnavailableError
 from reef.formats.manifest import Manifest
 
-__all__ = ["mark_now"]
+__all__ = ["read_marks"]
 
 
-def mark_now(log: Log, manifest: Manifest, stream: str) -> int:
-    """Return up to which place a stream is committed, as of what stands in the log now."""
+def read_marks(log: Log, manifest: Manifest) -> LogReader:
+    """Return the rules of the log at its present end: they have the history of every stream."""
     rules = LogReader(manifest)
     skipped = set(manifest.skipped_lsns)
     listed = [slot.lsn for slot in log.filled(manifest.wal_floor)]
@@ -24,4 +24,4 @@ def mark_now(log: Log, manifest: Manifest, stream: str) -> int:
         if found is None:
             raise UnavailableError(f"LSN {lsn} was swept while the log was read", hint="Try again")
         rules.judge(found.header)
-    return rules.marks.get(stream, 0)
+    return rules

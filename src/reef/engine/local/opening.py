@@ -1,39 +1,51 @@
 """Opening a writer with a local log, step by step.
 
-1. Open the log; it is ours alone. Check whose it is.
-2. If it has batches that are not known to be in the bucket: nobody else may have had the writer
-   role since. If somebody has, look at the bucket; what is left of them is not applied by itself,
-   but stays on the disk, and FencedError says so. A bucket that does not know the log is another
-   one, or has forgotten it: then only whoever asks for it has it applied, and only to the bucket
-   that it was last used with.
-3. Take the role. The same publish makes the log's stream known to the namespace, and checks again
-   that nobody came in between.
+1. Open the log; it is ours alone. Check whose it is, and read the batches in it.
+2. If it has batches that are not known to be in the bucket: no other writer may have had the role
+   since, and no copy of this log. If one has, read the bucket's log: batches that are not there are
+   not applied without being asked for, but stay on the disk, and FencedError says so; of kind
+   `log_forked` if a copy has committed other entries with the same numbers (H71). A bucket that
+   does not know the log is another one, or has forgotten it: then its batches are applied only on
+   request, and only to the bucket that it was last used with.
+3. Note a new life in the log, and take the role with it. The same publish makes the log's stream
+   known to the namespace, and checks again that no other writer came in between.
 4. Note in the log that it is known. Only then does it take batches.
-5. After the fences nothing of an earlier life can land any more. So the mark that the replay has
-   found is exact: what lies at or below it is in the bucket, what lies above is not (H63). The
-   latter is taken up, shown, and uploaded. But for keyed batches that their client has sent again,
-   to whoever had the role meanwhile: those are in the bucket, and a key counts once (H19).
+5. After the fences nothing of an earlier life can land any more. So the position that the replay
+   has found is exact: entries up to it are in the bucket, entries above are not (H63). The latter
+   are loaded, shown, and uploaded. But for keyed batches that their client has sent again, to
+   another writer meanwhile: those are in the bucket, and a key counts once (H19).
+6. Release the segments of the log that are in the bucket as a whole: the disk may be full.
+
+On request (`reapply`) the entries of a fork are applied too: under the name of their branch
+(`position`), which the log has from then on.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import msgspec
 
 from reef.config import WriterSettings
 from reef.engine.commit.committer import Committer
 from reef.engine.commit.outcomes import Outcomes
 from reef.engine.local import words
 from reef.engine.local.backlog import Item, Left
-from reef.engine.local.entries import LocalBatch, decode_entry
+from reef.engine.local.entries import LocalBatch, decode_entry, point_of
 from reef.engine.local.front import LocalFront
-from reef.engine.local.identity import UPLOADED, LogIdentity, mark_known, own_log
-from reef.engine.local.marks import mark_now
+from reef.engine.local.identity import LogIdentity, own_log, stream_of
+from reef.engine.local.marks import read_marks
+from reef.engine.local.position import Position, find_position
+from reef.engine.local.uploader import truncate
 from reef.engine.log import Log
+from reef.engine.log_rules import LogReader
 from reef.errors import FencedError, NotFoundError
 from reef.formats.batch import decode_ops
 from reef.formats.manifest import Manifest
-from reef.locallog import LocalLog, RecoveryReport
+from reef.formats.streams import StreamPoint
+from reef.locallog import LocalLog, LogEntry, RecoveryReport
 from reef.manifest.head import locate
-from reef.manifest.streams import StreamClaim
+from reef.manifest.streams import StreamClaim, StreamHistory, extend_lineage
 from reef.paths import Namespace
 from reef.stores import Store
 
@@ -72,80 +84,127 @@ class LocalOpening:
         """Run the protocol on a log that is open."""
         runtime = self.store.runtime
         identity = own_log(log, self.namespace.name, self.store.url, runtime)
-        committer, outcomes = take_role(self._claim(log, identity))
+        loaded = _load(log, identity.noted(log))
+        head = self._head(log, identity)
+        claim = StreamClaim(identity.stream, life=runtime.ulid(), lives=identity.lives)
+        if head is not None:
+            claim = self._checked(claim, log, identity, head)
+        identity = identity.born(claim.life, held=head.writer_life if head else "")
+        identity.write(log)
+        committer, outcomes = take_role(claim)
         runtime.reach("local log claimed")
-        identity = mark_known(log, identity, self.store.url)
-        mark = max(committer.tail.rules.marks.get(identity.stream, 0), log.get_uint64(UPLOADED))
-        if 0 < log.last_index < mark:  # its end was lost: numbers go on behind what was uploaded
+        position = self._position(log, identity, committer.tail.rules, claim.stream)
+        identity = self._known(log, identity, position)
+        if 0 < log.last_index < position.uploaded:  # the bucket is ahead: its numbers go on
             log.delete_range(log.first_index, log.last_index)
-        front = LocalFront(log, identity, committer, self.settings, runtime, uploaded=mark)
-        replayed, repeated = self._replay(front)
-        return front, outcomes, LocalRecovery(log.recovery, mark, replayed, repeated)
+        front = LocalFront(log, identity, committer, self.settings, runtime, position=position)
+        replayed, repeated = self._replay(front, loaded)
+        truncate(front)
+        recovery = LocalRecovery(log.recovery, position.uploaded, replayed, repeated)
+        return front, outcomes, recovery
 
     # --- step 2 -------------------------------------------------------------------
-    def _claim(self, log: LocalLog, identity: LogIdentity) -> StreamClaim:
-        foreign = words.foreign(identity, log.path, self.store.url)
+    def _head(self, log: LocalLog, identity: LogIdentity) -> Manifest | None:
+        """Return the head of the namespace to which a log belongs; None if it is new."""
         if not identity.is_known:
-            return StreamClaim(identity.stream)
+            return None
         try:
-            heads = locate(self.store, self.namespace.name)
+            return locate(self.store, self.namespace.name).found.manifest
         except NotFoundError:
-            raise foreign from None
-        head = heads.found.manifest
+            raise words.foreign(identity, log.path, self.store.url) from None
+
+    def _checked(
+        self, claim: StreamClaim, log: LocalLog, identity: LogIdentity, head: Manifest
+    ) -> StreamClaim:
+        """Return the claim with its conditions; raise if the head does not meet them."""
         if self.reapply and self._was_forgotten(identity, head):
-            return StreamClaim(identity.stream)
-        StreamClaim(identity.stream, is_known=True, unknown=foreign).check(head)
-        must_hold = False
-        if not self.reapply and log.last_index > log.get_uint64(UPLOADED):
-            must_hold = head.writer_stream == identity.stream
-            if not must_hold:
-                mark = mark_now(Log(self.store, heads.names), head, identity.stream)
-                self._check_nothing_left(log, identity, mark)
-        return StreamClaim(
-            identity.stream,
+            return claim
+        noted = identity.noted(log)
+        known = replace(
+            claim,
             is_known=True,
-            must_hold=must_hold,
-            unknown=foreign,
-            taken_over=self._taken_over(log, identity, log.get_uint64(UPLOADED)),
+            unknown=words.foreign(identity, log.path, self.store.url),
+            taken_over=self._taken_over(log, identity, noted),
         )
+        known.check(head)
+        if log.last_index <= noted:
+            return known
+        if known.is_held(head) and not self.reapply:
+            return replace(known, must_hold=True)
+        names = self.namespace.at(head.incarnation)
+        rules = read_marks(Log(self.store, names), head)
+        position = _position_of(log, identity, rules)
+        if not self.reapply:
+            self._check_nothing_left(log, identity, position)
+        return replace(claim, stream=position.stream) if position.is_forked else known
 
     def _was_forgotten(self, identity: LogIdentity, head: Manifest) -> bool:
         """Whether this is the log's bucket, and it has lost the mark: by a rebuild, say. Then the
         log's own note tells how far it was uploaded, or a little less."""
         return identity.stream not in head.stream_marks and identity.url == self.store.url
 
-    def _check_nothing_left(self, log: LocalLog, identity: LogIdentity, mark: int) -> None:
-        if log.last_index > mark:
-            raise self._taken_over(log, identity, mark)
+    def _check_nothing_left(self, log: LocalLog, identity: LogIdentity, position: Position) -> None:
+        if position.is_forked:
+            raise words.forked(identity, left_above(log, position.uploaded), log.path)
+        if log.last_index > position.uploaded:
+            raise self._taken_over(log, identity, position.uploaded)
 
     def _taken_over(self, log: LocalLog, identity: LogIdentity, mark: int) -> FencedError:
         cause = f"another writer has taken over {self.namespace.name} since this log was used"
         return words.fenced(cause, identity, left_above(log, mark), log.path)
 
-    # --- step 5 -------------------------------------------------------------------
-    def _replay(self, front: LocalFront) -> tuple[int, int]:
-        """Take up what is not in the bucket; return how many batches, and how many were there."""
-        log, mark = front.log, front.uploaded
-        if log.last_index <= mark:
-            return 0, 0
+    # --- steps 4 and 5 ------------------------------------------------------------
+    def _position(
+        self, log: LocalLog, identity: LogIdentity, rules: LogReader, claimed: str
+    ) -> Position:
+        """Return the position of a log whose role was taken: from now on it is exact."""
+        position = _position_of(log, identity, rules)
+        if position.stream != claimed:  # a copy has uploaded since we have checked
+            raise words.forked(identity, left_above(log, position.uploaded), log.path)
+        return position
+
+    def _known(self, log: LocalLog, identity: LogIdentity, position: Position) -> LogIdentity:
+        """Note that the namespace knows the stream, and where the bucket was last found."""
+        known = msgspec.structs.replace(identity, id=position.id, is_known=True, url=self.store.url)
+        if position.is_forked:
+            known = msgspec.structs.replace(
+                known, base=position.uploaded, lives=identity.lives[-1:]
+            )
+        known.write(log)
+        return known
+
+    def _replay(self, front: LocalFront, loaded: "list[_Loaded]") -> tuple[int, int]:
+        """Restore batches that are not in the bucket; return how many, and how many were there."""
+        path, mark = front.log.path, front.uploaded
         schemas = {schema.id: schema for schema in front.committer.tail.manifest.schemas}
         replayed = repeated = 0
-        for entry in log.entries(max(mark + 1, log.first_index)):
-            batch = decode_entry(entry, log.path)
+        for point, batch in loaded:
+            if point.index <= mark:
+                continue
             if _is_committed(front, batch):
-                _pass_over(front, entry.index)
+                _pass_over(front, point)
                 repeated += 1
                 continue
             schema = schemas.get(batch.schema_id)
             if schema is None:
-                raise words.no_schema(entry.index, batch.schema_id, front.identity, log.path)
-            ops = decode_ops(batch.record, schema, f"entry {entry.index} of {log.path}")
-            watch = front.runtime.stopwatch()
-            front.restore(Item(batch, ops, watch, index=entry.index))
+                raise words.no_schema(point.index, batch.schema_id, front.identity, path)
+            ops = decode_ops(batch.record, schema, f"entry {point.index} of {path}")
+            item = Item(batch, ops, front.runtime.stopwatch())
+            item.set_point(point)
+            front.restore(item)
             replayed += 1
-        if front.uploaded > mark:  # no upload will say so
-            log.set_uint64(UPLOADED, front.uploaded)
         return replayed, repeated
+
+
+class _Loaded(NamedTuple):
+    point: StreamPoint
+    batch: LocalBatch
+
+
+def _load(log: LocalLog, noted: int) -> list[_Loaded]:
+    """Read the batches that may have to be uploaded: a log that is damaged takes no role."""
+    entries = log.entries(max(noted + 1, log.first_index))
+    return [_Loaded(point_of(entry), decode_entry(entry, log.path)) for entry in entries]
 
 
 def _is_committed(front: LocalFront, batch: LocalBatch) -> bool:
@@ -156,12 +215,23 @@ def _is_committed(front: LocalFront, batch: LocalBatch) -> bool:
     return found is not None and found.digest == batch.header.digest
 
 
-def _pass_over(front: LocalFront, index: int) -> None:
+def _pass_over(front: LocalFront, point: StreamPoint) -> None:
     """Note that an entry is in the bucket: at once, or when all before it is."""
     if front.backlog.waiting:
-        front.backlog.waiting[-1].passed_index = index
+        item = front.backlog.waiting[-1]
+        item.points = extend_lineage(item.points, (point,))
     else:
-        front.uploaded = index
+        front.uploaded = point.index
+
+
+def _position_of(log: LocalLog, identity: LogIdentity, rules: LogReader) -> Position:
+    def entries(first: int) -> Iterator[LogEntry]:
+        return log.entries(max(first, log.first_index))
+
+    def history(name: str) -> StreamHistory:
+        return rules.history(stream_of(name))
+
+    return find_position(entries, history, identity.id, identity.noted(log))
 
 
 def left_above(log: LocalLog, index: int) -> Left:

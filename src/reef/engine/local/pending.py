@@ -10,8 +10,15 @@ from typing import Any
 
 from reef.engine.local import words
 from reef.engine.local.entries import decode_entry
-from reef.engine.local.identity import IDENTITY, UPLOADED, LogIdentity, read_identity
-from reef.engine.local.marks import mark_now
+from reef.engine.local.identity import (
+    IDENTITY,
+    UPLOADED,
+    LogIdentity,
+    read_identity,
+    stream_of,
+)
+from reef.engine.local.marks import read_marks
+from reef.engine.local.position import Position, find_position
 from reef.engine.log import Log
 from reef.errors import InvalidInputError
 from reef.locallog import LogEntry
@@ -19,10 +26,11 @@ from reef.locallog.inspecting import check_is_log, dump_entries
 from reef.locallog.metastore import read_meta_store
 from reef.locallog.vfs import OS_FILES, FileSystem
 from reef.manifest.head import locate
+from reef.manifest.streams import StreamHistory
 from reef.runtime import REAL, Runtime
 from reef.stores import Store
 
-__all__ = ["PendingReport", "identity_of", "pending_entries", "read_pending"]
+__all__ = ["PendingReport", "find_pending", "identity_of", "read_pending"]
 
 NS = 1_000_000_000
 
@@ -37,6 +45,8 @@ class PendingReport:
     """Where the bucket was when the log was last opened."""
     asked_bucket: bool
     """Whether the bucket was asked; otherwise it may have more than the log knows of."""
+    forked: bool
+    """Whether a copy of the log has uploaded other entries under the same numbers."""
     uploaded_index: int
     batches: int
     operations: int
@@ -60,22 +70,29 @@ def identity_of(path: str, *, files: FileSystem = OS_FILES) -> tuple[LogIdentity
     identity = read_identity(stable.get(IDENTITY), path)
     if identity is None:
         raise InvalidInputError(f"{path} is a log, but no writer's: it names no namespace")
-    return identity, int.from_bytes(stable.get(UPLOADED, b""), "little")
+    return identity, max(int.from_bytes(stable.get(UPLOADED, b""), "little"), identity.base)
 
 
-def pending_entries(
+def find_pending(
     path: str, *, store: Store | None = None, files: FileSystem = OS_FILES
-) -> tuple[int, Iterator[LogEntry]]:
+) -> tuple[Position, Iterator[LogEntry]]:
     """Return up to which entry all is uploaded, and the entries behind that."""
-    identity, mark = identity_of(path, files=files)
+    identity, noted = identity_of(path, files=files)
+
+    def entries(first: int) -> Iterator[LogEntry]:
+        return (entry for entry in dump_entries(path, files=files) if entry.index >= first)
+
+    position = Position(identity.id, noted, StreamHistory())
     if store is not None:
         heads = locate(store, identity.namespace)
         head = heads.found.manifest
         if identity.is_known and identity.stream not in head.stream_marks:
             raise words.foreign(identity, path, store.url)
-        mark = max(mark, mark_now(Log(store, heads.names), head, identity.stream))
-    entries = dump_entries(path, files=files)
-    return mark, (entry for entry in entries if entry.index > mark)
+        rules = read_marks(Log(store, heads.names), head)
+        position = find_position(
+            entries, lambda name: rules.history(stream_of(name)), identity.id, noted
+        )
+    return position, entries(position.uploaded + 1)
 
 
 def read_pending(
@@ -87,7 +104,7 @@ def read_pending(
 ) -> PendingReport:
     """Return what is not uploaded: how much, which entries, how old."""
     identity, _ = identity_of(path, files=files)
-    mark, entries = pending_entries(path, store=store, files=files)
+    position, entries = find_pending(path, store=store, files=files)
     batches = operations = size = 0
     first: LogEntry | None = None
     last: LogEntry | None = None
@@ -101,7 +118,8 @@ def read_pending(
         identity.namespace,
         identity.url,
         store is not None,
-        mark,
+        position.is_forked,
+        position.uploaded,
         batches,
         operations,
         size,

@@ -7,6 +7,7 @@ is filled in, and `wait` returns. By then it is a receipt like any other.
 from collections.abc import Callable
 from typing import Any
 
+from reef.formats.streams import StreamPoint
 from reef.types import Receipt
 
 __all__ = ["LocalReceipt"]
@@ -15,10 +16,12 @@ __all__ = ["LocalReceipt"]
 class LocalReceipt(Receipt):
     """Where a batch stands: in the local log at once, in the bucket's log after its upload."""
 
-    __slots__ = ("_wait", "local_index", "stream")
+    __slots__ = ("_wait", "local_index", "point", "stream")
 
     local_index: int
     """The batch's place in the local log."""
+    point: StreamPoint
+    """Which entry that is: copies of the log may have others at the same place."""
     stream: str
     """Which local log that is."""
     _wait: Callable[[int, float | None], None]
@@ -27,12 +30,13 @@ class LocalReceipt(Receipt):
         self,
         receipt: Receipt,
         stream: str,
-        local_index: int,
+        point: StreamPoint,
         wait: Callable[[int, float | None], None],
     ) -> None:
         super().__init__(*_fields(receipt))
         object.__setattr__(self, "stream", stream)
-        object.__setattr__(self, "local_index", local_index)
+        object.__setattr__(self, "local_index", point.index)
+        object.__setattr__(self, "point", point)
         object.__setattr__(self, "_wait", wait)
 
     def wait(self, timeout_s: float | None = None) -> int:

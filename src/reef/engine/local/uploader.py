@@ -14,7 +14,7 @@ marks in the bucket.
 import math
 from contextlib import suppress
 
-from reef.engine.commit.flights import Pending
+from reef.engine.commit.flights import Pending, StreamMark
 from reef.engine.local import words
 from reef.engine.local.backlog import Item
 from reef.engine.local.front import LocalFront
@@ -27,7 +27,7 @@ __all__ = ["Uploader", "truncate"]
 TRUNCATE_BYTES = 16 << 20
 """The local log loses its head after so many uploaded bytes: that takes two syncs of its own."""
 TRUNCATE_S = 1.0
-"""Or after so long."""
+"""Or after so long; or with the last byte of a segment, whose room on the disk is then free."""
 RETRY_S = 0.05
 """The pause when the bucket's log has no room."""
 IDLE_S = 5.0
@@ -185,7 +185,7 @@ class Uploader:
             self._runtime.future(),
             self._runtime.stopwatch(),
             schema_id=batch.schema_id,
-            mark=(stream, item.mark),
+            mark=StreamMark(stream, item.points),
             deadline=self._patience,
         )
 
@@ -200,7 +200,11 @@ class Uploader:
     def _truncation_is_due(self) -> bool:
         if not self._bytes_since:
             return False
-        return self._bytes_since >= TRUNCATE_BYTES or self._truncated.elapsed_s() >= TRUNCATE_S
+        if self._bytes_since >= TRUNCATE_BYTES or self._truncated.elapsed_s() >= TRUNCATE_S:
+            return True
+        with suppress(ClosedError):
+            return self._front.log.frees_segment(_last_released(self._front))
+        return False
 
     def _truncate(self) -> None:
         self._bytes_since, self._truncated = 0, self._runtime.stopwatch()
@@ -211,13 +215,18 @@ class Uploader:
 
 
 def truncate(front: LocalFront) -> None:
-    """Let the local log forget what is in the bucket, but for its last entry.
+    """Remove entries from the local log that are in the bucket, all but the last one.
 
     That one keeps the numbers going: an empty log would begin anew.
     """
     with suppress(ClosedError):  # by a close that did not wait for us
-        front.log.set_uint64(UPLOADED, front.uploaded)
+        if front.log.get_uint64(UPLOADED) < front.uploaded:
+            front.log.set_uint64(UPLOADED, front.uploaded)
         front.runtime.reach("upload noted")
-        last = min(front.uploaded, front.log.last_index - 1)
+        last = _last_released(front)
         if front.log.first_index and front.log.first_index <= last:
             front.log.delete_range(front.log.first_index, last)
+
+
+def _last_released(front: LocalFront) -> int:
+    return min(front.uploaded, front.log.last_index - 1)

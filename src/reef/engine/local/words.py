@@ -6,12 +6,23 @@ from reef.errors import (
     FencedError,
     InternalError,
     InvalidInputError,
+    Kind,
     OutcomeUnknownError,
     UnavailableError,
 )
 from reef.types import Receipt
 
-__all__ = ["broken", "fenced", "foreign", "late", "left_behind", "no_room", "no_schema", "unknown"]
+__all__ = [
+    "broken",
+    "fenced",
+    "foreign",
+    "forked",
+    "late",
+    "left_behind",
+    "no_room",
+    "no_schema",
+    "unknown",
+]
 
 
 def no_room(namespace: str, why: str) -> UnavailableError:
@@ -52,6 +63,21 @@ def fenced(cause: str, identity: LogIdentity, left: Left, path: str) -> FencedEr
         f"apply them with `reef log reapply {path} {identity.url}`",
         namespace=identity.namespace,
         path=path,
+    )
+
+
+def forked(identity: LogIdentity, left: Left, path: str) -> FencedError:
+    """Return the error for a log of which a copy has committed other entries."""
+    first = f", the first of them entry {left.first_index}" if left.batches else ""
+    return FencedError(
+        f"{path} has forked: a copy of this local log has uploaded other entries to "
+        f"{identity.namespace} under the same numbers; {_some(left)} are on this disk only{first}",
+        kind=Kind.LOG_FORKED,
+        hint=f"Nothing was changed. See them with `reef log pending {path} --url {identity.url}`; "
+        f"apply them with `reef log reapply {path} {identity.url}`",
+        namespace=identity.namespace,
+        path=path,
+        first_index=left.first_index,
     )
 
 

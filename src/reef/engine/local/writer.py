@@ -22,7 +22,7 @@ from reef.engine.local import words
 from reef.engine.local.backlog import Left
 from reef.engine.local.entries import LocalBatch
 from reef.engine.local.front import LocalFront
-from reef.engine.local.marks import mark_now
+from reef.engine.local.marks import read_marks
 from reef.engine.local.opening import LocalRecovery
 from reef.engine.local.receipts import LocalReceipt
 from reef.engine.local.uploader import Uploader, truncate
@@ -188,8 +188,10 @@ class LocalWriter(Writer):
             self.check_process()
             self._outcomes.heads.forget()
             head = self._outcomes.heads.find().manifest
-            mark = mark_now(self._outcomes.log, head, what.stream)
-            return "committed" if what.local_index <= mark else "unknown"
+            history = read_marks(self._outcomes.log, head).history(what.stream)
+            if history.is_proven:
+                return "committed" if history.has_point(what.point) else "unknown"
+            return "committed" if what.local_index <= history.mark else "unknown"
         return super().resolve(what)
 
     # --- what it knows ------------------------------------------------------------
