@@ -32,7 +32,7 @@ def append(store, name, kind, job=None, lsn=None, epoch=0):
         writer_id="job",
         write_id=store.runtime.ulid(),
         created_at_ms=int(store.runtime.wall_s() * 1000),
-        schema_id=1,
+        schema_id=1 if job is None else 0,  # of whichever life: ids continue
         job=job,
     )
     assert log.fill(lsn, WalObject.encode(header)).landed
@@ -148,7 +148,7 @@ def _counts(log, manifest, lsn):
 
 def _header(store, lsn, kind, job):
     now_ms = int(store.runtime.wall_s() * 1000)
-    return WalHeader(lsn, kind, 0, "job", store.runtime.ulid(), now_ms, schema_id=1, job=job)
+    return WalHeader(lsn, kind, 0, "job", store.runtime.ulid(), now_ms, schema_id=0, job=job)
 
 
 def _fill(store, log, header):
