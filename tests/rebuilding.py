@@ -43,6 +43,14 @@ class Mortal(Wrapper):
         return self.inner.create(key, body)
 
 
+def mortal(db):
+    """Return the bucket of a database, below whatever it was wrapped in."""
+    store = db.store
+    while not isinstance(store, Mortal):
+        store = store.inner
+    return store
+
+
 def open_mortal():
     """Return an empty database."""
     return reef.Database(Mortal(stores.open("memory://")))
@@ -67,12 +75,12 @@ def segment_ids(db):
 def dying(db, job, publishes=0):
     """Run a job that dies before it publishes, after some that it may; return what it wrote."""
     before = segment_ids(db)
-    db.store.publishes_left = publishes
+    mortal(db).publishes_left = publishes
     try:
         with suppress(Died):
             job()
     finally:
-        db.store.publishes_left = None
+        mortal(db).publishes_left = None
     return segment_ids(db) - before
 
 
@@ -96,14 +104,14 @@ def compact_these(db, pick, *, level=1, bytes_each=10_000):
 def sweep_now(db, **settings):
     """Condemn and delete all that nobody needs: an hour goes by, and another one."""
     for _ in range(2):
-        db.store.ahead_s += HOUR_S
+        mortal(db).ahead_s += HOUR_S
         sweep(db, NAME, apply=True, force=True, retain_generations_s=0.0, **settings)
 
 
 def without_manifests(db):
     """Return a copy of the bucket that has lost every manifest and lease."""
     copy = Mortal(stores.open("memory://"))
-    copy.ahead_s = db.store.ahead_s
+    copy.ahead_s = mortal(db).ahead_s
     for info in db.store.list():
         if "/manifest/" not in info.key and "/leases/" not in info.key:
             copy.put(info.key, db.store.get(info.key))

@@ -51,6 +51,8 @@ class _Settings:
                 raise _bad(field.name, value, "a whole number")
             if field.type is float and not _is_number(value):
                 raise _bad(field.name, value, "a number")
+            if field.type is bool and not isinstance(value, bool):
+                raise _bad(field.name, value, "True or False")
             if isinstance(value, int | float) and value < 0:
                 raise _bad(field.name, value, "zero or more")
 
@@ -89,6 +91,9 @@ class WriterSettings(_Settings):
     """Keys remembered for open transactions; one that is older than that has to begin anew."""
     transaction_reads_max: int = 100_000
     """Keys and ranges that one transaction may read."""
+    stale_reads: bool = False
+    """Whether reads are served after another writer has taken over: from rows as old as that.
+    Otherwise they raise FencedError, as writes do."""
     upload_interval_ms: float = 100.0
     """With a local log: how long batches gather before they are uploaded. Ten objects a second
     cost less than one put each, and a disk that dies takes a tenth of a second with it."""
@@ -306,6 +311,7 @@ class WriterOptions(TypedDict, total=False):
     row_cache_bytes: int
     footprint_bytes_max: int
     transaction_reads_max: int
+    stale_reads: bool
     upload_interval_ms: float
     upload_bytes: int
     local_backlog_bytes_max: int

@@ -78,6 +78,9 @@ class Kind(StrEnum):
     NOT_DURABLE = "not_durable"
     DROPPED = "dropped"
     LOG_FORKED = "log_forked"
+    CHANGED_WINNER = "changed_winner"
+    """A slot holds another write than the one that was seen there: the store overwrote it."""
+    REGISTER_RESTORED = "register_restored"
 
 
 class ReefError(Exception):

@@ -14,8 +14,11 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
-__all__ = ["OS", "FileStat", "Files", "SyncFailed"]
+__all__ = ["NO_WAIT", "OS", "FileStat", "Files", "SyncFailed"]
 
+NO_WAIT = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+"""Flags to open a path that may be anything: without O_NONBLOCK the open of a FIFO waits for its
+other end. They change nothing for a regular file."""
 
 COPY_BYTES_MAX = 1 << 20
 NO_COPY_RANGE = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EINVAL}
@@ -50,7 +53,7 @@ class Files(ABC):
 
     @abstractmethod
     def open(self, path: str) -> int:
-        """Open a file for reading."""
+        """Open a file of any kind for reading, without waiting; `FileStat` tells its kind."""
 
     @abstractmethod
     def write(self, fd: int, data: bytes | memoryview) -> int:
@@ -123,7 +126,7 @@ class _OsFiles(Files):
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
     def open(self, path: str) -> int:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return os.open(path, os.O_RDONLY | NO_WAIT)
 
     def write(self, fd: int, data: bytes | memoryview) -> int:
         return os.write(fd, data)

@@ -19,7 +19,15 @@ from dataclasses import dataclass
 
 from reef.errors import InvalidInputError
 
-__all__ = ["CatalogNames", "Namespace", "cas_verdict", "clock", "compose_parts", "probe_object"]
+__all__ = [
+    "CatalogNames",
+    "Namespace",
+    "ProbeNames",
+    "cas_verdict",
+    "clock",
+    "compose_parts",
+    "probe_object",
+]
 
 NAMESPACE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 NUMBERED = re.compile(r"(\d{20})\.(?:wal|manifest\.json|json)")
@@ -33,6 +41,35 @@ def cas_verdict() -> str:
 def probe_object(probe_id: str, name: str) -> str:
     """Return a name that only one run of the probe uses; deleted when it ends."""
     return f"store/probe/{probe_id}/{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeNames:
+    """Names of one run of the probe, in the folders where the engine writes conditionally.
+
+    A store may decide by folder or by suffix whether it honours a condition. No namespace and no
+    catalog has these names: the name of a namespace does not begin with '_'.
+    """
+
+    probe_id: str
+
+    @property
+    def namespace(self) -> str:
+        return f"namespaces/_probe-{self.probe_id}"
+
+    def manifest(self, generation: int) -> str:
+        return f"{self.namespace}/manifest/{generation:020}.manifest.json"
+
+    def wal_object(self, lsn: int) -> str:
+        return f"{self.namespace}/wal/{lsn:020}.wal"
+
+    @property
+    def lease(self) -> str:
+        return f"{self.namespace}/leases/{self.probe_id}.json"
+
+    @property
+    def catalog_head(self) -> str:
+        return f"catalog/_probe-{self.probe_id}/HEAD.json"
 
 
 def clock() -> str:

@@ -148,6 +148,24 @@ def test_recover_exits_with_2_if_bytes_are_nowhere(cli, tmp_path):
         assert json.loads(out)["stuck"][0]["destination"] == "wal/1"
 
 
+def test_recover_after_a_restore_removes_what_the_register_forgot(cli, tmp_path):
+    """H72: a new incarnation; sources without a record go, those with one are finished."""
+    from reef.stores.two_phase import find_two_phase
+    from reef.stores.two_phase.record import new_record
+
+    store, _, words = unfinished(tmp_path)
+    register = find_two_phase(store).register
+    before = register.incarnation()
+    forgotten = new_record(store.runtime, "wal/2", b"forgotten").source
+    store.inner.inner.put(forgotten, b"forgotten")
+    code, out, err = cli("store", "recover", *words, "--restored", "--output", "json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["finished"] == ["wal/1"]
+    assert json.loads(out)["sources_removed"] == [forgotten]
+    assert register.incarnation() != before
+    assert [info.key for info in store.inner.inner.list()] == ["wal/1"]
+
+
 def test_recover_wants_the_bucket_s_own_register(cli, tmp_path):
     """Without one, or with another, there would be nothing to find: an error, and what to do."""
     assert cli("store", "recover", str(tmp_path / "data"))[0] == 1

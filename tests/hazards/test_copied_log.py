@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 import reef
-from reef.engine.commit.sending import _is_marked
 from reef.engine.database import Database
 from reef.engine.local import opening
 from reef.engine.local.identity import IDENTITY, LogIdentity
 from reef.engine.local.opening import LocalOpening
 from reef.engine.local.pending import read_pending
 from reef.engine.log import Log
+from reef.engine.log_rules import _is_marked
 from reef.errors import CorruptionError, FencedError, Kind
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.streams import StreamPoint

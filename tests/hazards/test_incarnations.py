@@ -14,6 +14,7 @@ import reef
 from reef.errors import ConflictError, FencedError, NotFoundError, OutcomeUnknownError
 from reef.formats.manifest import NamespaceState, decode_successor
 from reef.jobs import compact, export, fold, ingest, rebuild, repair, sweep, verify
+from reef.manifest import edits
 from reef.manifest.dropping import clear_dropped
 from reef.manifest.head import HeadFinder, locate, newest_incarnation
 from reef.manifest.publish import Publisher
@@ -482,3 +483,17 @@ def test_H65_one_chain_shows_no_rows_of_the_old_life_at_any_time(one_chain):
         except NotFoundError:
             continue
         assert keys <= {b"a"}
+
+
+def test_H65_a_compactor_of_the_old_life_has_no_role_in_the_new_one():
+    """H65: epochs continue, so releasing the role or publishing by an old epoch fits no head."""
+    world = World()
+    with world.db.writer(NAME) as writer:
+        writer.put("a", b"1")
+    world.fold()
+    old = Publisher(world.bucket, USERS).publish(edits.raise_compactor_epoch).compactor_epoch
+    create_again(world)
+    assert world.head().compactor_epoch > old
+    current = Publisher(world.bucket, world.names).publish(edits.raise_compactor_epoch)
+    assert edits.release_compactor(current, old) is None
+    assert edits.release_compactor(current, current.compactor_epoch) is not None

@@ -125,12 +125,18 @@ def test_a_full_disk_recovers_when_its_tail_was_not_uploaded():
     again = start(store, disk, upload_interval_ms=1.0)
     again.flush()
     assert len(rows(store)) >= written
+    for number in range(100):  # more than the disk holds
+        await_release(disk)
+        again.put(f"more{number}", bytes(1000))
+        again.flush()
+    again.close()
+
+
+def await_release(disk):
+    """Wait until uploaded segments are released: that follows the upload, on another thread."""
     deadline = REAL.deadline(60)
     while len(segments(disk)) > 2 and not deadline.passed():
-        REAL.sleep(0.01)
-    for number in range(20):
-        again.put(f"more{number}", bytes(1000))
-    again.close()
+        REAL.sleep(0.005)
 
 
 def test_opening_releases_what_an_earlier_life_has_uploaded():

@@ -492,7 +492,7 @@ def test_H4_a_flaky_store_that_excludes_is_accepted():
         Rule(Fault.UNAVAILABLE_503, "get", "store/probe/*", times=2),
     ]
     store, _, _ = faulty(*lost, bucket=MemoryStore())
-    assert probe(store) == Verdict(1, "native", True, proved_at_s=ANY)
+    assert probe(store) == Verdict(1, "native", True, ANY, scope=2, bytes_proved=5 << 20)
 
 
 class Overwrites(stores.Wrapper):

@@ -67,7 +67,16 @@ class DyingRegister(Register):
         return self._store.die_at("insert", lambda: self.inner.insert(record))
 
     def commit(self, record):
-        self._store.die_at("commit", lambda: self.inner.commit(record))
+        self.inner.commit(record)
+
+    def incarnation(self):
+        return self.inner.incarnation()
+
+    def holding(self, destination):
+        return self.inner.holding(destination)
+
+    def commit_in(self, record, incarnation):
+        return self._store.die_at("commit", lambda: self.inner.commit_in(record, incarnation))
 
     def read(self, destinations):
         return self.inner.read(destinations)

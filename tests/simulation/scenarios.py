@@ -15,6 +15,7 @@ from tests.simulation import dropping_scenarios as dropping
 from tests.simulation import engine_scenarios as engine
 from tests.simulation import job_scenarios as jobs
 from tests.simulation import local_log_scenarios as local_logs
+from tests.simulation import reading_scenarios as reading
 from tests.simulation.copied_log_scenarios import copies_of_a_log
 from tests.simulation.transaction_scenarios import transactions_side_by_side
 
@@ -186,7 +187,13 @@ def racing_creators_with_a_bug(sim):
     racing_creators(sim, wrap=CheckThenPut)
 
 
+BUSY = Chaos(latency_s=(0.001, 0.05))
+"""Nothing goes wrong, and nothing takes the same time twice."""
+
 SCENARIOS = {
+    "reads_race_writes": (reading.reads_race_writes, BUSY),
+    "readers_race_refreshes": (reading.readers_race_refreshes, BUSY),
+    "local_reads_race_uploads": (reading.local_reads_race_uploads, BUSY),
     "racing_creators": (racing_creators, ROUGH),
     "counting_with_replace": (counting_with_replace, ROUGH),
     "writers_take_over": (engine.writers_take_over, ROUGH),

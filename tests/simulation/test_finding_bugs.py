@@ -26,6 +26,7 @@ LONG = {
     *("a_machine_comes_back", "copies_of_a_log"),
     *("names_come_and_go", "names_come_and_go_slowly"),
     "slots_filled_again",
+    *("reads_race_writes", "readers_race_refreshes", "local_reads_race_uploads"),
 }
 """Histories of all jobs at once, or of many catalogs, several times as long as the others."""
 

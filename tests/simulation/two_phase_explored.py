@@ -1,5 +1,8 @@
 """Two-phase creation, explored: a death at each step, recoverers, a rival, and collection (H23).
 
+And a register that is restored from an empty backup between any two requests (H72), except while
+the check of a process has passed and its commit has not come: what is left open there is known.
+
 A first writer creates a name. A rival creates it too, recoverers finish what they find, and a
 collector deletes the name, after which a successor may create it again. Whatever happens:
 
@@ -17,7 +20,7 @@ from dataclasses import dataclass
 
 from reef.errors import NotFoundError, UnavailableError
 from reef.stores import Outcome, ReadBack, RetryPolicy
-from reef.stores.two_phase import collect, recover
+from reef.stores.two_phase import collect, find_two_phase, recover
 from reef.stores.two_phase.record import is_temporary
 from tests.simulation.two_phase_register import calm_two_phase, simulated_two_phase
 
@@ -50,6 +53,8 @@ class Case:
     resends: bool = False
     """An insert that was sent twice may land once more after the name was collected: its record is
     stuck, and goes as all do below the boundary."""
+    restores: str = ""
+    """The register is restored: "silent", "shown" by its incarnation, or "any time"."""
     bare: bool = False
     """Without the read-back, which makes up for some mistakes."""
 
@@ -83,12 +88,14 @@ class Play:
             "collector": (self.case.collects, self.collect),
             "successor": (self.case.successor, self.succeed),
             "sweeper": (self.case.sweeps, self.sweep),
+            "restorer": (self.case.restores, self.restore),
         }
         yield from ((name, act) for name, (is_there, act) in others.items() if is_there)
 
     def start(self, sim, name, act, *args):
         node = sim.process(name)
-        store = simulated_two_phase(sim, node.raw_store(), TWICE)
+        process = (name,) if self.case.restores else ()
+        store = simulated_two_phase(sim, node.raw_store(), TWICE, process)
         store = store.inner if self.case.bare else store
 
         def run():
@@ -132,6 +139,11 @@ class Play:
 
     def sweep(self, store, _):
         collect(store, "wal/", is_below=lambda _: False, older_than_s=-1.0, apply=True)
+
+    def restore(self, store, _):
+        how = self.case.restores
+        register = find_two_phase(store).register.inner
+        register.restore(shown=how != "silent", any_time=how == "any time")
 
     # --- the end ------------------------------------------------------------------
     def check(self, bucket):

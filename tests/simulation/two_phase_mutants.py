@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from reef.errors import UnavailableError
 from reef.stores import Outcome, WriteResult
-from reef.stores.two_phase import collecting
-from reef.stores.two_phase.finishing import Finish, Finisher
+from reef.stores.two_phase import collecting, finishing
+from reef.stores.two_phase.finishing import Content, Finish, Finisher
 from reef.stores.two_phase.store import TwoPhase, _Claim
 
 
@@ -13,7 +13,8 @@ def recovery_deletes_what_has_no_object(patch):
     """The seed's rule: a record whose destination is missing goes."""
 
     def finish(self, record):
-        if self.is_right(record):
+        self.prepare()
+        if self.content(record) is Content.RIGHT:
             self.seal(record)
         else:
             self._register.delete([record])
@@ -89,3 +90,19 @@ def silence_means_won(patch):
         return original(self, record)
 
     patch.setattr(TwoPhase, "_claim", claim)
+
+
+def the_destination_is_not_checked_again(patch):
+    """The object of another that the register does not know is copied over."""
+    original = Finisher.content
+
+    def content(self, record):
+        found = original(self, record)
+        return Content.MISSING if found is Content.OTHER else found
+
+    patch.setattr(Finisher, "content", content)
+
+
+def the_record_is_not_checked_again(patch):
+    """What was inserted once is taken for inserted still."""
+    patch.setattr(finishing, "_is_open", lambda record, holder: True)

@@ -13,15 +13,18 @@ import msgspec
 
 from reef.errors import NotFoundError
 from reef.stores import Meter, ReadBack, Retry, RetryPolicy, WriteResult
-from reef.stores.two_phase import Record, Register, TwoPhase
+from reef.stores.two_phase import Record, Register, TwoPhase, recover
 from reef.stores.two_phase.record import is_temporary
-from reef.stores.two_phase.register import PAGE
+from reef.stores.two_phase.register import PAGE, Holding
 from reef.testing import ExploredSimulation, Process, Simulation
 from reef.testing.held import WatchedBucket
 from reef.testing.simulated_store import SimulatedStore
 from reef.testing.states import Request
 
 RECORDS = "register/"
+INCARNATION = "incarnation"
+COPYING = "copying/"
+"""Below it, processes whose check has passed and whose commit has not come yet."""
 NEED_IF_MATCH = frozenset({"counting_with_replace"})
 """Scenarios about what a store with a register has not."""
 
@@ -32,7 +35,8 @@ class Statement(Request):
 
     @cached_property
     def writes(self):
-        return self.method in ("insert", "commit", "erase")
+        marks = self.method == "holding" and bool(self.arguments)
+        return marks or self.method in ("insert", "commit", "commit_in", "erase", "restore")
 
     def apply(self, bucket):
         """Take effect, in one step."""
@@ -50,6 +54,31 @@ class Statement(Request):
         if self._is_there(bucket, record):
             bucket.put(self.key, _encoded(replace(record, committed=True)))
 
+    def _holding(self, bucket):
+        found = _found(bucket, self.key)
+        for process in self.arguments:
+            if found is not None and not found.committed:
+                bucket.put(COPYING + process, b"")
+        return Holding(found, _incarnation(bucket))
+
+    def _commit_in(self, bucket):
+        record, incarnation, *processes = self.arguments
+        for process in processes:
+            bucket.delete(COPYING + process)
+        if _incarnation(bucket) != incarnation or not self._is_there(bucket, record):
+            return False
+        bucket.put(self.key, _encoded(replace(record, committed=True)))
+        return True
+
+    def _restore(self, bucket):
+        """An empty backup takes the place of all records; the incarnation shows it, if asked."""
+        shown, any_time = self.arguments
+        if not any_time and list(bucket.list(COPYING)):
+            return
+        bucket.delete_many([info.key for info in list(bucket.list(RECORDS))])
+        if shown:
+            bucket.put(INCARNATION, b"2")
+
     def _erase(self, bucket):
         (record,) = self.arguments
         if self._is_there(bucket, record):
@@ -64,6 +93,13 @@ class Statement(Request):
     def _is_there(self, bucket, record):
         found = _found(bucket, self.key)
         return found is not None and found.source == record.source
+
+
+def _incarnation(bucket):
+    try:
+        return bucket.get(INCARNATION).decode()
+    except NotFoundError:
+        return "1"
 
 
 def _encoded(record):
@@ -83,8 +119,10 @@ class SimulatedRegister(Register):
     name = "simulated-1 for the bucket"
     scope = "the bucket"
 
-    def __init__(self, send):
+    def __init__(self, send, process=()):
         self._send = send
+        self._process = process
+        """Its name, if it is to be known when a copy of it may be on its way."""
 
     def insert(self, record):
         return self._send(Statement("insert", RECORDS + record.destination, (record,)))
@@ -96,6 +134,20 @@ class SimulatedRegister(Register):
 
     def commit(self, record):
         self._send(Statement("commit", RECORDS + record.destination, (record,)))
+
+    def incarnation(self):
+        return self.holding(INCARNATION).incarnation
+
+    def holding(self, destination):
+        return self._send(Statement("holding", RECORDS + destination, self._process))
+
+    def commit_in(self, record, incarnation):
+        arguments = (record, incarnation, *self._process)
+        return self._send(Statement("commit_in", RECORDS + record.destination, arguments))
+
+    def restore(self, *, shown, any_time):
+        """Bring the register back to an empty backup; not while a copy may be on its way, or so."""
+        self._send(Statement("restore", RECORDS, (shown, any_time)))
 
     def delete(self, records):
         for record in records:
@@ -129,10 +181,10 @@ def calm_two_phase(bucket):
     return TwoPhase(bucket, SimulatedRegister(lambda statement: statement.apply(bucket)))
 
 
-def simulated_two_phase(sim, raw, policy=None):
+def simulated_two_phase(sim, raw, policy=None, process=()):
     """Return the store of a process, given its raw one, with the usual wrappers."""
     policy = policy or RetryPolicy()
-    register = SimulatedRegister(_sender(sim, raw))
+    register = SimulatedRegister(_sender(sim, raw), process)
     return ReadBack(TwoPhase(Retry(Meter(raw), policy), register, policy), policy)
 
 
@@ -153,6 +205,16 @@ class TwoPhaseSimulation(Simulation):
         """Called with every object that a copy of a source has made."""
         self.plain_bucket = _Copying(self)
         self.bucket = calm_two_phase(self.plain_bucket)
+
+    def run(self, until_s=None):
+        """At the end, finish what the dead have left, as everybody who opens a bucket does.
+
+        The checks of a scenario run outside of simulated time: they cannot wait, as the loser of
+        a race with a dead writer's record does.
+        """
+        super().run(until_s)
+        if until_s is None:
+            recover(self.bucket)
 
     def process(self, name, *, skew_s=0.0):
         process = _Process(name, simulation=self)

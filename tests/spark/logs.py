@@ -54,7 +54,8 @@ def append_void(db):
     filled = [log.read(slot.lsn) for slot in log.filled(1)]
     last = [found for found in filled if found.header.kind is WalKind.BATCHES][-1]
     lsn = filled[-1].header.lsn + 1
-    header = msgspec.structs.replace(last.header, lsn=lsn, write_id="void", after=("another",))
+    after = (filled[-2].header.write_id, "another")
+    header = msgspec.structs.replace(last.header, lsn=lsn, write_id="void", after=after)
     log.fill(lsn, WalObject.encode(header, last.records))
 
 

@@ -14,6 +14,7 @@ from reef.paths import Namespace
 from reef.spark import ReefSource
 from reef.spark.schema import arrow_schema
 from reef.stores import Wrapper
+from reef.types import KeyRange
 
 TABLE = st.StructType(
     [
@@ -115,4 +116,5 @@ def named_segments(db, namespace="t"):
     names = Namespace(namespace)
     head = HeadFinder(db.store, names).find().manifest
     view = db.reader(namespace)._tail.view()
-    return {s.id for s in head.segments} | {s.id for s in view.memtable.ingested}
+    ingested = view.memtable.moment(KeyRange()).ingested
+    return {s.id for s in head.segments} | {s.id for s in ingested}

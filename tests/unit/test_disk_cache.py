@@ -5,10 +5,12 @@ import fcntl
 import os
 import pickle
 import signal
+import socket
 import stat
 import tempfile
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -746,3 +748,100 @@ def test_the_cache_is_outermost():
     opened = stores.open("memory://", disk_cache="unused")
     assert isinstance(opened, DiskCache)
     assert isinstance(opened.inner, stores.ReadBack)
+
+
+# --- files that are not regular ----------------------------------------------------------
+def make_fifo(path):
+    """Make a FIFO that no process writes to."""
+    os.mkfifo(path)
+
+
+def make_device(path):
+    """Make a link to a device that can be read without end."""
+    os.symlink("/dev/zero", path)
+
+
+def make_socket(path):
+    """Make a socket that no process listens on."""
+    before = os.getcwd()
+    os.chdir(path.parent)  # a socket's path is short
+    try:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(path.name)
+    finally:
+        os.chdir(before)
+
+
+NOT_REGULAR = {
+    "fifo": make_fifo,
+    "device": make_device,
+    "socket": make_socket,
+    "directory": os.mkdir,
+    "dangling link": lambda path: os.symlink("/nowhere/at/all", path),
+}
+
+
+@contextmanager
+def within(seconds):
+    """Fail if the block takes longer: a read that hangs would never return."""
+
+    def expired(*_):
+        raise AssertionError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, expired)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("kind", NOT_REGULAR)
+def test_an_entry_that_is_not_a_regular_file_is_read_past(tmp_path, kind):
+    """A FIFO in the place of an entry hung every reader: the open waited for a writer."""
+    cached = Cached(tmp_path)
+    cached.read(0, 100)
+    (entry,) = tmp_path.glob("*/*.range")
+    entry.unlink()
+    NOT_REGULAR[kind](entry)
+    with within(30):
+        assert cached.read(0, 100) == 1
+        cached.read(0, 100)
+    if kind != "directory":
+        assert entry.is_file(), "it was replaced"
+
+
+@pytest.mark.parametrize("name", ["usage", "unfinished"])
+@pytest.mark.parametrize("kind", NOT_REGULAR)
+def test_the_caches_own_files_may_be_anything(tmp_path, kind, name):
+    """Ranges come from the bucket, and no call waits."""
+    NOT_REGULAR[kind](tmp_path / name)
+    cached = Cached(tmp_path)
+    with within(30):
+        for _ in range(3):
+            cached.read(0, 100)
+
+
+def test_a_link_is_not_written_through_to_a_device(tmp_path):
+    """The usage is written to a regular file only."""
+    os.symlink("/dev/null", tmp_path / "usage")
+    cached = Cached(tmp_path)
+    cached.read(0, 100)
+    assert cached.count("errors") == 1
+    assert list(tmp_path.glob("*/*.range")) == []
+
+
+class NothingRegular(type(OS)):
+    """A file system that calls every open file a device, whatever its size."""
+
+    def stat_open(self, fd):
+        return replace(super().stat_open(fd), is_file=False)
+
+
+def test_only_regular_files_are_entries(tmp_path):
+    """Its size and its bytes may be right: it is dropped before it is read."""
+    Cached(tmp_path).read(0, 100)
+    cached = Cached(tmp_path, files=NothingRegular())
+    cached.read(0, 100)
+    assert (cached.count("damaged"), cached.count("hits")) == (1, 0)

@@ -52,7 +52,8 @@ def test_kinds_are_only_ever_added():
         "not_found collected invalid_input invalid_key invalid_range invalid_url "
         "invalid_option bucket_missing access_denied refused_by_store unsupported_by_store "
         "not_exclusive other_cas not_picklable forked condition_failed closed corruption "
-        "unsupported_format internal not_durable dropped log_forked"
+        "unsupported_format internal not_durable dropped log_forked changed_winner "
+        "register_restored"
     )
     assert [kind.value for kind in errors.Kind] == published.split(" ")
 

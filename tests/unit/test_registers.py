@@ -334,3 +334,17 @@ def test_no_statement_is_prepared_on_postgresql(servers, tmp_path):
         assert (
             connection.execute(sa.text("SELECT count(*) FROM pg_prepared_statements")).scalar() == 0
         )
+
+
+def test_a_sqlite_register_syncs_every_statement(tmp_path):
+    """Root: synchronous=NORMAL, which in write-ahead mode loses statements in a power failure.
+
+    On the connection that is used, and again on the one that a forked or restored file opens.
+    """
+    register = SqliteRegister(str(tmp_path / "register.db"), "bucket")
+    for _ in range(2):
+        assert register.insert(record_of(f"wal/{_}"))
+        with register._connected() as connection:
+            assert connection.execute("PRAGMA synchronous").fetchone() == (2,), "FULL"
+            assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        register._process_id = -1

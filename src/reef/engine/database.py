@@ -37,6 +37,7 @@ from reef.engine.reading.cache import ByteCache
 from reef.engine.reading.segments import SegmentStore
 from reef.engine.registry import Registry
 from reef.engine.stats import NamespaceStats, namespace_stats
+from reef.engine.unfolded import read_unfolded
 from reef.engine.worker import Worker, background_settings
 from reef.engine.writer import Writer
 from reef.errors import ConflictError, InvalidInputError, Kind
@@ -114,7 +115,9 @@ class Database:
 
     def info(self, name: str) -> Info:
         """Return what a namespace is, as of its newest manifest."""
-        return Info.of(name, self._head(name))
+        heads = locate(self.store, name)
+        head = heads.found.manifest
+        return Info.of(name, head, read_unfolded(self.store, heads.names, head).ingested)
 
     def namespaces(self, *, dropped: bool = False) -> list[str]:
         """Return the names of the namespaces that are in the bucket, in order.
@@ -413,9 +416,10 @@ class Database:
         report = recover(self.store, f"{namespace.base}/")
         for key in report.finished:
             self.events.emit("two_phase.finished", namespace=namespace.name, object=key)
-        for record in report.stuck:
-            told = {"object": record.destination, "source": record.source}
-            self.events.emit("two_phase.stuck", level=ERROR, namespace=namespace.name, **told)
+        for end, records in (("stuck", report.stuck), ("superseded", report.superseded)):
+            for record in records:
+                told = {"object": record.destination, "source": record.source}
+                self.events.emit(f"two_phase.{end}", level=ERROR, namespace=namespace.name, **told)
 
     @property
     def _namespaces(self) -> Namespaces:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from reef.engine.display import columns_line, html_table, human_bytes, human_count
-from reef.formats.manifest import Manifest
+from reef.formats.manifest import Manifest, SegmentEntry
 
 __all__ = ["Info"]
 
@@ -21,14 +21,17 @@ class Info:
     schema_id: int
     fingerprint: str
     rows: int
-    """Versions in segments: an upper bound of the rows, without what is not folded yet."""
+    """Versions in segments, loads that are not folded included: an upper bound of the rows,
+    without the batches in the log."""
     segments: int
     bytes: int
     wal_floor: int
     writer_epoch: int
 
     @classmethod
-    def of(cls, name: str, manifest: Manifest) -> "Info":
+    def of(cls, name: str, manifest: Manifest, ingested: tuple[SegmentEntry, ...] = ()) -> "Info":
+        """Describe a generation, with the segments of loads that it does not name yet."""
+        segments = (*manifest.segments, *ingested)
         return cls(
             name,
             manifest.generation,
@@ -36,9 +39,9 @@ class Info:
             manifest.schema.key.name,
             manifest.schema.id,
             manifest.schema.fingerprint,
-            sum(segment.rows for segment in manifest.segments),
-            len(manifest.segments),
-            sum(segment.size for segment in manifest.segments),
+            sum(segment.rows for segment in segments),
+            len(segments),
+            sum(segment.size for segment in segments),
             manifest.wal_floor,
             manifest.writer_epoch,
         )

@@ -6,16 +6,14 @@ has the role, and what it has staged is listed in the same way. So this is right
 needs to read only. Ages are by the store's clock (H30).
 """
 
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from reef.engine.log import Log
-from reef.engine.log_rules import LogReader, contiguous
-from reef.engine.wal_headers import HeaderTask, run_header_task
+from reef.engine.unfolded import read_unfolded
 from reef.errors import CorruptionError, NotFoundError
-from reef.formats.manifest import Manifest, OpenJob
-from reef.formats.wal_object import WalHeader
+from reef.formats.manifest import OpenJob
 from reef.manifest.head import locate
 from reef.manifest.leases import find_leases, job_owner
 from reef.manifest.roots import staged_id
@@ -58,29 +56,12 @@ def jobs_of(store: Store, name: str) -> list[RunningJob]:
         names, head = heads.names, heads.found.manifest
     except (CorruptionError, NotFoundError):  # for `verify` to tell; or dropped since it was listed
         return []
-    jobs = _open_jobs(store, names, head)
+    jobs = read_unfolded(store, names, head, headers_max=sys.maxsize).open_jobs
     if not jobs and not head.compactor_job:
         return []
     look = _Look(store, names, now_to_look(store))
     compactor = [look.compactor(head.compactor_job)] if head.compactor_job else []
     return [*look.bulk_jobs(jobs), *compactor]
-
-
-def _open_jobs(store: Store, names: Namespace, head: Manifest) -> tuple[OpenJob, ...]:
-    """Pass the log through the rules, as everyone does, up to a gap or damage."""
-    slots = [(slot.lsn, slot.size) for slot in Log(store, names).filled(head.wal_floor)]
-    read = run_header_task(HeaderTask(store, names, tuple(slots)))
-    found = {lsn: header for (lsn, _), header in zip(slots, read, strict=True)}
-    rules = LogReader(head)
-    for lsn in contiguous([*found, *head.skipped_lsns], head.wal_floor):
-        header = found.get(lsn)
-        if lsn in head.skipped_lsns:
-            rules.skip()
-        elif isinstance(header, WalHeader):
-            rules.judge(header)
-        else:
-            break
-    return rules.open_jobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,27 @@ All of it follows from the log alone, whichever manifest one starts from and how
 
 A slot's write id is that of whatever object holds it, void or not. Of a skipped slot it is
 not known, and so it makes nothing void: what was acknowledged behind it would be lost too.
+
+A slot is filled once, so its winner never changes. Where it has (a store that honours its
+conditions only sometimes, an object that was deleted and its slot filled again), acknowledged
+writes are gone, and no verdict is right: `check_winner` raises CorruptionError with the kind
+CHANGED_WINNER (H73). Winners are known from three sources, at no request of their own:
+
+- the first id in `after`, of an object that the writer had seen durable before it sent this one;
+- the ids of the slots that this reader has judged itself, against those that a newer manifest
+  keeps of the slots below its floor;
+- the ids of the fences that an opening writer was told are in their slots.
+
+Verify, repair and rebuild collect such slots as disputes instead. The id of a disputed slot is
+not known from there on, so that the writes behind it count.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from reef.errors import CorruptionError, Kind
 from reef.formats.manifest import Manifest, OpenJob
 from reef.formats.wal_object import WalHeader, WalKind
 from reef.manifest.dedup import DedupWindow
@@ -93,12 +107,11 @@ class Judgement:
 class LogReader:
     """Judges the objects of a log, from a manifest's floor on."""
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: Manifest, disputes: dict[int, str] | None = None) -> None:
+        """Start at a manifest's floor; slots whose winner has changed are errors, or `disputes`."""
+        self._disputes = disputes
         self.next_lsn = manifest.wal_floor
-        self._ids: OrderedDict[int, str] = OrderedDict()
-        first = manifest.wal_floor - len(manifest.below_floor)
-        for place, write_id in enumerate(manifest.below_floor):
-            self._ids[first + place] = write_id
+        self._ids: OrderedDict[int, str] = OrderedDict(_ids_below_floor(manifest))
         self._jobs = {job.id: job for job in manifest.open_jobs}
         self.dedup = DedupWindow.of(manifest)
         """The keys that were committed below `next_lsn`, as far back as they are remembered."""
@@ -171,10 +184,33 @@ class LogReader:
                 points = header.lineages.get(stream, ())
                 self.lineages[stream] = extend_lineage(self.lineages.get(stream, ()), points)
 
+    def check_winner(self, lsn: int, write_id: str) -> None:
+        """Raise if another write than this one was judged, or is kept, as the slot's winner."""
+        known = self._ids.get(lsn, UNKNOWN_ID)
+        if known == write_id or UNKNOWN_ID in (known, write_id):
+            return
+        message = f"LSN {lsn} was filled twice: by write {write_id}, and by write {known}"
+        if self._disputes is None:
+            raise CorruptionError(
+                message,
+                kind=Kind.CHANGED_WINNER,
+                hint="Acknowledged writes may be lost: run `reef store probe`, then `reef verify`",
+                lsn=lsn,
+                write_ids=(write_id, known),
+            )
+        self._disputes[lsn] = message
+        self._ids[lsn] = UNKNOWN_ID
+
+    def check_floor(self, manifest: Manifest) -> None:
+        """Raise if a manifest keeps other winners below its floor than those that are known."""
+        for lsn, write_id in _ids_below_floor(manifest):
+            self.check_winner(lsn, write_id)
+
     def _is_void(self, header: WalHeader) -> bool:
-        if header.after is None:
+        if not header.after:
             return False
         first = header.lsn - len(header.after)
+        self.check_winner(first, header.after[0])
         expected = enumerate(header.after, start=first)
         return any(self._ids.get(lsn) not in (write_id, UNKNOWN_ID) for lsn, write_id in expected)
 
@@ -200,6 +236,10 @@ class LogReader:
         while len(self._ids) > IDS_KEPT:
             self._ids.popitem(last=False)
         self.next_lsn = header.lsn + 1
+
+
+def _ids_below_floor(manifest: Manifest) -> Iterator[tuple[int, str]]:
+    return enumerate(manifest.below_floor, manifest.wal_floor - len(manifest.below_floor))
 
 
 def contiguous(lsns: Iterable[int], first: int) -> list[int]:

@@ -155,7 +155,9 @@ class Reader(LooksBack, Readable):
         }
         if self.damage is not None:
             facts["damage"] = str(self.damage)
-        return Info.of(self.namespace, self._tail.manifest).html_of_handle("Reader of", facts)
+        return Info.of(self.namespace, self._tail.manifest, self._tail.ingested).html_of_handle(
+            "Reader of", facts
+        )
 
     # --- inside -------------------------------------------------------------------
     def _replan(self, generation: int, missing: NotFoundError) -> View:
@@ -222,10 +224,8 @@ class Reader(LooksBack, Readable):
     def _reopen(self) -> None:
         """Replace the tail; rows that others read from the one before it are not kept."""
         tail = self._open()
-        self._row_cache.applying()
-        self._row_cache.lost_track()  # after the requests: others went on reading meanwhile
-        self._tail = tail
-        self._row_cache.applied()
+        with tail.replacing():
+            self._tail = tail
 
     def _take_listed(self, tail: Tail) -> bool:
         """Take in what a listing shows; False if some of it was swept meanwhile."""
@@ -255,6 +255,8 @@ class Reader(LooksBack, Readable):
         try:
             self._note_verdict(tail.take(found, size))
         except CorruptionError as error:
+            if error.kind is Kind.CHANGED_WINNER:  # rows that are shown already may be wrong (H73)
+                raise
             self._note_damaged_log(error, found.header.lsn)
             return False
         return True

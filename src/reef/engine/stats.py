@@ -1,7 +1,8 @@
 """What a namespace holds, and how it is doing: levels, log, generations, pins, its writer.
 
-Four listings, the head, and the last objects of the log: constant work whatever the data's size,
-nothing is written, and read-only credentials are enough. A damaged head is told, and the newest
+Four listings, the head, and the headers of the log, up to a bound: constant work whatever the
+data's size, nothing is written, and read-only credentials are enough. Segments of loads that no
+fold has passed count as level 0, where the fold puts them. A damaged head is told, and the newest
 sound manifest stands in for it, so that there is something to look at. Ages are by the store's
 clock, which dates the objects (H30).
 """
@@ -13,7 +14,8 @@ from itertools import pairwise
 from typing import Any
 
 from reef.engine.display import html_table, human_bytes, human_count
-from reef.engine.log import Log
+from reef.engine.log import Log, Slot
+from reef.engine.unfolded import read_unfolded
 from reef.errors import CorruptionError, InvalidInputError, NotFoundError
 from reef.formats.manifest import Manifest, NamespaceState, SegmentEntry
 from reef.formats.wal_object import WalHeader, WalKind
@@ -136,7 +138,8 @@ class NamespaceStats:
 
     @property
     def rows(self) -> int:
-        """Versions in segments: an upper bound of the rows, without what is not folded."""
+        """Versions in segments, loads that are not folded included: an upper bound of the rows,
+        without the batches in the log."""
         return sum(level.rows for level in self.levels)
 
     def to_dict(self) -> dict[str, Any]:
@@ -230,6 +233,8 @@ class _Look:
         leases = sum(1 for _ in self._store.list(self._names.leases))
         now_s = now_to_look(self._store)  # after the listings: nothing is younger than it seems
         expired = expired_snapshots(head, int(now_s * 1000))
+        filled = [Slot(number_of(info.key) or 0, info.size) for info in slots]
+        unfolded = read_unfolded(self._store, self._names, head, filled)
         return NamespaceStats(
             name=self._names.name,
             generation=head.generation,
@@ -239,7 +244,7 @@ class _Look:
             oldest_superseded_s=_superseded_s(head, dates, now_s),
             schema_id=head.schema.id,
             columns={f.name: f.type for f in (head.schema.key, *head.schema.fields)},
-            levels=tuple(_levels(head.segments)),
+            levels=tuple(_levels((*unfolded.ingested, *head.segments))),
             log=self._log_stats(head, slots, now_s),
             writer_epoch=head.writer_epoch,
             compactor_epoch=head.compactor_epoch,
@@ -247,7 +252,7 @@ class _Look:
             snapshots={s.name or s.id: s.generation for s in head.snapshots if s.id not in expired},
             cursors={name: entry.lsn for name, entry in sorted(head.cursors.items())},
             leases=leases,
-            open_jobs=len(head.open_jobs),
+            open_jobs=len(unfolded.open_jobs),
             condemned=len(head.condemned),
             overdue_s=_overdue_s(head, now_s),
             grace_s=effective_grace_ms(head, int(now_s * 1000)) / 1000,

@@ -5,7 +5,8 @@ jobs and floor all belong together (H61). What an object amounts to is decided b
 of the log, once, here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 from reef.engine.log_rules import Judgement, LogReader, Verdict
@@ -47,7 +48,9 @@ class Tail:
         self.created_at_ms = manifest.published_at_ms
         self._segments = segments
         self._schemas = {schema.id: schema for schema in manifest.schemas}
-        self._view = View(manifest, segments, Memtable(manifest.schema, manifest.wal_floor))
+        memtable = Memtable(manifest.schema, manifest.wal_floor)
+        memtable.marks.update(manifest.stream_marks)
+        self._view = View(manifest, segments, memtable)
         self._early: set[int] = set()
         self._watchers: tuple[Watcher, ...] = ()
 
@@ -63,23 +66,44 @@ class Tail:
         """Return what is visible. Manifest and memory are replaced together, never one by one."""
         return self._view
 
+    @property
+    def ingested(self) -> tuple[SegmentEntry, ...]:
+        """The segments of loads that no fold has passed yet, to be counted."""
+        return self._memtable.chain(b"").ingested
+
     def watch(self, *watchers: Watcher) -> None:
         """Tell these of everything that is applied from now on."""
         self._watchers = (*self._watchers, *watchers)
 
     def restarted(self, manifest: Manifest) -> "Tail":
         """Return a tail from a newer manifest on, where this one cannot follow."""
+        if manifest.wal_base == self.manifest.wal_base:
+            self.rules.check_floor(manifest)
         tail = Tail(manifest, self._segments)
         tail.watch(*self._watchers)
         tail.lost_track()
         return tail
 
     def lost_track(self) -> None:
-        """Tell the watchers to forget; once more when this tail is in use, since until then
-        others may have read, and kept, what the one before it had.
-        """
+        """Tell the watchers to forget."""
         for watcher in self._watchers:
             watcher.lost_track()
+
+    @contextmanager
+    def replacing(self) -> Iterator[None]:
+        """Put another state in the place of the one that is read, within this block.
+
+        The watchers forget before it can be read, and keep nothing until it is: neither can a
+        row of the old state be served after one of the new state, nor be kept.
+        """
+        for watcher in self._watchers:
+            watcher.applying()
+        try:
+            self.lost_track()
+            yield
+        finally:
+            for watcher in self._watchers:
+                watcher.applied()
 
     @property
     def _memtable(self) -> Memtable:
@@ -109,6 +133,7 @@ class Tail:
         if judgement.verdict is Verdict.APPLIES and header.lsn not in self._early:
             self._apply_batches(header, batches)
         self._early.discard(header.lsn)
+        self._memtable.pass_over(header.lsn)
         self._settle()
         self._count(header.lsn, size)
         return judgement
@@ -117,7 +142,7 @@ class Tail:
         """Show an object that landed before those in front of it (independent order)."""
         if header.lsn not in self._early:
             self._early.add(header.lsn)
-            self._apply_batches(header, batches)
+            self._apply_batches(header, batches, is_early=True)
 
     def skip(self) -> None:
         """Pass over a slot that a repair has given up."""
@@ -138,10 +163,14 @@ class Tail:
         """Go on from a newer manifest: drop from memory what its segments hold now."""
         if manifest.wal_floor > self.next_lsn:
             raise ValueError(f"floor {manifest.wal_floor} lies behind LSN {self.next_lsn}")
+        self.rules.check_floor(manifest)
         memtable = self._memtable.drop_below(manifest.wal_floor, manifest.schema)
-        self._view = View(manifest, self._segments, memtable)
-        if manifest.schema.id != self.manifest.schema.id:
-            self.lost_track()  # rows that were kept lack the new columns
+        view = View(manifest, self._segments, memtable)
+        if manifest.schema.id == self.manifest.schema.id:
+            self._view = view
+        else:
+            with self.replacing():  # rows that were kept lack the new columns
+                self._view = view
         self._schemas = {schema.id: schema for schema in manifest.schemas}
         self._sizes = {lsn: n for lsn, n in self._sizes.items() if lsn >= manifest.wal_floor}
         self.bytes = sum(self._sizes.values())
@@ -177,11 +206,14 @@ class Tail:
             for watcher in self._watchers:
                 watcher.applied()
 
-    def _apply_batches(self, header: WalHeader, batches: Sequence[AnyOps]) -> None:
+    def _apply_batches(
+        self, header: WalHeader, batches: Sequence[AnyOps], *, is_early: bool = False
+    ) -> None:
         for watcher in self._watchers:
             watcher.applying(batches)
         try:
-            self._view.memtable.apply(header.lsn, batches)
+            memtable = self._view.memtable
+            memtable.apply(header.lsn, batches, header.marks, is_early=is_early)
         finally:
             for watcher in self._watchers:
                 watcher.applied()

@@ -93,6 +93,7 @@ class Transaction(Readable):
             self._check_open()
             self._check_reads()
             yield rows
+            self._base._view()  # a writer that was fenced meanwhile cannot be read (H77)
         self._check_open()
         self._check_reads()
 
@@ -195,7 +196,7 @@ class Transaction(Readable):
 
     def _settles(self, key: bytes) -> bool:
         """Whether what is staged alone tells what a key is."""
-        return any(entry.kind != OpKind.PATCH for entry in self._staged.chain(key))
+        return any(entry.kind != OpKind.PATCH for entry in self._staged.chain(key).entries)
 
     def _stage(self, add: Callable[[Batch], Batch]) -> None:
         """Check an operation against the schema, and keep it for the end and for own reads."""

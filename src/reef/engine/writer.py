@@ -1,10 +1,12 @@
 """The writer: puts, deletes and reads by the one process that has the writer role.
 
 A write returns when it is durable. With `wait=False` it returns a future at once, and the
-batches are sent in order by a helper. Reads see everything that was acknowledged here.
+batches are sent in order by a helper. Reads see everything that was acknowledged here. When
+another writer has taken over, reads raise FencedError like writes: this handle does not follow
+the log any more, and would serve older and older rows (H77). `stale_reads=True` allows that.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -20,6 +22,7 @@ from reef.engine.display import human_bytes
 from reef.engine.footprints import Footprints
 from reef.engine.info import Info
 from reef.engine.readable import Readable
+from reef.engine.reading.projection import Projection
 from reef.engine.reading.row_cache import RowCache
 from reef.engine.reading.view import View
 from reef.engine.transactions import Transaction
@@ -28,16 +31,18 @@ from reef.engine.writable import Writable
 from reef.errors import (
     ClosedError,
     CorruptionError,
+    FencedError,
     InvalidInputError,
     NotFoundError,
     OutcomeUnknownError,
     UnavailableError,
 )
 from reef.formats.manifest import Manifest
+from reef.formats.versions import Versions
 from reef.formats.wal_object import BatchHeader
 from reef.paths import Namespace
 from reef.runtime import ProcessBound, Runtime
-from reef.types import Receipt
+from reef.types import KeyRange, Receipt
 
 __all__ = ["Writer"]
 
@@ -96,7 +101,7 @@ class Writer(ProcessBound, Readable, Writable):
 
     def transaction(self) -> Transaction:
         """Begin a transaction: `with writer.transaction() as tx:`."""
-        self._check()
+        self._check_reads()
         return Transaction(
             self,
             self._footprints,
@@ -164,6 +169,7 @@ class Writer(ProcessBound, Readable, Writable):
         """Take up what others did: what a fold has taken over leaves memory, loads come in."""
         self._check()
         self._committer.rebase()
+        self._check_reads()
 
     def __enter__(self) -> Self:
         return self
@@ -183,7 +189,9 @@ class Writer(ProcessBound, Readable, Writable):
             "LSN": str(tail.view().last_lsn),
             "not folded": human_bytes(tail.bytes),
         }
-        return Info.of(self.namespace, tail.manifest).html_of_handle("Writer of", facts)
+        return Info.of(self.namespace, tail.manifest, tail.ingested).html_of_handle(
+            "Writer of", facts
+        )
 
     # --- inside -------------------------------------------------------------------
     def _encode(self, batch: Batch) -> EncodedBatch:
@@ -248,8 +256,8 @@ class Writer(ProcessBound, Readable, Writable):
 
     def _judge(self, conditions: Sequence[Condition]) -> None:
         view = self._committer.tail.view()
-        for condition in conditions:
-            row = view.get(condition.key, self._now_ms())
+        rows = view.get_each([condition.key for condition in conditions], self._now_ms())
+        for condition, row in zip(conditions, rows, strict=True):
             if not condition.holds(row, view.manifest.schema):
                 raise condition.failed()
 
@@ -258,10 +266,25 @@ class Writer(ProcessBound, Readable, Writable):
 
     def _view(self) -> View:
         self._check()
+        if self._committer._end is not None:
+            self._check_fenced()
         return self._committer.tail.view()
 
     def _is_ready(self) -> bool:
-        return not self._closed and self._runtime.process_id() == self._home_process
+        at_home = not self._closed and self._runtime.process_id() == self._home_process
+        return at_home and (self._committer._end is None or self._settings.stale_reads)
+
+    def _pieces(
+        self, view: View, wanted: KeyRange, projection: Projection, reverse: bool
+    ) -> Iterator[Versions]:
+        return self._served(super()._pieces(view, wanted, projection, reverse))
+
+    def _served(self, pieces: Iterator[Versions]) -> Iterator[Versions]:
+        """Yield the pieces of a scan for as long as this writer may be read (H77)."""
+        for rows in pieces:
+            yield rows
+            if self._committer._end is not None:
+                self._check_fenced()
 
     def _replan(self, generation: int, missing: NotFoundError) -> View:
         """Return a view on a newer generation; what the head itself names is lost, not swept."""
@@ -269,13 +292,29 @@ class Writer(ProcessBound, Readable, Writable):
         view = self._view()
         if view.manifest.generation > generation:
             return view
-        if self._committer._end is not None:  # a writer that was fenced does not move on
+        if self._committer._end is not None:  # a writer that has ended does not move on
             raise self._committer._end from missing
         raise CorruptionError(
             f"{missing.message}, though generation {generation} needs it",
             hint="Run verify, then repair",
             **missing.context,
         ) from missing
+
+    def _check_reads(self) -> None:
+        """Raise if this handle may not be read."""
+        self._check()
+        if self._committer._end is not None:
+            self._check_fenced()
+
+    def _check_fenced(self) -> None:
+        fencing = self._fencing()
+        if fencing is not None and not self._settings.stale_reads:
+            raise fencing.with_traceback(None)
+
+    def _fencing(self) -> FencedError | None:
+        """Return the error of the writer that took over, if one did."""
+        end = self._committer._end
+        return end if isinstance(end, FencedError) else None
 
     def _check(self) -> None:
         self.check_process()

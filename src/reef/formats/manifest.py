@@ -163,6 +163,7 @@ class Successor(msgspec.Struct, frozen=True, omit_defaults=True):
     """All numbers continue (generations, LSNs, epochs, schema ids): a receipt, a cursor, an
     `as_of` or a local log of one incarnation is never taken for a position in another."""
     writer_epoch: int = 0
+    compactor_epoch: int = 0
     made_for: str = ""
     predecessors: tuple[int, ...] = ()
     created_at_ms: int = 0

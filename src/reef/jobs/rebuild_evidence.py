@@ -103,6 +103,7 @@ def gather_evidence(store: Store, names: Namespace, executor: Executor) -> Evide
     aside = {info.key for info in store.list(f"{names.root}/quarantine/")}
     successor = read_successor(store, names)
     announced = 0 if successor is None else successor.generation
+    first_epoch = 0 if successor is None else successor.compactor_epoch
     generations = [announced, *_leased(store, names), *(s.footer.generation for s in segments)]
     return Evidence(
         segments=segments,
@@ -112,7 +113,7 @@ def gather_evidence(store: Store, names: Namespace, executor: Executor) -> Evide
         damaged=frozenset(damaged),
         given_up=frozenset(n for n in damaged if names.quarantined(names.wal_object(n)) in aside),
         generation=max(generations),
-        compactor_epoch=max([0, *(compactor_epoch_of(segment.id) for segment in segments)]),
+        compactor_epoch=max([first_epoch, *(compactor_epoch_of(s.id) for s in segments)]),
         successor=successor,
     )
 

@@ -78,6 +78,8 @@ def derive(evidence: Evidence) -> Derived:
 class _Deriving:
     evidence: Evidence
     problems: list[str] = field(default_factory=list)
+    disputes: dict[int, str] = field(default_factory=dict)
+    """Slots that hold another write than the one that a later object has seen there."""
 
     def result(self) -> Derived:
         found = self.evidence = _without_late_ingests(self.evidence)
@@ -94,6 +96,9 @@ class _Deriving:
         self._note_holes(choice, below, gone)
         skipped = [lsn for lsn in sorted(found.damaged) if floor <= lsn < end]
         self._note_damage(skipped)
+        # Below the floor a segment has what was there, and a stalled process may have put another
+        # object into the slot after it was collected (H67).
+        self.problems += [message for lsn, message in self.disputes.items() if lsn >= floor]
         skipped = sorted({*skipped, *gone})
         self._note_schemas(schemas, floor, end)
         chosen = {candidate.id for candidate in choice.chosen}
@@ -136,7 +141,7 @@ class _Deriving:
 
     def _ingests(self, end: int) -> list[WalHeader]:
         """Return the ingests that count, by the rules of the log."""
-        rules = LogReader(_blank(self.evidence))
+        rules = LogReader(_blank(self.evidence), self.disputes)
         counting = []
         for header in _in_order(self.evidence, end):
             rules.jump(header.lsn) if header.lsn > rules.next_lsn else None
@@ -200,7 +205,7 @@ def _in_order(evidence: Evidence, end: int) -> Iterator[WalHeader]:
 
 def _judged(evidence: Evidence, floor: int) -> LogReader:
     """Return the rules as they are at the floor."""
-    rules = LogReader(_blank(evidence))
+    rules = LogReader(_blank(evidence), disputes={})  # which `_ingests` collects
     for header in _in_order(evidence, floor):
         if header.lsn > rules.next_lsn:
             rules.jump(header.lsn)

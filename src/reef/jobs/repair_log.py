@@ -163,7 +163,8 @@ def judge_log(names: Namespace, survey: Survey, remains: dict[int, Remains]) -> 
     head = survey.head
     unreadable = {lsn for lsn, left in remains.items() if left.header is None}
     given_up = tuple(sorted({*head.skipped_lsns, *unreadable}))
-    rules = LogReader(msgspec.structs.replace(head, skipped_lsns=given_up))
+    disputes: dict[int, str] = {}
+    rules = LogReader(msgspec.structs.replace(head, skipped_lsns=given_up), disputes)
     log = RescuedLog(head, remains, DedupWindow.of(head))
     ended: set[str] = set()
     while rules.next_lsn < survey.log.end:
@@ -180,6 +181,7 @@ def judge_log(names: Namespace, survey: Survey, remains: dict[int, Remains]) -> 
         if header.job is not None and header.kind is not WalKind.BEGIN:
             ended.add(header.job.id)
         _take(names, log, header, verdict)
+    log.needs_fold |= bool(disputes)  # the ids in a log that readers judge would stay in dispute
     log.end, log.open_jobs, log.last_ids = rules.next_lsn, rules.open_jobs, rules.last_ids()
     log.marks = rules.marks
     judged = {lost.lsn for lost in log.lost}

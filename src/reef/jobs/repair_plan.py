@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from reef.formats.manifest import CursorEntry, SegmentEntry
 from reef.formats.segment import Lineage
 from reef.formats.segment_writer import SegmentWriter
+from reef.formats.wal_object import WalKind
 from reef.jobs.executor import Executor
 from reef.jobs.repair_log import (
     Remains,
@@ -103,8 +104,11 @@ class RepairPlanner:
         wrong = [p for p in self.survey.log.problems if p.kind not in UNREPAIRABLE]
         slots = self.survey.log.slots
         lsns = sorted({p.lsn for p in wrong if p.lsn is not None})
-        # One that reads well stands where another one stood: that one is lost.
-        unsound = [n for n in lsns if n not in slots or slots[n].header is None]
+        # A readable fence or skip is in the place of a lost object. Rows in a slot that was filled
+        # twice (H73) were acknowledged like those that they replaced: they are kept.
+        fillers = (WalKind.FENCE, WalKind.SKIP)
+        headers = {lsn: slots[lsn].header for lsn in lsns if lsn in slots}
+        unsound = [n for n in lsns if (h := headers.get(n)) is None or h.kind not in fillers]
         remains = {lsn: Remains(lsn) for lsn in lsns}
         return remains | read_remains(self.store, self.names, unsound, self.survey.head.schemas)
 

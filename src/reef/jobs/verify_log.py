@@ -150,8 +150,11 @@ def survey_log(executor: Executor, store: Store, names: Namespace, chain: Chain)
     log.slots = read_slots(executor, store, names, sound, head.schemas)
     log.problems = _damage(names, log.slots.values())
     log.problems += _missing(names, log, chain, {*listed, *skipped})
-    log.problems += _replaced(names, log)
-    _judge(log, chain, listed)
+    disputes = _judge(log, chain, listed)
+    log.problems += [
+        Problem(ProblemKind.WAL_DAMAGED, names.wal_object(lsn), message, offset=0, lsn=lsn)
+        for lsn, message in disputes.items()
+    ]
     return log
 
 
@@ -179,24 +182,6 @@ def _missing(names: Namespace, log: SurveyedLog, chain: Chain, present: set[int]
     ]
 
 
-def _replaced(names: Namespace, log: SurveyedLog) -> list[Problem]:
-    """Tell of slots that were emptied, and filled again by a fence or a skip before anyone looked.
-
-    The first id in `after` is that of an object that its writer has seen durable.
-    """
-    lost = {}
-    for header in log.headers():
-        lsn = header.lsn - len(header.after or ())
-        now = log.slots[lsn].header if header.after and lsn in log.slots else None
-        if now is None or not header.after or now.write_id == header.after[0]:
-            continue
-        if now.kind in (WalKind.FENCE, WalKind.SKIP) and lsn >= log.first:
-            key = names.wal_object(lsn)
-            message = f"object {key} is a {now.kind}, where LSN {header.lsn} has seen another one"
-            lost[lsn] = Problem(ProblemKind.WAL_DAMAGED, key, message, offset=0, lsn=lsn)
-    return list(lost.values())
-
-
 def _proved_end(log: SurveyedLog, head: Manifest, present: set[int]) -> int:
     """Return the last LSN up to which every slot was filled once, for certain."""
     proofs = [head.wal_floor - 1, head.wal_id_last_seen, max(present, default=0) - WINDOW]
@@ -204,11 +189,15 @@ def _proved_end(log: SurveyedLog, head: Manifest, present: set[int]) -> int:
     return max(proofs)
 
 
-def _judge(log: SurveyedLog, chain: Chain, listed: Sequence[int]) -> None:
-    """Pass the headers through the rules; what is damaged is passed over as if given up."""
+def _judge(log: SurveyedLog, chain: Chain, listed: Sequence[int]) -> dict[int, str]:
+    """Pass the headers through the rules; damaged ones are skipped. Return disputed slots.
+
+    A disputed slot was overwritten, or emptied and filled again before any process noticed (H73).
+    """
+    disputes: dict[int, str] = {}
     given_up = {*chain.head.skipped_lsns, *log.damaged}
     start = msgspec.structs.replace(chain.start, skipped_lsns=tuple(sorted(given_up)))
-    rules = LogReader(start)
+    rules = LogReader(start, disputes)
     while True:
         slot = log.slots.get(rules.next_lsn)
         if rules.next_lsn in given_up:
@@ -223,6 +212,7 @@ def _judge(log: SurveyedLog, chain: Chain, listed: Sequence[int]) -> None:
     log.end, log.open_jobs = rules.next_lsn, rules.open_jobs
     behind = [log.slots[lsn].header for lsn in listed if lsn >= log.end and lsn in log.slots]
     log.waiting_jobs = frozenset(h.job.id for h in behind if h is not None and h.job is not None)
+    return disputes
 
 
 def _take_ingest(log: SurveyedLog, slot: SlotRead, head: Manifest) -> None:

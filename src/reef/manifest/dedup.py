@@ -72,6 +72,12 @@ class DedupWindow:
     def get(self, key: str) -> DedupEntry | None:
         return self._entries.get(key)
 
+    def reaches_back_to(self, lsn: int) -> bool:
+        """Whether no key that was committed at or behind an LSN has left the window."""
+        if len(self._entries) < self._keys_max:
+            return True
+        return any(entry.lsn < lsn for entry in self._entries.values())
+
     def __contains__(self, key: str) -> bool:
         return key in self._entries
 

@@ -121,6 +121,7 @@ def succeed(manifest: Manifest, schema: Schema, now_ms: int, made_for: str = "")
         generation=manifest.generation + 2,  # the next one announces it
         wal_base=max(manifest.wal_floor, manifest.dropped.end_lsn),
         writer_epoch=manifest.writer_epoch,
+        compactor_epoch=manifest.compactor_epoch + 1,
         made_for=made_for,
         predecessors=(*manifest.predecessors, manifest.incarnation),
         created_at_ms=now_ms,
@@ -138,6 +139,7 @@ def first_manifest(successor: Successor) -> Manifest:
         published_at_ms=0,
         schemas=(successor.schema,),
         writer_epoch=successor.writer_epoch,
+        compactor_epoch=successor.compactor_epoch,
         wal_floor=successor.wal_base,
         wal_base=successor.wal_base,
         wal_id_last_seen=successor.wal_base - 1,

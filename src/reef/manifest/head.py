@@ -106,6 +106,7 @@ class HeadFinder:
         for _ in range(LISTINGS_MAX):
             found = found or self._list(fallback)
             if found is not None:
+                self._check_winner(found.manifest)
                 self._known = self._last = found
                 return found
         raise UnavailableError(
@@ -113,6 +114,30 @@ class HeadFinder:
             hint="The store is too slow for this grace period",
             namespace=self._namespace.name,
         )
+
+    def _check_winner(self, found: Manifest) -> None:
+        """Raise if a newer head names another manifest at the generation that is known (H73).
+
+        A head that was seen longer ago than half a grace proves nothing, nor does a generation
+        that is not retained: its PUT may have landed in a slot that was collected (H14).
+        """
+        last = self._last
+        if last is None or found.write_id == last.manifest.write_id or not last.fresh():
+            return
+        known = last.manifest
+        if known.generation < found.oldest_retained:
+            return
+        ids = {entry.generation: entry.write_id for entry in found.recent}
+        if ids.get(known.generation, known.write_id) != known.write_id:
+            key = self._namespace.manifest(known.generation)
+            raise CorruptionError(
+                f"object {key} was written twice: by write {known.write_id}, "
+                f"and by write {ids[known.generation]}",
+                kind=Kind.CHANGED_WINNER,
+                hint="Published changes may be lost: run `reef store probe`, then `reef verify`",
+                object=key,
+                generation=known.generation,
+            )
 
     def published(self, head: Head) -> None:
         """Remember a manifest that was just published."""

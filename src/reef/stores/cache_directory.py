@@ -31,9 +31,11 @@ anew. Sizes are whole blocks of 4 KiB, as a file system uses them.
 The order of use is kept in the files' mtime, set here: file systems often do not keep atime.
 """
 
+import errno
 import fcntl
 import os
 import re
+import stat
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -43,7 +45,7 @@ from functools import cache
 import google_crc32c
 from xxhash import xxh3_128_hexdigest
 
-from reef.files import OS, Files, FileStat
+from reef.files import NO_WAIT, OS, Files, FileStat
 from reef.runtime import Runtime, leaf_lock
 
 __all__ = ["CacheDirectory", "DamagedEntry", "Entry", "Kept"]
@@ -130,9 +132,11 @@ class CacheDirectory:
         except FileNotFoundError:
             return None
         try:
-            stat = self.files.stat_open(fd)
-            payload = self._checked(entry, fd, stat.size)
-            self._mark_used(fd, stat)
+            found = self.files.stat_open(fd)
+            if not found.is_file:  # a FIFO, a device: reading it may never end
+                raise DamagedEntry(f"{entry.name}: it is not a regular file")
+            payload = self._checked(entry, fd, found.size)
+            self._mark_used(fd, found)
             return payload
         finally:
             self.files.close(fd)
@@ -153,9 +157,9 @@ class CacheDirectory:
             raise DamagedEntry(f"{entry.name}: its checksum does not fit its bytes")
         return payload
 
-    def _mark_used(self, fd: int, stat: FileStat) -> None:
+    def _mark_used(self, fd: int, found: FileStat) -> None:
         now_ns = self._runtime.wall_ns()
-        if abs(now_ns - stat.mtime_ns) >= TOUCH_INTERVAL_NS:
+        if abs(now_ns - found.mtime_ns) >= TOUCH_INTERVAL_NS:
             # Another user's file, or a read-only disk: only the order of use suffers.
             with suppress(OSError):
                 self.files.set_mtime(fd, now_ns)
@@ -269,8 +273,8 @@ class CacheDirectory:
 
     def _sized(self, path: str) -> Iterator[tuple[int, int, str]]:
         with suppress(FileNotFoundError):  # dropped by a reader since the scan
-            stat = self.files.stat(path)
-            yield stat.mtime_ns, _in_blocks(stat.size), path
+            found = self.files.stat(path)
+            yield found.mtime_ns, _in_blocks(found.size), path
 
     @contextmanager
     def _lock(self) -> Iterator[int | None]:
@@ -286,12 +290,16 @@ class CacheDirectory:
             os.close(fd)
 
     def _open_usage(self) -> int:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT | NO_WAIT
         try:
-            return os.open(self._path(USAGE), flags, 0o666)
+            fd = os.open(self._path(USAGE), flags, 0o666)
         except FileNotFoundError:
             os.makedirs(self.path, mode=0o700, exist_ok=True)  # it holds what is in the bucket
-            return os.open(self._path(USAGE), flags, 0o666)
+            fd = os.open(self._path(USAGE), flags, 0o666)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, "not a regular file", self._path(USAGE))
+        return fd
 
     def _remove(self, path: str) -> None:
         with suppress(FileNotFoundError):

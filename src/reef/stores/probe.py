@@ -5,20 +5,31 @@ they won. Reef does not believe a store before it has tried:
 
 1. create twice at one name: the second must lose, and the first one's bytes stay;
 2. several writers race for one name, some rounds: exactly one wins each;
-3. the same for If-Match, with a stale tag and with a race. A store that fails here is
+3. the same in every folder where the engine writes conditionally, and with bodies as large as
+   common WAL objects: some services and proxies honour a condition by path or by size (H73);
+4. one more create at each of these names, after all the races: it must lose;
+5. the same for If-Match, with a stale tag and with a race. A store that fails here is
    used without If-Match;
-4. listings come in the order of the keys' bytes, and start after any key: some services
+6. listings come in the order of the keys' bytes, and start after any key: some services
    sort folders before names, and their start-after would skip objects.
+
+Two properties are proved later, when it costs nobody a wait: that an object keeps its name when it
+is old (by the first opening AGED_S after the probe), and that larger bodies than BYTES_PROVED are
+treated alike (before the first such body is written). With a register none of this depends on the
+store, and only the steps in the probe's own folder are run. ADR 0022 has the cost in requests.
 
 Silence proves nothing, in either direction: a store that does not answer is unavailable, not
 guilty, and no verdict is kept of it. The verdict is kept in the bucket, with the way of
-compare-and-swap that its writers use. A writer that comes with another way is refused: native
-and two-phase writers would not see each other's locks.
+compare-and-swap that its writers use. A verdict of a narrower probe is upgraded by probing again.
+A writer that comes with another way is refused: native and two-phase writers would not see each
+other's locks.
 """
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
@@ -45,13 +56,23 @@ __all__ = [
     "as_proved",
     "check_cas",
     "probe",
+    "prove_size",
     "remembered",
 ]
 
 FORMAT = 1
+SCOPE = 2
+"""The extent of this probe. 1: one folder and bodies of 26 bytes."""
 RACERS = 4
-ROUNDS = 5
+ROUNDS = 3
 ROUNDS_MAX = 15
+BYTES_PROVED = 5 << 20
+"""Above what a group of batches fills by default, and above the size from which some services
+treat an object in another way."""
+PLACE_RACERS = 2
+MANIFEST_BYTES = 256 << 10
+CATALOG_BYTES = 64 << 10
+AGED_S = 60.0
 TWO_PHASE_HINT = (
     "Such a store needs two-phase compare-and-swap: open it with cas=<register URL>, "
     "cas=sqlite:///reef.db for one"
@@ -66,6 +87,24 @@ class Verdict(msgspec.Struct, frozen=True):
     """The way of compare-and-swap: "native", or the name of a register."""
     if_match: bool
     proved_at_s: float
+    scope: int = 1
+    """Extent of the probe (`SCOPE`); verdicts of older releases do not say it."""
+    bytes_proved: int = 0
+    """Largest body for which create-only was seen to hold."""
+    is_aged: bool = False
+    """Whether create-only was seen to hold at the name of an object that was AGED_S old."""
+    refused: str = ""
+    """Why the store is not written to any more, if it failed after it had passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a round of racing creates takes place."""
+
+    key: str
+    bytes: int = 0
+    """Size of the bodies; 0: a nonce alone."""
+    racers: int = PLACE_RACERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +124,57 @@ def agree_on_cas(store: Store, cas: str | None = None) -> Verdict:
     if known is None:
         known = _remember(store, probe(store, cas))
     _check_way(store, known, cas)
+    return _upgraded(store, known)
+
+
+def _upgraded(store: Store, known: Verdict) -> Verdict:
+    """Return the verdict with the proofs that are due now. With a register there are none.
+
+    Processes that upgrade at once all write verdicts that hold; the last one is kept.
+    """
+    if known.refused:
+        raise _not_exclusive(store, known.refused)
+    if known.cas != "native":
+        return known
+    if known.scope < SCOPE:
+        known = probe(store, known.cas)
+    elif known.is_aged or abs(store.runtime.wall_s() - known.proved_at_s) < AGED_S:
+        return known
+    else:
+        known = _proved_aged(store, known)
+    store.put(paths.cas_verdict(), msgspec.json.encode(known))
+    if known.refused:
+        raise _not_exclusive(store, known.refused)
+    return known
+
+
+def _proved_aged(store: Store, known: Verdict) -> Verdict:
+    """Try to create the verdict's own object again: it is the oldest one that is known."""
+    other = msgspec.structs.replace(known, scope=0)
+    result = store.create(paths.cas_verdict(), msgspec.json.encode(other))
+    if result.outcome is Outcome.UNKNOWN:
+        raise _silent(store)
+    if result.landed:
+        return msgspec.structs.replace(known, refused="a create over an old object took effect")
+    return msgspec.structs.replace(known, is_aged=True)
+
+
+def prove_size(store: Store, size: int) -> Verdict:
+    """Prove create-only for bodies of up to `size` bytes, once per bucket and doubling."""
+    known = remembered(store)
+    if known is not None and known.bytes_proved >= size:
+        return known
+    size = 1 << (size - 1).bit_length()
+    run = _Probe(store)
+    try:
+        run.check_second_create(run.names.wal_object(1), size)
+    finally:
+        run.clean_up()
+    if known is None:  # an operator has deleted it: the next opening probes everything
+        known = Verdict(FORMAT, store.cas, store.capabilities.if_match, 0.0, scope=0)
+        return msgspec.structs.replace(known, bytes_proved=size)
+    known = msgspec.structs.replace(known, bytes_proved=size)
+    store.put(paths.cas_verdict(), msgspec.json.encode(known))
     return known
 
 
@@ -101,7 +191,7 @@ def agrees_unasked(store: Store, known: Verdict) -> bool:
     Raises if it came with a register to a bucket that is written without one.
     """
     if find_two_phase(store) is None:
-        return known.cas == store.cas
+        return known.cas == store.cas and known.scope >= SCOPE and not known.refused
     if known.cas == "native":
         _check_way(store, known, "a register")
     return False
@@ -118,18 +208,38 @@ def _check_way(store: Store, known: Verdict, cas: str) -> None:
 
 
 def as_proved(store: Store, verdict: Verdict) -> Store:
-    """Return the store with what the verdict denies taken away."""
-    return store if verdict.if_match else _WithoutIfMatch(store)
+    """Return the store within what was proved of it; with a register, size does not matter."""
+    sized = verdict.cas == "native"
+    return _AsProved(store, verdict) if sized or not verdict.if_match else store
 
 
-class _WithoutIfMatch(Wrapper):
-    """A store whose If-Match was found not to hold: nobody may use it."""
+class _AsProved(Wrapper):
+    """No If-Match where it was found not to hold; no larger create before it is proved."""
 
-    def __init__(self, inner: Store) -> None:
+    def __init__(self, inner: Store, verdict: Verdict) -> None:
         super().__init__(inner)
-        self.capabilities = replace(inner.capabilities, if_match=False)
+        self._verdict = verdict
+        self._bytes_proved = verdict.bytes_proved if verdict.cas == "native" else sys.maxsize
+        if not verdict.if_match:
+            self.capabilities = replace(inner.capabilities, if_match=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _AsProved, (self.inner, self._verdict)
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return self.inner.get_ranges(key, ranges)  # a disk cache inside keeps each by itself
+
+    def forget(self, key: str, ranges: Iterable[tuple[int, int]]) -> None:
+        self.inner.forget(key, ranges)
+
+    def create(self, key: str, body: bytes) -> WriteResult:
+        if len(body) > self._bytes_proved:
+            self._bytes_proved = prove_size(self.inner, len(body)).bytes_proved
+        return self.inner.create(key, body)
 
     def replace(self, key: str, body: bytes, tag: str) -> WriteResult:
+        if self._verdict.if_match:
+            return self.inner.replace(key, body, tag)
         raise InvalidInputError(
             f"the If-Match of {self.url} was found not to hold",
             kind=Kind.UNSUPPORTED_BY_STORE,
@@ -150,52 +260,95 @@ def probe(store: Store, cas: str | None = None) -> Verdict:
     """Race for exclusion now; leaves no object behind. Raises if create-only does not hold."""
     cas = store.cas if cas is None else cas
     run = _Probe(store)
+    is_native = cas == "native"
     try:
-        run.check_create()
+        run.check_create(run.engine_places() if is_native else ())
         run.check_listing()
-        if_match = store.capabilities.if_match and run.if_match_holds()
-        return Verdict(format=FORMAT, cas=cas, if_match=if_match, proved_at_s=store.now())
+        keys = [run.names.lease, run.names.catalog_head] if is_native else []
+        if_match = store.capabilities.if_match and run.if_match_holds(keys)
+        bytes_proved = BYTES_PROVED if is_native else 0
+        return Verdict(FORMAT, cas, if_match, store.now(), SCOPE, bytes_proved)
     finally:
-        with suppress(ReefError):  # what is left over is small, and never read
-            store.delete_many(run.used)
+        run.clean_up()
 
 
 class _Probe:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.id = store.runtime.ulid()
+        self.names = paths.ProbeNames(self.id)
         self.used: list[str] = []
+        self._winners: dict[str, bytes] = {}
+        """The bodies that won, by key."""
 
-    def check_create(self) -> None:
-        self._check_second_create()
-        rounds = (self._create_round(number) for number in range(ROUNDS_MAX))
-        if not self._decided_well(rounds):
+    def clean_up(self) -> None:
+        with suppress(ReefError):  # left-over objects are never read
+            self.store.delete_many(self.used)
+
+    def engine_places(self) -> list[_Place]:
+        """Return one place for each folder and size that the engine writes conditionally."""
+        return [
+            _Place(self.names.wal_object(1)),
+            _Place(self.names.wal_object(2), BYTES_PROVED),
+            _Place(self.names.manifest(1), MANIFEST_BYTES),
+            _Place(self.names.lease),
+            _Place(self.names.catalog_head, CATALOG_BYTES),
+        ]
+
+    def check_create(self, places: Iterable[_Place]) -> None:
+        self.check_second_create(paths.probe_object(self.id, "twice"))
+        numbered = (paths.probe_object(self.id, f"create-{n}") for n in range(ROUNDS_MAX))
+        self._check_races((_Place(key, racers=RACERS) for key in numbered), ROUNDS)
+        for place in places:
+            again = (self._again(place, number) for number in range(ROUNDS_MAX))
+            self._check_races(again, 1)
+        for key in list(self._winners):
+            self._check_late_create(key)
+
+    def _again(self, place: _Place, number: int) -> _Place:
+        """Return the place, or another one like it where that was left undecided."""
+        key = place.key if not number else f"{place.key}.{number}"
+        return _Place(key, place.bytes, place.racers)
+
+    def _check_races(self, places: Iterable[_Place], rounds: int) -> None:
+        if not self._decided_well(map(self._create_round, places), rounds):
             raise self._not_exclusive("racing creates had no winner, or more than one")
 
-    def _create_round(self, number: int) -> bool | None:
-        key = self._key(f"create-{number}")
-        racers = self._race(lambda body: self.store.create(key, body))
-        return self._one_winner(key, racers)
+    def _create_round(self, place: _Place) -> bool | None:
+        self.used.append(place.key)
+        bodies = [self._body(place.bytes) for _ in range(place.racers)]
+        racers = self._race(bodies, lambda body: self.store.create(place.key, body))
+        return self._one_winner(place.key, racers)
 
-    def _decided_well(self, rounds: Iterator[bool | None]) -> bool:
+    def _decided_well(self, rounds: Iterable[bool | None], needed: int) -> bool:
         """Whether one racer won each round; rounds without a clear answer are run again."""
         decided = 0
         for one_won in rounds:
             if one_won is False:
                 return False
             decided += one_won is True
-            if decided == ROUNDS:
+            if decided == needed:
                 return True
         raise self._silent()
 
-    def _check_second_create(self) -> None:
-        key = self._key("twice")
-        first = self._answered(self.store.create(key, b"first"))
-        second = self._answered(self.store.create(key, b"second"))
+    def check_second_create(self, key: str, size: int = 0) -> None:
+        self.used.append(key)
+        body = self._body(size)
+        first = self._answered(self.store.create(key, body))
         if first.outcome is not Outcome.CREATED:
             raise self._not_exclusive(f"a first create was answered {first.outcome.value!r}")
-        if second.outcome is not Outcome.EXISTS or not self._holds(key, b"first"):
-            raise self._not_exclusive("a second create of the same name took effect")
+        self._winners[key] = body
+        self._check_late_create(key)
+
+    def _check_late_create(self, key: str) -> None:
+        """Create once more where an object is: it must lose, and the first one's bytes stay."""
+        body = self._winners[key]
+        # Of another size: of the same one, the read-back of a lost create looks twice.
+        result = self._answered(self.store.create(key, self._body(len(body) + 1)))
+        if result.outcome is not Outcome.EXISTS or not self._holds(key, body):
+            raise self._not_exclusive(
+                f"a second create of the same name took effect ({len(body)} bytes at {key})"
+            )
 
     def _one_winner(self, key: str, racers: list[_Racer]) -> bool | None:
         """True: one won, and its bytes are there. None: too few answers to tell."""
@@ -205,6 +358,7 @@ class _Probe:
             return False
         if not winners:
             return None if unknown else False
+        self._winners[key] = winners[0].body
         return self._holds(key, winners[0].body)
 
     def _holds(self, key: str, body: bytes) -> bool:
@@ -223,10 +377,7 @@ class _Probe:
         return result
 
     def _silent(self) -> UnavailableError:
-        return UnavailableError(
-            f"{self.store.url} did not answer while its conditional writes were probed",
-            hint="Try again; nothing was concluded",
-        )
+        return _silent(self.store)
 
     def check_listing(self) -> None:
         """The characters '-', '.', '/' and '0' follow each other: folders must not jump ahead."""
@@ -244,25 +395,35 @@ class _Probe:
                     hint="Open it with the option listing='unsorted'",
                 )
 
-    def if_match_holds(self) -> bool:
-        key = self._key("if-match")
+    def if_match_holds(self, keys: Iterable[str]) -> bool:
+        """Whether a stale tag and all but one of several racers lose, in each folder."""
+        own = self._key("if-match")
+        return self._if_match_holds_at(own, ROUNDS, RACERS) and all(
+            self._if_match_holds_at(key, 1, PLACE_RACERS) for key in keys
+        )
+
+    def _if_match_holds_at(self, key: str, rounds: int, racers: int) -> bool:
         self.store.put(key, self._nonce())
         stale = self.store.get_tagged(key).tag
         if stale is None or not self._replaces(key, stale):
             return False
         if self._replaces(key, stale):
             return False
-        return self._decided_well(self._replace_round(key) for _ in range(ROUNDS_MAX))
+        return self._decided_well(
+            (self._replace_round(key, racers) for _ in range(ROUNDS_MAX)), rounds
+        )
 
     def _replaces(self, key: str, tag: str) -> bool:
         return self._answered(self.store.replace(key, self._nonce(), tag)).landed
 
-    def _replace_round(self, key: str) -> bool | None:
+    def _replace_round(self, key: str, racers: int) -> bool | None:
         tag = self.store.get_tagged(key).tag or ""
-        return self._one_winner(key, self._race(lambda body: self.store.replace(key, body, tag)))
+        bodies = [self._nonce() for _ in range(racers)]
+        return self._one_winner(
+            key, self._race(bodies, lambda body: self.store.replace(key, body, tag))
+        )
 
-    def _race(self, write: Callable[[bytes], WriteResult]) -> list[_Racer]:
-        bodies = [self._nonce() for _ in range(RACERS)]
+    def _race(self, bodies: Sequence[bytes], write: Callable[[bytes], WriteResult]) -> list[_Racer]:
         results = self._runtime.gather([lambda body=body: write(body) for body in bodies])  # type: ignore[misc]
         return [_Racer(result, body) for result, body in zip(results, bodies, strict=True)]
 
@@ -277,12 +438,28 @@ class _Probe:
     def _nonce(self) -> bytes:
         return self._runtime.ulid().encode()
 
+    def _body(self, size: int) -> bytes:
+        """Return a body of a size that no other racer has; a nonce alone if that is longer."""
+        nonce = self._nonce()
+        return nonce.ljust(size, b"\0") if size else nonce
+
     def _not_exclusive(self, seen: str) -> InvalidInputError:
-        return InvalidInputError(
-            f"{self.store.url} does not honour create-only writes: {seen}",
-            kind=Kind.NOT_EXCLUSIVE,
-            hint=TWO_PHASE_HINT,
-        )
+        return _not_exclusive(self.store, seen)
+
+
+def _not_exclusive(store: Store, seen: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{store.url} does not honour create-only writes: {seen}",
+        kind=Kind.NOT_EXCLUSIVE,
+        hint=TWO_PHASE_HINT,
+    )
+
+
+def _silent(store: Store) -> UnavailableError:
+    return UnavailableError(
+        f"{store.url} did not answer while its conditional writes were probed",
+        hint="Try again; nothing was concluded",
+    )
 
 
 def _remember(store: Store, verdict: Verdict) -> Verdict:

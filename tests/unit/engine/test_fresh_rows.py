@@ -56,16 +56,19 @@ def test_many_of_them_become_columns_by_themselves():
         memtable.apply(lsn, [OneOp(b"%05d" % lsn, 1, b"v")])
         assert len(memtable._arena._fresh) <= arena.FRESH_MAX
     assert len(memtable) == 1000
-    assert memtable.chain(b"00001")[0].values == {1: b"v"}
+    assert memtable.chain(b"00001").entries[0].values == {1: b"v"}
 
 
 def test_a_delete_of_one_row_is_there_to_be_seen():
     """Deletes alone have no columns, among puts they have nulls: they stay deletes."""
     memtable = Memtable(DEFAULT_SCHEMA, 1)
     memtable.apply(1, [OneOp(b"a", 1, None)])
-    assert memtable.chain(b"a")[0].kind == OpKind.DELETE
+    assert memtable.chain(b"a").entries[0].kind == OpKind.DELETE
     memtable.apply(2, [OneOp(b"a", 1, b"v"), OneOp(b"b", 1, None)])
-    assert [memtable.chain(key)[0].kind for key in (b"a", b"b")] == [OpKind.PUT, OpKind.DELETE]
+    assert [memtable.chain(key).entries[0].kind for key in (b"a", b"b")] == [
+        OpKind.PUT,
+        OpKind.DELETE,
+    ]
 
 
 def test_what_they_take_in_memory_is_counted():

@@ -202,7 +202,7 @@ def test_reads_see_everything_at_once(open_local):
         table = writer.get_many(["a", "b", "c", "d", "e"])
         assert table["_found"].to_pylist() == [True, False, False, True, False]
         writer.flush()  # the same rows, from below
-        assert len(writer._front.overlay()) == 0
+        assert len(writer._front.view().staged) == 0
     assert writer.pending.batches == 0
 
 

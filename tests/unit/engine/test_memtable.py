@@ -27,7 +27,7 @@ def filled(objects, order=None):
 
 def newest(memtable, key):
     """Return what a memtable says of a key, as the model says it."""
-    versions = memtable.chain(key)
+    versions = memtable.chain(key).entries
     if not versions:
         return None
     first = versions[0]
@@ -127,8 +127,8 @@ def test_ingested_segments_go_with_the_floor():
     memtable = Memtable(DEFAULT_SCHEMA, 1)
     memtable.ingest(3, [entry(3)])
     memtable.ingest(5, [entry(5)])
-    assert [e.lsn_max for e in memtable.drop_below(4).ingested] == [5]
-    assert [e.lsn_max for e in memtable.ingested] == [3, 5]
+    assert [e.lsn_max for e in memtable.drop_below(4).chain(b"a").ingested] == [5]
+    assert [e.lsn_max for e in memtable.chain(b"a").ingested] == [3, 5]
 
 
 def test_lsns_that_change_nothing_are_covered_too():
@@ -143,7 +143,7 @@ def test_lsns_that_change_nothing_are_covered_too():
 def test_a_key_of_a_large_batch_is_found():
     """Large batches are indexed by the first read after them, whatever kind of read that is."""
     keys = [b"%05d" % number for number in range(INDEXED_LATER)]
-    for read in (lambda m: m.chain(keys[7])[0].lsn, lambda m: len(m.look_up(keys).rows)):
+    for read in (lambda m: m.chain(keys[7]).entries[0].lsn, lambda m: len(m.look_up(keys).rows)):
         memtable = Memtable(DEFAULT_SCHEMA, 1)
         memtable.apply(1, [to_ops([(OpKind.PUT, key, b"v") for key in keys])])
         assert memtable._unindexed

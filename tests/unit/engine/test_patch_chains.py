@@ -108,7 +108,7 @@ def read(memtable, objects, floor=1):
     rows = {}
     below = truth(objects, floor - 1)
     for key in KEYS:
-        versions = memtable.chain(key.encode())
+        versions = memtable.chain(key.encode()).entries
         for lsn, made in enumerate(objects, 1):
             if lsn >= floor and isinstance(made, tuple) and made[1] == key:
                 versions.append(Entry(lsn, 0, OpKind.PUT, {1: made[2], 2: None}))
@@ -191,7 +191,7 @@ def table():
 
 def depth(writer, key=b"k"):
     """Return how many versions a read of a key goes through."""
-    return len(writer._committer.tail.view().memtable.chain(key))
+    return len(writer._committer.tail.view().memtable.chain(key).entries)
 
 
 def test_a_key_with_thousands_of_patches_is_read_in_a_few_steps(table):
@@ -242,7 +242,7 @@ def patched(keys, column, values):
 
 def deepest(memtable, keys):
     """Return how many versions a read of any of these keys goes through, at most."""
-    return max(len(memtable.chain(key.encode())) for key in keys)
+    return max(len(memtable.chain(key.encode()).entries) for key in keys)
 
 
 def some_object(random, keys):
@@ -270,7 +270,7 @@ def all_rows(memtable, keys, segments):
     rows = {}
     for key in keys:
         older = [Entry(lsn, 0, OpKind.PUT, {1: n, 2: n}) for lsn, n in segments.items()]
-        found = resolve(memtable.chain(key.encode()) + older)
+        found = resolve(memtable.chain(key.encode()).entries + older)
         rows[key] = (found.kind, found.values if found.kind == OpKind.PUT else None)
     return rows
 
@@ -303,7 +303,7 @@ def test_many_keys_laid_over_at_once_give_the_rows_of_those_left_alone(monkeypat
         late = []
         settled.settle(lsn)
     assert all_rows(settled, keys, segments) == all_rows(alone, keys, segments)
-    lengths = [sum(len(m.chain(key.encode())) for key in keys) for m in (settled, alone)]
+    lengths = [sum(len(m.chain(key.encode()).entries) for key in keys) for m in (settled, alone)]
     assert lengths[0] < lengths[1] - 1000, "chains were laid over each other"
     scanned = [newest_versions([m.moment(KeyRange()).rows], SCHEMA) for m in (settled, alone)]
     assert scanned[0].keys.equals(scanned[1].keys)
@@ -333,7 +333,7 @@ def test_10_000_long_chains_cost_no_work_per_key(monkeypatch, deleted):
             memtable.settle(last + 1)
         spent.append(counted[0])
         assert deepest(memtable, keys) == 1
-        entry = memtable.chain(keys[7].encode())[0]
+        entry = memtable.chain(keys[7].encode()).entries[0]
         assert (entry.lsn, entry.values) == (last, {1: last - 1 + 7, 2: last + 7})
     assert spent[1] < spent[0] + (5 * len(MANY) if deleted else 500)
 
@@ -352,7 +352,7 @@ def test_no_object_waits_for_more_than_a_part_of_the_long_chains():
         settles += 1
     assert settles > 10
     assert deepest(memtable, [*MANY, "x"]) == 1
-    assert memtable.chain(b"x")[0].values[1] == len(many) - 1
+    assert memtable.chain(b"x").entries[0].values[1] == len(many) - 1
 
 
 def test_shortening_keeps_up_with_what_comes_in(monkeypatch):

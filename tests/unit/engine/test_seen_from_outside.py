@@ -63,7 +63,8 @@ def test_each_void_object_is_counted_once_by_each_handle(db):
     probing = db.reader(NAME, refresh_interval_ms=1e9)
     writer.put("k", b"1")
     last = writer._committer.tail.next_lsn
-    header = WalHeader(last, WalKind.BATCHES, 1, "w", "void", 0, after=("another",), schema_id=1)
+    after = (writer._committer.tail.rules.last_ids()[-2], "another")
+    header = WalHeader(last, WalKind.BATCHES, 1, "w", "void", 0, after=after, schema_id=1)
     assert Log(db.store, Namespace(NAME)).fill(last, WalObject.encode(header)).landed
     voids = db.metrics.counter("log.void")
     probing.refresh()

@@ -45,7 +45,7 @@ from reef.engine.footprints import Footprints
 from reef.engine.log import Log
 from reef.engine.log_rules import Verdict
 from reef.engine.tail import Tail
-from reef.errors import FencedError, InternalError, ReefError, UnavailableError
+from reef.errors import CorruptionError, FencedError, InternalError, ReefError, UnavailableError
 from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
 from reef.runtime import Future, Runtime
@@ -180,7 +180,11 @@ class Committer:
         manifest = self.heads.find().manifest
         with self._changed:
             if self.tail.follows(manifest):
-                self.tail.rebase(manifest)
+                try:
+                    self.tail.rebase(manifest)
+                except CorruptionError as error:  # its own writes were replaced in the log (H73)
+                    self._finish(error)
+                    raise
                 self._changed.notify_all()
 
     # --- taking -------------------------------------------------------------------
@@ -269,7 +273,7 @@ class Committer:
             raise
 
     def _launch(self, batches: list[Pending], me: object) -> Flight:
-        after = tuple(self._ids_before) if self.settings.ack == "prefix" else None
+        after = tuple(self._ids_before) if self._is_ordered(batches) else None
         schema = self.opened.grown_schema(batches[0].schema_id, self.tail.manifest)
         role = Role(self.opened.epoch, self.opened.writer_id, after, schema)
         flight = Flight.of(batches, self._next_lsn, role, self.runtime, me)
@@ -279,6 +283,15 @@ class Committer:
         self._noted.note_launch(flight)
         self._noted.note_in_flight(self._flights)
         return flight
+
+    def _is_ordered(self, batches: list[Pending]) -> bool:
+        """Whether an object counts only behind the objects that were sent before it.
+
+        In independent mode too, if it has a key: whether that is new was decided on the slots
+        before it. If one of these is lost to another object, this one is void, and is decided
+        again (protocol section 2, step 6).
+        """
+        return self.settings.ack == "prefix" or any(p.header.key is not None for p in batches)
 
     # --- sending ------------------------------------------------------------------
     def _send(self, flight: Flight) -> None:
@@ -327,6 +340,8 @@ class Committer:
 
     def _settle_independently(self) -> None:
         for flight in self._flights:
+            if flight.header.after is not None:  # it counts in order
+                continue
             if flight.answer is not None and flight.answer.landed and not flight.acknowledged:
                 self.tail.apply_early(flight.header, [p.ops for p in flight.batches])
                 self._acknowledge(flight)
@@ -359,9 +374,10 @@ class Committer:
         lost = [p for f in self._flights if not f.acknowledged for p in f.batches]
         lost_lsns = [f.lsn for f in self._flights if f.answer and not f.answer.landed]
         try:
-            before, self.tail = self.tail, self.resync.run(self.tail, min(lost_lsns, default=None))
-            if self.tail is not before:
-                self.tail.lost_track()
+            tail = self.resync.run(self.tail, min(lost_lsns, default=None))
+            if tail is not self.tail:
+                with tail.replacing():
+                    self.tail = tail
         except ReefError as error:
             if isinstance(error, UnavailableError) and self._state is State.OPEN:
                 raise  # nothing was lost: it was only a look

@@ -111,6 +111,7 @@ class WriterOpening:
         self._raised = ""
         """The write id of a manifest in which the epoch was ours."""
         self._fenced_schema_id = 0
+        self._fence_ids: dict[int, str] = {}
         self._passes_damage = False
         self._given_up: frozenset[int] = frozenset()
 
@@ -161,6 +162,8 @@ class WriterOpening:
     def _opened(self, manifest: Manifest, fences: list[int]) -> Opened:
         with self._leased(manifest):
             tail, report = self._replay(manifest, max(fences))
+        for lsn in fences:
+            tail.rules.check_winner(lsn, self._fence_ids[lsn])
         ids = tail.rules.last_ids()[-len(fences) :]
         return Opened(self._epoch, self._writer_id, ids, tail, report, self._fenced_schema_id)
 
@@ -226,13 +229,14 @@ class WriterOpening:
 
     def _fence_body(self, lsn: int, manifest: Manifest) -> bytes:
         self._fenced_schema_id = manifest.schema.id  # one that grows meanwhile has a higher one
+        self._fence_ids[lsn] = self._runtime.ulid()
         return WalObject.encode(
             WalHeader(
                 lsn=lsn,
                 kind=WalKind.FENCE,
                 epoch=self._epoch,
                 writer_id=self._writer_id,
-                write_id=self._runtime.ulid(),
+                write_id=self._fence_ids[lsn],
                 created_at_ms=int(self._runtime.wall_s() * 1000),
                 schema_id=manifest.schema.id,
                 schema=manifest.schema,

@@ -1,7 +1,8 @@
 """What became of a write: looked up in the log, by the same rules that everyone reads it by.
 
 committed   the object stands in its slot and counts, or its key is in the window
-rejected    the slot holds something else, or the object is void
+rejected    the slot holds something else, or the object is void, or another object has
+            committed its key
 unknown     the slot is still open, or was collected: it may land, or may have counted
 """
 
@@ -41,8 +42,14 @@ class Outcomes:
         self.heads.forget()
         manifest = self.heads.find().manifest
         key = what if isinstance(what, str) else what.idempotency_key
-        if key is not None and DedupWindow.of(manifest).get(key) is not None:
-            return "committed"
+        window = DedupWindow.of(manifest)
+        entry = window.get(key) if key is not None else None
+        if entry is not None:
+            if isinstance(what, str) or entry.write_id == what.write_id:
+                return "committed"
+            # A key counts once while it is in the window: this object never did, nor ever will.
+            if window.reaches_back_to(what.lsn or 0):
+                return "rejected"
         found = self._verdicts(manifest)
         if isinstance(what, str):
             return "committed" if what in found.keys else "unknown"

@@ -52,10 +52,14 @@ class HeldLease:
 
     def check(self) -> None:
         """Raise if the lease is lost; renew it if it is time."""
+        if not self.is_held() and self._lost is not None:
+            raise ConflictError(self._lost.message, hint=self._lost.hint, **self._lost.context)
+
+    def is_held(self) -> bool:
+        """Whether it was held until now; renews it if it is time."""
         if self._written.elapsed_s() >= self._ttl_s / BEATS:
             self._renew()
-        if self._lost is not None:
-            raise ConflictError(self._lost.message, hint=self._lost.hint, **self._lost.context)
+        return not self.is_over
 
     @property
     def is_fresh(self) -> bool:

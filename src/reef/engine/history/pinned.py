@@ -117,7 +117,9 @@ class PinnedReader(Readable):
     def _repr_html_(self) -> str:
         how = "closed" if self._closed else "pinned" if self._pin else "not pinned"
         facts = {"state": how, "LSN": str(self.last_lsn)}
-        return Info.of(self.namespace, self._tail.manifest).html_of_handle("One moment of", facts)
+        return Info.of(self.namespace, self._tail.manifest, self._tail.ingested).html_of_handle(
+            "One moment of", facts
+        )
 
     # --- inside -------------------------------------------------------------------
     def _open(self, wanted: Wanted, heads: HeadFinder | None) -> Tail:
@@ -139,16 +141,22 @@ class PinnedReader(Readable):
                 moment = Moment(head)
             history.check(head, moment)
             tail = history.replay(moment, head)
-            if held is not None:
-                held.check()
-            elif not history.kept_slots(moment.manifest, moment.manifest.wal_floor):
-                raise Moved("the log was collected while it was read")
+            self._check_whole(history, moment, held)
         except BaseException:
             if held is not None:
                 held.release()
             raise
         self._held = held
         return tail
+
+    def _check_whole(self, history: History, moment: Moment, held: HeldLease | None) -> None:
+        """Raise Moved if the log may have been collected while it was read (H67)."""
+        if held is None:
+            is_whole = history.kept_slots(moment.manifest, moment.manifest.wal_floor)
+        else:
+            is_whole = held.is_held()
+        if not is_whole:
+            raise Moved("the log was collected while it was read")
 
     def _lease(self, manifest: Manifest) -> HeldLease | None:
         if not self._pin:

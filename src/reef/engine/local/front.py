@@ -27,10 +27,11 @@ from reef.engine.local.backlog import Backlog, Item, Left
 from reef.engine.local.entries import LocalBatch, encode_entry, point_of
 from reef.engine.local.helpers import LocalHelpers
 from reef.engine.local.identity import LogIdentity
-from reef.engine.local.overlay import Overlay
+from reef.engine.local.overlay import FIRST_LSN, Overlay
 from reef.engine.local.position import Position
 from reef.engine.local.receipts import LocalReceipt
 from reef.engine.reading.memtable import Memtable
+from reef.engine.reading.view import View
 from reef.engine.tail import Watcher
 from reef.errors import ClosedError, InternalError, ReefError
 from reef.formats.batch import AnyOps
@@ -89,14 +90,33 @@ class LocalFront:
         """Batches that wait for a barrier to go."""
 
     # --- reading ------------------------------------------------------------------
-    def overlay(self) -> Memtable:
-        """Return what lies over the bucket. Take it before what it lies over."""
-        table = self._overlay.table
-        if table.schema.id != self._schema().id:
+    def view(self) -> View:
+        """Return a view of the bucket with the rows of the local log above it."""
+        if self._overlay.table.schema.id != self._schema().id:
             with self.changed:
                 self._overlay.follow(self._schema())
-                table = self._overlay.table
-        return table
+        below = self.committer.tail.view()
+        return View(below.manifest, below.segments, below.memtable, self._overlay.table, self)
+
+    def is_newest(self, view: View) -> bool:
+        """Whether both tables of a view are still in use; called with both locked.
+
+        A table that was replaced stays as it was while the other one goes on: together they
+        would show a state that never was (H69).
+        """
+        below = self.committer.tail.view().memtable
+        return view.staged is self._overlay.table and view.memtable is below
+
+    def newest(self) -> View:
+        return self.view()
+
+    def first_lsn(self, memtable: Memtable) -> int:
+        """Return the first LSN of the overlay that a memtable does not include yet.
+
+        An uploaded row stays in the overlay for a while. By then the log may hold something
+        newer, a load for instance, which it must not hide (H69).
+        """
+        return FIRST_LSN + memtable.marks.get(self.identity.stream, 0) + 1
 
     def watch(self, watcher: Watcher) -> None:
         """Tell it of every batch that is shown from now on."""

@@ -10,7 +10,7 @@ from reef.engine.reading.memtable import Memtable
 from reef.formats.batch import AnyOps
 from reef.formats.schema import Schema
 
-__all__ = ["Overlay"]
+__all__ = ["FIRST_LSN", "Overlay"]
 
 FIRST_LSN = 1 << 61
 """Above every LSN of a log, and below what a transaction stages."""

@@ -100,7 +100,7 @@ class LocalWriter(Writer):
 
     def transaction(self) -> Transaction:
         """Begin a transaction, on what is in the bucket: everything is uploaded first."""
-        self._check()
+        self._check_reads()
         self._front.drain()
         self._front.check_open()
         return super().transaction()
@@ -201,7 +201,9 @@ class LocalWriter(Writer):
         return super().is_open and self._front.end_error is None
 
     def _view(self) -> View:
-        self._check()
-        overlay = self._front.overlay()  # first: what leaves it is in the other by then
-        below = self._committer.tail.view()
-        return View(below.manifest, below.segments, below.memtable, overlay)
+        self._check_reads()
+        return self._front.view()
+
+    def _fencing(self) -> FencedError | None:
+        error = self._front.upload_error
+        return error if isinstance(error, FencedError) else super()._fencing()

@@ -19,6 +19,7 @@ from reef.engine.reading.view import View
 from reef.formats.batch import OpKind
 from reef.formats.filter import hash_keys
 from reef.formats.manifest import SegmentEntry
+from reef.formats.schema import Schema
 from reef.formats.versions import Versions, concat_versions
 from reef.runtime import Runtime
 
@@ -46,22 +47,24 @@ def newest_rows(
     ordered = sorted(set(keys))
     if not ordered:
         return Versions.empty(view.manifest.schema)
-    tables = (view.memtable,) if view.staged is None else (view.memtable, view.staged)
-    moments = [table.look_up(ordered) for table in tables]
+    manifest, moments = view.look_up(ordered)
     in_memory = [moment.rows for moment in moments]
     entries = [
         entry
-        for entry in (*moments[0].ingested, *view.manifest.segments)
+        for entry in (*moments[0].ingested, *manifest.segments)
         if entry.min_key <= ordered[-1] and ordered[0] <= entry.max_key
     ]
     runtime.gather([lambda e=entry: view.segments.tail(e) for entry in entries])  # type: ignore[misc]
     open_keys = _unsettled(ordered, in_memory, entries)
     parts = runtime.gather(
-        [lambda e=entry: _in_segment(view, e, open_keys, columns) for entry in entries]  # type: ignore[misc]
+        [
+            lambda e=entry: _in_segment(view.segments, manifest.schema, e, open_keys, columns)  # type: ignore[misc]
+            for entry in entries
+        ]
     )
     tombstones = [RangeTombstones(moment.range_tombstones) for moment in moments]
     tombstones += [view.segments.deletes(entry) for entry in entries]
-    return newest_versions([*in_memory, *parts], view.manifest.schema, tombstones)
+    return newest_versions([*in_memory, *parts], manifest.schema, tombstones)
 
 
 def _unsettled(
@@ -77,10 +80,13 @@ def _unsettled(
 
 
 def _in_segment(
-    view: View, entry: SegmentEntry, keys: list[bytes], columns: Sequence[int] | None
+    segments: SegmentStore,
+    schema: Schema,
+    entry: SegmentEntry,
+    keys: list[bytes],
+    columns: Sequence[int] | None,
 ) -> Versions:
     """Return the versions that one segment has of some sorted keys."""
-    segments, schema = view.segments, view.manifest.schema
     stored = segments.tail(entry).footer.schema
     within = keys[bisect_left(keys, entry.min_key) :]
     may = segments.tail(entry).filter.may_have_many(hash_keys(within))

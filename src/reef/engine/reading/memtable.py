@@ -16,9 +16,9 @@ hold.
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +35,7 @@ from reef.formats.versions import RangeTombstone, Versions, split_ops
 from reef.runtime import leaf_lock
 from reef.types import KeyRange
 
-__all__ = ["Entry", "Memtable", "Moment", "entry_at"]
+__all__ = ["Chain", "Entry", "Memtable", "Moment", "entry_at"]
 
 INDEXED_LATER = 1000
 """Batches of this many rows are indexed by the first read after them, not by the write."""
@@ -62,25 +62,48 @@ class Entry:
     expires_at_ms: int | None = None
 
 
+class Chain(NamedTuple):
+    """The versions of one key, and the ingested segments of the same instant."""
+
+    entries: list[Entry]
+    """Newest first: patches, and the row that they were laid over."""
+    ingested: tuple[SegmentEntry, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What a memtable had of a range at one moment."""
+    """The contents of a memtable within a range, all of one instant."""
 
     last_lsn: int
     rows: Versions
     range_tombstones: Sequence[RangeTombstone]
     ingested: tuple[SegmentEntry, ...]
 
+    def from_lsn(self, first: int) -> "Moment":
+        """Return the versions that are not older than an LSN."""
+        if first <= 0:
+            return self
+        rows = self.rows.take(np.flatnonzero(self.rows.lsns >= first).astype(np.int64))
+        deleted = [t for t in self.range_tombstones if t.lsn >= first]
+        return replace(self, rows=rows, range_tombstones=deleted)
+
 
 class Memtable:
-    """Applied to by one thread at a time, read by any number."""
+    """Applied to by one thread at a time, read by any number.
+
+    It keeps changing, so a read takes all that it needs in one call: `chain`, `look_up` or
+    `moment`, each of which holds `lock` once and returns values that never change. Rows and
+    ingested segments of two calls may belong to two different states (H69).
+    """
 
     def __init__(self, schema: Schema, first_lsn: int) -> None:
         self.schema = schema
         self.first_lsn = first_lsn
         self.last_lsn = first_lsn - 1
         self.range_tombstones = RangeTombstones()
-        self.ingested: tuple[SegmentEntry, ...] = ()
+        self.marks: dict[str, int] = {}
+        """How far each stream of a local log is in here."""
+        self._ingested: tuple[SegmentEntry, ...] = ()
         """Segments of ingests that are not folded yet."""
         self._arena = Arena(schema)
         self._index: dict[bytes, int] = {}
@@ -94,13 +117,14 @@ class Memtable:
         self._barrier = 0
         """The LSN of the last ingest: its rows lie between patches, and are not in here."""
         self._newest_lsn = 0
-        self._lock = leaf_lock()
+        self.lock = leaf_lock()
+        """Held by whoever reads several tables at one instant, or changes this one."""
         self._unindexed: list[tuple[pa.Array, int]] = []
         """Large batches, and their first rows: indexed when somebody reads."""
         self._sorted: list[bytes] = []
 
     def __len__(self) -> int:
-        with self._lock:
+        with self.lock:
             return len(self._ready_index())
 
     @property
@@ -108,10 +132,20 @@ class Memtable:
         """About how many bytes it takes."""
         return self._arena.bytes + KEY_BYTES * len(self._index)
 
-    def apply(self, lsn: int, batches: Sequence[AnyOps]) -> None:
-        """Take in one WAL object whole; sequences count over all its batches."""
+    def apply(
+        self,
+        lsn: int,
+        batches: Sequence[AnyOps],
+        marks: Mapping[str, int] | None = None,
+        *,
+        is_early: bool = False,
+    ) -> None:
+        """Apply one WAL object whole; sequences count over all its batches.
+
+        With `is_early` an object below it is missing yet, so `last_lsn` stays.
+        """
         seq = 0
-        with self._lock:
+        with self.lock:
             for ops in batches:
                 if isinstance(ops, OneOp) and lsn >= self._newest_lsn:
                     self._add_one(ops, lsn, seq)
@@ -125,12 +159,15 @@ class Memtable:
                 seq += len(ops)
             self._newest_size = seq
             self._newest_lsn = max(self._newest_lsn, lsn)
-            self.last_lsn = max(self.last_lsn, lsn)
+            if not is_early:
+                self.last_lsn = max(self.last_lsn, lsn)
+            if marks:
+                self.marks.update(marks)
 
     def ingest(self, lsn: int, segments: Sequence[SegmentEntry]) -> None:
         """Take in the segments that an ingest makes visible."""
-        with self._lock:
-            self.ingested = (*self.ingested, *segments)
+        with self.lock:
+            self._ingested = (*self._ingested, *segments)
             self.last_lsn = max(self.last_lsn, lsn)
             self._barrier = max(self._barrier, lsn)
 
@@ -145,17 +182,18 @@ class Memtable:
         up with what comes in, and everybody who needs the lock waits a moment only.
         """
         if self._long:
-            with self._lock:
+            with self.lock:
                 most = max(SHORTENED_MAX, 2 * self._newest_size)
                 self._shorten(sorted(islice(self._long, most // CHAIN_MAX + 1)), lsn, 2 * most)
 
-    def chain(self, key: bytes) -> list[Entry]:
-        """Return the versions of a key, newest first: patches, and what they were laid over.
+    def chain(self, key: bytes) -> Chain:
+        """Return the versions of a key and the ingested segments, all of one instant (H15, H69)."""
+        with self.lock:
+            return Chain(list(self._chain(key)), self._ingested)
 
-        All of one moment: a batch that deletes a range and puts a key is seen whole (H15).
-        """
-        with self._lock:
-            return list(self._chain(key))
+    def chains_locked(self, keys: Sequence[bytes]) -> list[Chain]:
+        """Return the same of several keys; the caller holds the lock."""
+        return [Chain(list(self._chain(key)), self._ingested) for key in keys]
 
     def _chain(self, key: bytes) -> Iterator[Entry]:
         row = self._find(key)
@@ -170,30 +208,33 @@ class Memtable:
             yield Entry(cover.lsn, cover.seq, OpKind.DELETE)
 
     def look_up(self, keys: Sequence[bytes]) -> Moment:
-        """Return what is here of some sorted keys, all of one moment."""
-        with self._lock:
-            rows = [row for row in map(self._ready_index().get, keys) if row is not None]
-            wanted = KeyRange(keys[0], keys[-1] + b"\0")
-            return Moment(
-                self.last_lsn,
-                self._gather(rows),
-                self.range_tombstones.within(wanted),
-                self.ingested,
-            )
+        """Return the versions of some sorted keys, all of one instant."""
+        with self.lock:
+            return self.look_up_locked(keys)
+
+    def look_up_locked(self, keys: Sequence[bytes]) -> Moment:
+        """Return the same; the caller holds the lock."""
+        rows = [row for row in map(self._ready_index().get, keys) if row is not None]
+        deleted = self.range_tombstones.within(KeyRange(keys[0], keys[-1] + b"\0"))
+        return Moment(self.last_lsn, self._gather(rows), deleted, self._ingested)
 
     def moment(self, wanted: KeyRange) -> Moment:
-        """Return what is here of a range, all of one moment: no batch is seen in part."""
-        with self._lock:
-            keys, end = self._sorted_keys(), wanted.end
-            first = bisect_left(keys, wanted.start)
-            keys = keys[first : len(keys) if end is None else bisect_left(keys, end)]
-            rows = self._gather(list(map(self._index.__getitem__, keys)))
-            return Moment(self.last_lsn, rows, self.range_tombstones.within(wanted), self.ingested)
+        """Return the versions within a range, all of one instant: no batch is seen in part."""
+        with self.lock:
+            return self.moment_locked(wanted)
+
+    def moment_locked(self, wanted: KeyRange) -> Moment:
+        """Return the same; the caller holds the lock."""
+        keys, end = self._sorted_keys(), wanted.end
+        first = bisect_left(keys, wanted.start)
+        keys = keys[first : len(keys) if end is None else bisect_left(keys, end)]
+        rows = self._gather(list(map(self._index.__getitem__, keys)))
+        return Moment(self.last_lsn, rows, self.range_tombstones.within(wanted), self._ingested)
 
     def drop_below(self, floor: int, schema: Schema | None = None) -> "Memtable":
         """Return a memtable without what lies below `floor`."""
         kept = Memtable(schema or self.schema, floor)
-        with self._lock:
+        with self.lock:
             self._ready_index()
             kept._arena = self._arena.from_lsn(floor, kept.schema)
             first, old = kept._arena.first_row, kept._arena.below_lsn(floor)
@@ -206,7 +247,8 @@ class Memtable:
             kept._long = {k: None for k in self._long if k in kept._index}
             kept._barrier = self._barrier
             kept.range_tombstones = self.range_tombstones.from_lsn(floor)
-            kept.ingested = tuple(e for e in self.ingested if e.lsn_max >= floor)
+            kept._ingested = tuple(e for e in self._ingested if e.lsn_max >= floor)
+            kept.marks = dict(self.marks)
             kept.last_lsn = max(self.last_lsn, floor - 1)
             kept._newest_lsn = self._newest_lsn
         return kept

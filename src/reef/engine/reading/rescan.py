@@ -37,8 +37,8 @@ def go_on_after_sweeps(scan: Scan, replan: Replan) -> Iterator[Versions]:
             before, view = scan.manifest, replan(scan.manifest.generation, error)
             scan = view.scan(left, scan.now_ms, reverse=scan.reverse, projection=scan.projection)
             grew = any(map(_is_above, scan.moments[1:], staged))
-            other = _is_another(before, view.manifest)
-            if other or view.last_lsn < lsn or grew or _is_newer(scan, lsn):
+            other = _is_another(before, scan.manifest)
+            if other or scan.moments[0].last_lsn < lsn or grew or _is_newer(scan, lsn):
                 raise _collected(lsn, error) from error
 
 

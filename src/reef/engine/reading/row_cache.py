@@ -1,9 +1,10 @@
-"""Rows that were read lately, ready to hand out: a warm `get` is one look into a dict.
+"""Rows that were read lately, ready to hand out: a warm `get` is one dict lookup.
 
-Before a write is applied its keys are forgotten, and until it is applied nothing is kept, nor
-what was read before it: so a row here is never older than what a reader has seen elsewhere. A
-fold changes no row and forgets nothing. Rows that expire are never kept. Bounded in bytes; what
-came first goes first.
+Before a write is applied its keys are dropped. While any write is being applied no row is kept,
+and neither is a row whose read began before the end of a write. So a row in here is never older
+than a row that was read elsewhere. There may be several writes at a time: with a local log, one
+thread applies uploads and another one new batches. A fold changes no row and drops nothing. Rows
+that expire are never kept. Bounded in bytes; the oldest rows leave first.
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,9 @@ class RowCache:
     def __init__(self, bytes_max: int) -> None:
         self.rows: dict[bytes, Any] = {}
         self.writes = 0
-        """Counts beginnings and ends of writes: odd while one is being applied."""
+        """Counts beginnings and ends of writes."""
+        self._applying = 0
+        """Writes that have begun and not ended."""
         self._bytes_max = bytes_max
         self._bytes = 0
         self._sizes: dict[bytes, int] = {}
@@ -42,7 +45,7 @@ class RowCache:
         with self._lock:
             if (
                 writes != self.writes
-                or writes % 2
+                or self._applying
                 or key in self.rows
                 or size > self._bytes_max // 8
             ):
@@ -59,6 +62,7 @@ class RowCache:
         """Forget what is about to be written; of an ingest the keys are not known."""
         with self._lock:
             self.writes += 1
+            self._applying += 1
             if segments:
                 self._clear()
             for ops in batches:
@@ -70,10 +74,11 @@ class RowCache:
     def applied(self) -> None:
         with self._lock:
             self.writes += 1
+            self._applying -= 1
 
     def lost_track(self) -> None:
         with self._lock:
-            self.writes += 2
+            self.writes += 1
             self._clear()
 
     def _clear(self) -> None:

@@ -20,13 +20,22 @@ from reef.stores.notify.base import Bell, Notifier
 
 if TYPE_CHECKING:
     from reef.stores.notify.directory import DirectoryNotifier
+    from reef.stores.notify.http_listener import ListenerLimits
     from reef.stores.notify.push import PushNotifier
     from reef.stores.notify.queue import QueueNotifier
 
-__all__ = ["Bell", "DirectoryNotifier", "Notifier", "PushNotifier", "QueueNotifier"]
+__all__ = [
+    "Bell",
+    "DirectoryNotifier",
+    "ListenerLimits",
+    "Notifier",
+    "PushNotifier",
+    "QueueNotifier",
+]
 
 HOMES = {
     "DirectoryNotifier": "reef.stores.notify.directory",
+    "ListenerLimits": "reef.stores.notify.http_listener",
     "PushNotifier": "reef.stores.notify.push",
     "QueueNotifier": "reef.stores.notify.queue",
 }

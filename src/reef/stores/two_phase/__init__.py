@@ -8,7 +8,7 @@ inserts the record; the object follows by a copy, made by that writer or by whoe
     register    what Reef asks of a register; `sqlite`, `sql` and `dynamodb` are registers
     store       `TwoPhase`, the store: creating and deleting
     finishing   what makes a record's object appear: for losers of a race, and after crashes
-    recovery    finishes everything that nobody has finished
+    recovery    finishes everything that is unfinished; what to do after a restore
     collecting  removes what crashes left: old temporary objects, and records of what was deleted
     opening     from the URL of a register to the register
 """
@@ -16,7 +16,7 @@ inserts the record; the object follows by a copy, made by that writer or by whoe
 from reef.stores.two_phase.collecting import Collected, collect
 from reef.stores.two_phase.opening import open_register
 from reef.stores.two_phase.record import Record
-from reef.stores.two_phase.recovery import RecoveryReport, recover
+from reef.stores.two_phase.recovery import RecoveryReport, after_restore, recover
 from reef.stores.two_phase.register import Register
 from reef.stores.two_phase.store import TwoPhase, find_two_phase
 
@@ -26,6 +26,7 @@ __all__ = [
     "RecoveryReport",
     "Register",
     "TwoPhase",
+    "after_restore",
     "collect",
     "find_two_phase",
     "open_register",

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from reef.stores.base import ObjectInfo, Store
-from reef.stores.two_phase.record import Record, destination_of
+from reef.stores.two_phase.record import Record, destination_of, same_attempt
 from reef.stores.two_phase.store import TwoPhase, find_two_phase
 
 __all__ = ["Collected", "collect"]
@@ -81,4 +81,4 @@ def _is_useless(source: str, record: Record | None, *, below: bool) -> bool:
     """Whether nobody will ever copy from a source."""
     if record is None:
         return below
-    return record.source != source or record.committed
+    return not same_attempt(record.source, source) or record.committed

@@ -4,6 +4,10 @@ The table's partition key is the scope and its sort key the destination, so that
 are read in order, by consistent queries. It is made, billed by request, if it is not there. An
 insert is a put with the condition that there is no such item; the client's own retries may make
 that fail on our own item, which reading it shows.
+
+A backup is always restored to a new table. So the incarnation's item names the table that it was
+drawn in, and the first process that finds another one draws again (H72). Conditions on two items
+would need a transaction for each commit: here the incarnation is read behind it instead.
 """
 
 import os
@@ -25,11 +29,12 @@ from botocore.exceptions import (
 from reef.errors import InvalidInputError, Kind, ReefError, UnavailableError
 from reef.runtime import REAL, leaf_lock
 from reef.stores.two_phase.record import Record
-from reef.stores.two_phase.register import PAGE, Register
+from reef.stores.two_phase.register import INCARNATION, PAGE, RESERVED, Holding, Register
 
 __all__ = ["DynamoOptions", "DynamoRegister"]
 
-IDENTITY = {"scope": {"S": "reef-register"}, "destination": {"S": "id"}}
+IDENTITY = {"scope": {"S": RESERVED}, "destination": {"S": "id"}}
+INCARNATION_KEY = {"scope": {"S": RESERVED}, "destination": {"S": INCARNATION}}
 GETS_AT_ONCE = 100
 TIMEOUT_S = 30
 TAKEN = "ConditionalCheckFailedException"
@@ -104,8 +109,11 @@ class DynamoRegister(Register):
     @property
     def name(self) -> str:
         if self._name is None:
-            self._name = f"dynamodb-{self._identity()} for {self.scope}"
+            self._name = self.current_name()
         return self._name
+
+    def current_name(self) -> str:
+        return f"dynamodb-{self._identity()} for {self.scope}"
 
     def _identity(self) -> str:
         with self._asking() as client:
@@ -133,6 +141,37 @@ class DynamoRegister(Register):
         )
         self._made = True
         self._put({**IDENTITY, "id": {"S": REAL.ulid()}})
+        table_id = client.describe_table(TableName=self.table)["Table"].get("TableId", "")
+        self._draw(table_id, "attribute_not_exists(destination) OR #drawn_in <> :drawn_in")
+
+    def _draw(self, table_id: str, condition: str | None) -> None:
+        request: dict[str, Any] = {
+            "TableName": self.table,
+            "Key": INCARNATION_KEY,
+            "UpdateExpression": "SET #id = :id, #drawn_in = :drawn_in",
+            "ExpressionAttributeNames": {"#id": "id", "#drawn_in": "drawn_in"},
+            "ExpressionAttributeValues": {":id": {"S": REAL.ulid()}, ":drawn_in": {"S": table_id}},
+        }
+        if condition is not None:
+            request["ConditionExpression"] = condition
+        with self._asking() as client:
+            _holds(lambda: client.update_item(**request))
+
+    def begin_incarnation(self) -> str:
+        with self._asking() as client:
+            table_id = client.describe_table(TableName=self.table)["Table"].get("TableId", "")
+        self._draw(table_id, None)
+        return self.incarnation()
+
+    def incarnation(self) -> str:
+        return self.holding(INCARNATION).incarnation
+
+    def holding(self, destination: str) -> Holding:
+        keys = [self._key(destination), INCARNATION_KEY]
+        items = self._items({self.table: {"Keys": keys, "ConsistentRead": True}})
+        found = next((_record(item) for item in items if "source" in item), None)
+        shown = next((item["id"]["S"] for item in items if "source" not in item), "")
+        return Holding(found, shown)
 
     def insert(self, record: Record) -> bool:
         item = {
@@ -157,16 +196,17 @@ class DynamoRegister(Register):
         found: list[Record] = []
         for at in range(0, len(destinations), GETS_AT_ONCE):
             keys = [self._key(name) for name in dict.fromkeys(destinations[at : at + GETS_AT_ONCE])]
-            found += self._read({self.table: {"Keys": keys, "ConsistentRead": True}})
+            items = self._items({self.table: {"Keys": keys, "ConsistentRead": True}})
+            found += map(_record, items)
         return found
 
-    def _read(self, asked: dict[str, Any]) -> list[Record]:
+    def _items(self, asked: dict[str, Any]) -> list[dict[str, Any]]:
         """What was left out is asked for again, as long as it gets less; then it is throttled."""
-        found: list[Record] = []
+        found: list[dict[str, Any]] = []
         while asked:
             with self._asking() as client:
                 answer = client.batch_get_item(RequestItems=asked)
-            found += map(_record, answer["Responses"].get(self.table, []))
+            found += answer["Responses"].get(self.table, [])
             left = answer.get("UnprocessedKeys") or {}
             if _keys_in(left) >= _keys_in(asked):
                 raise UnavailableError(f"{self!r} has no room for reads", kind=Kind.THROTTLED)

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from reef.errors import InvalidInputError, Kind
-from reef.stores.two_phase.register import Register
+from reef.stores.two_phase.register import RESERVED, Register
 from reef.stores.two_phase.sqlite import SqliteRegister
 
 __all__ = ["open_register"]
@@ -34,6 +34,8 @@ def open_register(url: Any, store_url: str) -> Register:
     words = parse_qsl(parts.query, keep_blank_values=True)
     query = [word for word in words if word[0] != "scope"]  # a host may be named more than once
     scope = dict(words).get("scope", store_url)
+    if scope == RESERVED:
+        raise _bad(f"the scope {RESERVED!r} is the register's own", "Choose another scope")
     kind = parts.scheme.partition("+")[0]
     if kind == "sqlite":
         return _open_sqlite(parts.netloc, unquote(parts.path), dict(query), scope, store_url)

@@ -4,6 +4,10 @@ A source is named `<destination>.<uuid>.<checksum>`, next to its destination. Th
 writers apart, and the checksum tells whether the bytes at the destination are the right ones
 without asking anybody. Names of that shape are reserved: the two-phase store hides them from
 listings and refuses to write them for anyone else.
+
+A writer whose INSERT was never answered may have to report "exists" while that INSERT is still on
+its way. Before it does, it puts a withdrawal next to its source, `<destination>.<uuid>.<zeros>`:
+a record of that uuid that arrives later counts for nothing.
 """
 
 import hashlib
@@ -12,10 +16,19 @@ from dataclasses import dataclass
 
 from reef.runtime import Runtime
 
-__all__ = ["Record", "checksum_of", "destination_of", "is_temporary", "new_record"]
+__all__ = [
+    "Record",
+    "checksum_of",
+    "destination_of",
+    "is_temporary",
+    "new_record",
+    "same_attempt",
+    "withdrawal_of",
+]
 
 CHECKSUM_BYTES = 16
 UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+WITHDRAWN = "0" * 2 * CHECKSUM_BYTES
 TEMPORARY = re.compile(rf"(.+)\.{UUID}\.[0-9a-f]{{32}}", re.DOTALL)
 
 
@@ -54,8 +67,22 @@ def destination_of(key: str) -> str | None:
 
 
 def is_temporary(key: str) -> bool:
-    """Whether a key is the name of a source."""
+    """Whether a key is the name of a source, or of a withdrawal."""
     return destination_of(key) is not None
+
+
+def withdrawal_of(source: str) -> str:
+    """Return the name of the object that withdraws the attempt of this source.
+
+    >>> withdrawal_of("w/7.8d1f0c1e-93a4-4b0e-9f52-6f0a7c1d2e3f.00112233445566778899aabbccddeeff")
+    'w/7.8d1f0c1e-93a4-4b0e-9f52-6f0a7c1d2e3f.00000000000000000000000000000000'
+    """
+    return f"{source.rpartition('.')[0]}.{WITHDRAWN}"
+
+
+def same_attempt(source: str, other: str) -> bool:
+    """Whether two temporary objects belong to one attempt: they differ in the checksum at most."""
+    return source.rpartition(".")[0] == other.rpartition(".")[0]
 
 
 def _uuid(runtime: Runtime) -> str:

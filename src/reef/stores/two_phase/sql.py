@@ -4,6 +4,11 @@ One table for all buckets, and one with the register's id. Every statement is it
 (autocommit), and is sent to the primary: a replica that lags would forget who won. Names compare
 by their bytes: in MySQL they are binary columns, since its usual collations take `A` for `a`.
 
+Their witness of a restore (H72): PostgreSQL's is the start of the server, which every physical
+restore and every failover changes, and the file of the table, which a logical restore changes.
+MariaDB and MySQL show when the table was made, and no more: a physical restore of theirs is only
+shown by `begin_incarnation`.
+
 A pool of connections belongs to the process that opened it; a forked child has its own.
 """
 
@@ -21,7 +26,14 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 from reef.errors import InvalidInputError, Kind, ReefError, UnavailableError
 from reef.runtime import REAL, leaf_lock
 from reef.stores.two_phase.record import Record
-from reef.stores.two_phase.register import PAGE, Register, end_of
+from reef.stores.two_phase.register import (
+    INCARNATION,
+    PAGE,
+    RESERVED,
+    Holding,
+    Register,
+    end_of,
+)
 
 __all__ = ["SqlRegister"]
 
@@ -104,6 +116,19 @@ IDENTITY = sa.Table(
     sa.Column("one", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("id", sa.String(26), nullable=False),
 )
+OWN = (
+    f"SELECT source FROM reef_records WHERE scope = '{RESERVED}' AND destination = '{INCARNATION}'"
+)
+WITNESSED = {
+    "postgresql": f"coalesce(({OWN}), '') "
+    "|| '/' || extract(epoch FROM pg_postmaster_start_time())::text "
+    "|| '/' || coalesce(pg_relation_filenode('reef_records')::text, '')",
+    # A table that is updated is read by way of another: MySQL refuses it otherwise.
+    "mysql": f"concat(coalesce((SELECT cast(own.source AS char) FROM ({OWN}) AS own), ''), '/', "
+    "coalesce((SELECT cast(create_time AS char) FROM information_schema.tables "
+    "WHERE table_schema = database() AND table_name = 'reef_records'), ''))",
+}
+"""The incarnation, as an expression of each dialect."""
 _abandoned: list[Any] = []
 """Pools from before a fork: their connections belong to the parent."""
 
@@ -128,8 +153,11 @@ class SqlRegister(Register):
     @property
     def name(self) -> str:
         if self._name is None:
-            self._name = f"{self._kind}-{self._identity()} for {self.scope}"
+            self._name = self.current_name()
         return self._name
+
+    def current_name(self) -> str:
+        return f"{self._kind}-{self._identity()} for {self.scope}"
 
     def _identity(self) -> str:
         with self._asking() as connection:
@@ -147,6 +175,9 @@ class SqlRegister(Register):
         with suppress(exc.IntegrityError), engine.connect() as connection:
             if connection.execute(sa.select(IDENTITY.c.id)).scalar() is None:
                 connection.execute(sa.insert(IDENTITY).values(one=1, id=REAL.ulid()))
+        with suppress(exc.IntegrityError), engine.connect() as connection:
+            if connection.execute(sa.text(OWN)).scalar() is None:
+                connection.execute(sa.insert(RECORDS).values(_incarnation_row()))
         self._made = True
 
     def insert(self, record: Record) -> bool:
@@ -175,6 +206,41 @@ class SqlRegister(Register):
         update = sa.update(RECORDS).where(*self._is(record)).values(committed=1)
         with self._asking() as connection:
             connection.execute(update)
+
+    def incarnation(self) -> str:
+        return self.holding(INCARNATION).incarnation
+
+    def holding(self, destination: str) -> Holding:
+        now = sa.select(self._witnessed().label("incarnation")).subquery("now")
+        key = sa.and_(RECORDS.c.scope == self.scope, RECORDS.c.destination == destination)
+        asked = sa.select(
+            now.c.incarnation,
+            RECORDS.c.destination,
+            RECORDS.c.source,
+            RECORDS.c.checksum,
+            RECORDS.c.committed,
+        ).select_from(now.outerjoin(RECORDS, key))
+        with self._asking() as connection:
+            shown, *row = connection.execute(asked).one()
+        found = None if row[0] is None else Record(row[0], row[1], row[2], committed=bool(row[3]))
+        return Holding(found, str(shown))
+
+    def commit_in(self, record: Record, incarnation: str) -> bool:
+        update = sa.update(RECORDS).where(*self._is(record), self._witnessed() == incarnation)
+        with self._asking() as connection:
+            return connection.execute(update.values(committed=1)).rowcount == 1
+
+    def begin_incarnation(self) -> str:
+        row = _incarnation_row()
+        own = (RECORDS.c.scope == RESERVED, RECORDS.c.destination == INCARNATION)
+        with self._asking() as connection:
+            changed = sa.update(RECORDS).where(*own).values(source=row["source"])
+            if connection.execute(changed).rowcount == 0:
+                connection.execute(sa.insert(RECORDS).values(row))
+        return self.incarnation()
+
+    def _witnessed(self) -> sa.ColumnElement[str]:
+        return sa.literal_column(f"({WITNESSED[self._kind]})", sa.String())
 
     def delete(self, records: Sequence[Record]) -> None:
         for record in records:
@@ -266,6 +332,16 @@ class SqlRegister(Register):
     def __repr__(self) -> str:
         url = make_url(self._url)
         return f"<SqlRegister {url.get_backend_name()} at {url.host}/{url.database}>"
+
+
+def _incarnation_row() -> dict[str, Any]:
+    return {
+        "scope": RESERVED,
+        "destination": INCARNATION,
+        "source": REAL.ulid(),
+        "checksum": "",
+        "committed": 1,
+    }
 
 
 def _close(engine: Engine, process_id: int) -> None:

@@ -4,6 +4,10 @@ Every statement is its own transaction, in the write-ahead mode with full syncs:
 survives a power failure. The file may be opened by any number of processes of one machine; a
 network file system is not good enough for SQLite's locks. A connection is used by one thread at a
 time, and never by a forked child: that one opens its own.
+
+Its witness of a restore (H72) is the schema version, which SQLite raises when a backup is copied
+into a live database, and the file's inode, for a backup that takes the file's place: a connection
+would write to the old file for as long as it is open, so every statement compares the inode first.
 """
 
 import os
@@ -15,7 +19,14 @@ from typing import Any
 from reef.errors import CorruptionError, InvalidInputError, Kind, ReefError, UnavailableError
 from reef.runtime import REAL, leaf_lock
 from reef.stores.two_phase.record import Record
-from reef.stores.two_phase.register import PAGE, Register, end_of
+from reef.stores.two_phase.register import (
+    INCARNATION,
+    PAGE,
+    RESERVED,
+    Holding,
+    Register,
+    end_of,
+)
 
 __all__ = ["SqliteRegister"]
 
@@ -35,6 +46,12 @@ CREATE INDEX IF NOT EXISTS reef_records_open ON reef_records (scope, destination
 CREATE TABLE IF NOT EXISTS reef_register (one INTEGER PRIMARY KEY CHECK (one = 1), id TEXT NOT NULL)
 """
 COLUMNS = "destination, source, checksum, committed"
+WITNESSED = (
+    "coalesce((SELECT source FROM reef_records "
+    f"WHERE scope = '{RESERVED}' AND destination = '{INCARNATION}'), '') "
+    "|| '/' || (SELECT schema_version FROM pragma_schema_version)"
+)
+"""The incarnation, without the file's inode."""
 REFUSALS = (
     sqlite3.SQLITE_NOTADB,
     sqlite3.SQLITE_CANTOPEN,
@@ -56,6 +73,7 @@ class SqliteRegister(Register):
         self._lock = leaf_lock()
         self._connection: sqlite3.Connection | None = None
         self._process_id = -1
+        self._inode = ""
         self._name: str | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -64,10 +82,13 @@ class SqliteRegister(Register):
     @property
     def name(self) -> str:
         if self._name is None:
-            with self._connected() as connection:
-                ((number,),) = connection.execute("SELECT id FROM reef_register")
-            self._name = f"sqlite-{number} for {self.scope}"
+            self._name = self.current_name()
         return self._name
+
+    def current_name(self) -> str:
+        with self._connected() as connection:
+            ((number,),) = connection.execute("SELECT id FROM reef_register")
+        return f"sqlite-{number} for {self.scope}"
 
     def insert(self, record: Record) -> bool:
         row = (self.scope, record.destination, record.source, record.checksum)
@@ -90,6 +111,38 @@ class SqliteRegister(Register):
         )
         with self._connected() as connection:
             connection.execute(words, (self.scope, record.destination, record.source))
+
+    def incarnation(self) -> str:
+        return self.holding(INCARNATION).incarnation
+
+    def holding(self, destination: str) -> Holding:
+        words = (
+            f"SELECT now.incarnation, {COLUMNS} FROM (SELECT {WITNESSED} AS incarnation) AS now "
+            "LEFT JOIN reef_records ON scope = ? AND destination = ?"
+        )
+        with self._connected() as connection:
+            ((shown, *row),) = connection.execute(words, (self.scope, destination))
+            incarnation = f"{self._inode}/{shown}"
+        found = None if row[0] is None else Record(row[0], row[1], row[2], committed=bool(row[3]))
+        return Holding(found, incarnation)
+
+    def commit_in(self, record: Record, incarnation: str) -> bool:
+        words = (
+            "UPDATE reef_records SET committed = 1 "
+            f"WHERE scope = ? AND destination = ? AND source = ? AND ? || '/' || {WITNESSED} = ?"
+        )
+        with self._connected() as connection:
+            row = (self.scope, record.destination, record.source, self._inode, incarnation)
+            return connection.execute(words, row).rowcount == 1
+
+    def begin_incarnation(self) -> str:
+        words = (
+            f"INSERT OR REPLACE INTO reef_records (scope, {COLUMNS}) "
+            f"VALUES ('{RESERVED}', '{INCARNATION}', ?, '', 1)"
+        )
+        with self._connected() as connection:
+            connection.execute(words, (REAL.ulid(),))
+        return self.incarnation()
 
     def delete(self, records: Sequence[Record]) -> None:
         words = "DELETE FROM reef_records WHERE scope = ? AND destination = ? AND source = ?"
@@ -140,11 +193,28 @@ class SqliteRegister(Register):
 
     def _open(self) -> sqlite3.Connection:
         process_id = REAL.process_id()
-        if self._connection is None or self._process_id != process_id:
-            if self._connection is not None:
-                _abandoned.append(self._connection)
+        if self._connection is not None and self._process_id != process_id:
+            _abandoned.append(self._connection)
+            self._connection = None
+        if self._connection is not None and self._inode_now() != self._inode:
+            self._connection.close()
+            self._connection = None
+        if self._connection is None:
             self._connection, self._process_id = self._connect(), process_id
+            self._inode = self._inode_now()
         return self._connection
+
+    def _inode_now(self) -> str:
+        """Return what names the file at the path. One that is open keeps its inode for itself."""
+        try:
+            status = os.stat(self.path)
+        except FileNotFoundError as error:
+            raise UnavailableError(
+                f"the register {self.path} was removed while it is in use",
+                hint="Put it back, or restore it as the page on two-phase says",
+                register=self.path,
+            ) from error
+        return f"{status.st_dev}.{status.st_ino}"
 
     def _connect(self) -> sqlite3.Connection:
         folder = os.path.dirname(self.path)
@@ -159,11 +229,18 @@ class SqliteRegister(Register):
         try:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("BEGIN IMMEDIATE")  # one schema version for all who open it
             for words in SCHEMA.split(";\n"):
                 connection.execute(words)
             connection.execute(
                 "INSERT OR IGNORE INTO reef_register (one, id) VALUES (1, ?)", (REAL.ulid(),)
             )
+            connection.execute(
+                f"INSERT OR IGNORE INTO reef_records (scope, {COLUMNS}) "
+                f"VALUES ('{RESERVED}', '{INCARNATION}', ?, '', 1)",
+                (REAL.ulid(),),
+            )
+            connection.execute("COMMIT")
         except BaseException:
             connection.close()
             raise

@@ -1,19 +1,23 @@
 """`TwoPhase`: a store that creates by a register, and does everything else by itself.
 
-`create` goes through five steps (protocol section 9, H23):
+`create` goes through five steps (protocol section 9, H23, H72):
 
-    0  look at the destination: what is there exists, whether the register knows it or not
+    0  HEAD the destination: an object that is there exists, whether the register knows it or not
     1  PUT the bytes at a source of their own
     2  INSERT the record: this decides, and from here on the object is durable
-    3  COPY the source to the destination: from here on everybody sees it
-    4  set the record to committed
+    3  check destination and record again, and COPY the source: from here on everybody sees it
+    4  set the record to committed, on condition that the register still has it
     5  delete the source
 
-CREATED is answered only after step 3, so that whoever reads the bucket without the register sees
-everything that was acknowledged. Who loses the insert finishes the winner's record and answers
-EXISTS only then, for the same reason. An insert without an answer is settled by reading the
-record: its source tells whose it is. A death anywhere leaves either a source that nothing names,
-or a record that the next writer, helper or recovery finishes.
+CREATED is reported only after step 4, and EXISTS only when the winner's record is finished, so that
+readers of the bucket, who need no register, see everything that was acknowledged. A commit that
+does not respond leaves CREATED as it is: the object can be read. One that finds no such record was
+overtaken by a restore of the register, or by a deletion; `_decide` reports what became of it.
+
+An insert without a response is settled by reading the record: its source shows whose it is. One
+that may still land is withdrawn before a definite result (`reef.stores.two_phase.record`).
+A death anywhere leaves either a source that nothing names, or a record that the next writer, helper
+or recovery finishes.
 
 A name is freed in an order that leaves no way back: the record is set to committed, then the
 source goes, then the object, then the record. Once the source is gone no copy of it can land, so
@@ -27,18 +31,29 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from reef.errors import InvalidInputError, Kind, NotFoundError, ReefError, UnavailableError
+from reef.errors import (
+    CorruptionError,
+    InvalidInputError,
+    Kind,
+    NotFoundError,
+    ReefError,
+    UnavailableError,
+)
 from reef.stores.base import ObjectInfo, Outcome, Part, Store, WriteResult, check_key
-from reef.stores.two_phase.finishing import Finish, Finisher, stuck_error
+from reef.stores.two_phase.finishing import (
+    Content,
+    Finish,
+    Finisher,
+    Placement,
+    stuck_error,
+    two_winners,
+)
 from reef.stores.two_phase.record import Record, is_temporary, new_record
 from reef.stores.two_phase.register import Patient, Register
 from reef.stores.wrappers.base import Wrapper
 from reef.stores.wrappers.retry import Backoff, RetryPolicy
 
 __all__ = ["TwoPhase", "find_two_phase"]
-
-COPIES_MAX = 5
-"""How often a winner puts its source again, should somebody have removed it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +76,8 @@ class TwoPhase(Wrapper):
         self.capabilities = replace(inner.capabilities, create_only=True, if_match=False)
         self.register = Patient(register, self.runtime, self.policy)
         self.finisher = Finisher(inner, self.register)
+        self._in_doubt: dict[str, list[Record]] = {}
+        """Records of this process whose INSERT had no answer, until their names are decided."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TwoPhase, (self.inner, self.register.inner, self.policy)
@@ -73,15 +90,21 @@ class TwoPhase(Wrapper):
     def create(self, key: str, body: bytes) -> WriteResult:
         self._check_name(key)
         if self._is_there(key):
-            return WriteResult(Outcome.EXISTS)
+            return self._settled(key, WriteResult(Outcome.EXISTS))
+        with suppress(UnavailableError):  # then the insert finds out
+            self.finisher.prepare(self.register.inner)
         record = new_record(self.runtime, key, body)
         self.inner.put(record.source, body)
         claim = self._claim(record)
+        if claim.doubt is not None:
+            self._in_doubt.setdefault(key, []).append(record)
         if claim.holder is None:
             return WriteResult(Outcome.UNKNOWN, cause=claim.doubt)
         if claim.holder.source == record.source:
-            return self._complete(record, body)
-        return self._help(record, claim.holder, claim.doubt)
+            result = self._complete(record, body)
+        else:
+            result = self._help(record, claim.holder, claim.doubt)
+        return self._settled(key, result)
 
     def _claim(self, record: Record) -> _Claim:
         """Insert until it is clear whose the destination is.
@@ -93,7 +116,7 @@ class TwoPhase(Wrapper):
         while True:
             try:
                 if self.register.insert(record):
-                    return _Claim(record)
+                    return _Claim(record, doubt)
                 holder = self.register.read_one(record.destination)
                 if holder is not None:
                     if not self._freed(holder):
@@ -122,27 +145,69 @@ class TwoPhase(Wrapper):
     def _complete(self, record: Record, body: bytes) -> WriteResult:
         """Steps 3 to 5, of the winner."""
         try:
-            self._copy(record, body)
-        except ReefError as error:  # the record stands: whoever comes next copies
+            placed = self._copy(record, body)
+            if placed is Placement.TAKEN:
+                return WriteResult(Outcome.EXISTS)
+            if placed is Placement.STUCK:
+                raise UnavailableError(
+                    f"the source {record.source} vanishes before it can be copied",
+                    object=record.destination,
+                )
+            if placed is Placement.MOVED:
+                return self._decide(record)
+        except CorruptionError:
+            raise
+        except ReefError as error:  # the record is durable: the next process copies
             return WriteResult(Outcome.UNKNOWN, cause=error)
-        with suppress(ReefError):  # readable is enough; the rest is left to recovery
-            self.finisher.seal(record)
-        return WriteResult(Outcome.CREATED)
+        return self._seal(record)
 
-    def _copy(self, record: Record, body: bytes) -> None:
-        for _ in range(COPIES_MAX):
-            try:
-                self.inner.copy(record.source, record.destination)
-            except NotFoundError:
-                if self.finisher.is_done(record) or self.finisher.is_right(record):
-                    return
-                self.inner.put(record.source, body)  # the bytes are still here
-            else:
-                return
-        raise UnavailableError(
-            f"the source {record.source} vanishes before it can be copied",
+    def _copy(self, record: Record, body: bytes) -> Placement:
+        return self.finisher.place(record, lambda: self.inner.put(record.source, body))
+
+    def _seal(self, record: Record) -> WriteResult:
+        """Steps 4 and 5: CREATED unless the register has given the name to another."""
+        try:
+            is_sealed = self.finisher.seal(record)
+        except ReefError as error:  # readable is enough; the rest is left to recovery
+            if error.kind is Kind.OTHER_CAS:
+                return WriteResult(Outcome.UNKNOWN, cause=error)
+            is_sealed = True
+        try:
+            return WriteResult(Outcome.CREATED) if is_sealed else self._decide(record)
+        except UnavailableError as error:
+            return WriteResult(Outcome.UNKNOWN, cause=error)
+
+    def _decide(self, record: Record) -> WriteResult:
+        """The register does not have the record as it was inserted: see what became of it."""
+        holder = self.register.read_one(record.destination)
+        if holder is not None and holder.source != record.source:
+            return self._yield_to(record, holder)
+        content = self.finisher.content(record)
+        if holder is None or holder.committed:
+            self._drop(record.source)
+        if content is Content.RIGHT or (holder is not None and holder.committed):
+            return WriteResult(Outcome.CREATED)
+        if content is Content.OTHER:
+            return WriteResult(Outcome.EXISTS)
+        gone = UnavailableError(
+            f"the register has no record of {record.destination} any more: the object was deleted "
+            "meanwhile, or the register was restored from a backup",
             object=record.destination,
         )
+        return WriteResult(Outcome.UNKNOWN, cause=gone)
+
+    def _yield_to(self, record: Record, holder: Record) -> WriteResult:
+        """Another has the name, after a restore or a deletion. Our bytes may be there, or not."""
+        self._drop(record.source)
+        is_ours = holder.checksum != record.checksum and (
+            self.finisher.content(record) is Content.RIGHT
+        )
+        if is_ours and holder.committed:
+            raise two_winners(record, holder)
+        result = self._help(record, holder, None)
+        # A record that finds our bytes at its destination is superseded by them.
+        is_ours = is_ours and self.finisher.content(record) is Content.RIGHT
+        return WriteResult(Outcome.CREATED) if is_ours else result
 
     def _help(self, record: Record, holder: Record, doubt: Exception | None) -> WriteResult:
         """Finish the winner's record: EXISTS is the answer when readers can see it."""
@@ -158,6 +223,27 @@ class TwoPhase(Wrapper):
             if finish is Finish.STUCK:
                 raise stuck_error(holder)
         return WriteResult(Outcome.EXISTS)
+
+    def _settled(self, key: str, result: WriteResult) -> WriteResult:
+        """Withdraw the inserts of this name that had no answer, before a definite result is given.
+
+        One of them could land when the name was deleted, and bring back bytes of which its writer
+        knows for certain that they are not there.
+        """
+        if result.outcome is Outcome.UNKNOWN or key not in self._in_doubt:
+            return result
+        records = self._in_doubt.pop(key, [])
+        try:
+            holder = self.register.read_one(key)
+            for record in records:
+                if holder is None or holder.source != record.source or holder.committed:
+                    self.finisher.withdraw(record)
+        except ReefError as error:
+            self._in_doubt.setdefault(key, []).extend(records)
+            if result.landed:  # the object is there; only a deletion makes it matter
+                return result
+            return WriteResult(Outcome.UNKNOWN, cause=error)
+        return result
 
     def _drop(self, source: str) -> None:
         with suppress(UnavailableError):  # collected later
