@@ -133,9 +133,10 @@ def check_rebuilt(bucket, rows):
     A rebuild may also refuse, if it says what is missing.
     """
     copy = MemoryStore("memory://copy", runtime=bucket.runtime)
-    for info in bucket.list():
+    for info in bucket.list("namespaces/"):
         if "/manifest/" not in info.key and "/leases/" not in info.key:
             copy.put(info.key, bucket.get(info.key))
+    agree_on_cas(copy)
     db = Database(copy)
     try:
         report = rebuild(db, NAME, apply=True)

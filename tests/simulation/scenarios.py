@@ -224,10 +224,16 @@ SCENARIOS = {
     "leases_hold": (engine.leases_hold, replace(STALLING, stall_s=(1.0, 15.0))),
 }
 
+NOT_LATE = {
+    *("names_come_and_go_slowly", "loads_make_it_slowly", "slots_filled_again"),
+    *("reads_race_writes", "readers_race_refreshes", "local_reads_race_uploads"),
+}
+"""Variants of others, and those in which every write has to succeed."""
+
 SCENARIOS |= {
     f"{name}_late": (scenario, LATE)
     for name, (scenario, chaos) in SCENARIOS.items()
-    if chaos is not REFILLS and name not in {"names_come_and_go_slowly", "loads_make_it_slowly"}
+    if name not in NOT_LATE
 }
 
 WITH_LIVES = (
@@ -253,3 +259,4 @@ SCENARIOS |= {
     f"{name}_with_lives": (with_lives(SCENARIOS[name][0]), LATE if number % 2 else LIVELY)
     for number, name in enumerate(WITH_LIVES)
 }
+SCENARIOS["slots_filled_again_with_lives"] = (with_lives(jobs.slots_filled_again), REFILLS)

@@ -25,7 +25,7 @@ RECORDS = "register/"
 INCARNATION = "incarnation"
 COPYING = "copying/"
 """Below it, processes whose check has passed and whose commit has not come yet."""
-NEED_IF_MATCH = frozenset({"counting_with_replace"})
+NEED_IF_MATCH = frozenset({"counting_with_replace", "counting_with_replace_late"})
 """Scenarios about what a store with a register has not."""
 
 
