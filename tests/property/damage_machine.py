@@ -24,15 +24,19 @@ import re
 import sys
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 import reef
+from reef.engine.rows import to_ops
 from reef.errors import InvalidInputError
+from reef.formats.batch import OpKind
 from reef.formats.wal_object import WalObject
-from reef.jobs import compact, fold, ingest, rebuild, repair, sweep, verify
+from reef.jobs import BulkJob, compact, fold, ingest, rebuild, repair, sweep, verify
 from reef.jobs.compact_plan import STRATEGIES, CompactPlan
+from reef.jobs.ingest import sorted_rows, staged_rows
 from reef.manifest.head import HeadFinder
 from reef.paths import Namespace, number_of
 from reef.testing import Simulation
@@ -58,6 +62,7 @@ class Event:
     lsn: int
     ops: list
     key: str | None = None
+    is_load: bool = False
 
     def touches(self, low="", high=None):
         """Return the keys in [low, high) that it may change."""
@@ -97,11 +102,15 @@ class Loss:
 
     lsns: set = field(default_factory=set)
     """Gone as if they had never been."""
+    batches: set = field(default_factory=set)
+    """By idempotency key: the same, where others of the same object are still there."""
     keys: set = field(default_factory=set)
     """May show anything."""
     skipped: set = field(default_factory=set)
     """LSNs that views of the past pass over."""
     idempotency_keys: set = field(default_factory=set)
+    begins: set = field(default_factory=set)
+    """Of loads that views of the past pass over."""
 
 
 @dataclass
@@ -110,11 +119,12 @@ class History:
 
     events: list[Event] = field(default_factory=list)
 
-    def rows(self, without=(), last=None):
+    def rows(self, without=(), last=None, batches=()):
         """Return the rows after all events but some, up to an LSN."""
         rows = {}
-        for event in self.events:
-            if event.lsn not in without and (last is None or event.lsn <= last):
+        for event in sorted(self.events, key=lambda event: event.lsn):
+            lost = event.lsn in without or (event.key is not None and event.key in batches)
+            if not lost and (last is None or event.lsn <= last):
                 for op in event.ops:
                     apply_op(rows, op)
         return rows
@@ -134,30 +144,41 @@ class History:
 class Machine:
     """One seed: a history, then damage."""
 
-    def __init__(self, seed, log=None):
+    def __init__(self, seed, log=None, world=None):
         self.random = random.Random(seed)
         self.seed = seed
         self.log = log or (lambda line: None)
-        self.world = World(simulation=lambda _: Simulation(seed))
+        self.world = world or World(simulation=lambda _: Simulation(seed))
         self.db = self.world.db
         self.store = self.world.bucket
         self.history = History()
         self.snapshots = {}
         self.keyed = {}
+        self.jobs = []
         self.count = 0
         self.damaged = []
-        self.db.create(NAME, SCHEMA)
+        if world is None:
+            self.db.create(NAME, SCHEMA)
         self.writer = self.db.writer(NAME, background=False)
 
     def close(self):
-        self.writer.close()
+        self.end()
         self.world.sim.close()
 
-    def play(self):
+    def end(self):
+        """Close what this process holds."""
+        for job, _, _ in self.jobs:
+            with suppress(reef.ReefError):  # the bucket may be damaged by now
+                job.abort()
+        self.jobs = []
+        self.writer.close()
+
+    def play(self, steps=None):
         """Run a random history, and end it with the canaries."""
-        steps = self.random.randint(4, 18)
+        steps = steps or self.random.randint(4, 22)
         names = ["write"] * 6 + ["load"] * 3 + ["fold"] * 4 + ["merge"] * 3
         names += ["merge_all", "sweep", "snapshot", "release", "reopen", "import_like"]
+        names += ["group", "stage", "finish", "cursor"]
         for _ in range(steps):
             step = getattr(self, self.random.choice(names))
             step()
@@ -197,6 +218,54 @@ class Machine:
             self.keyed[key] = (ops, receipt.lsn)
         self.log(f"LSN {receipt.lsn}: {ops} {key or ''}")
 
+    def group(self):
+        """Several keyed batches in one object of the log, as concurrent clients send them."""
+        batches = [(self.ops(), f"key-{self.number()}") for _ in range(self.random.randint(2, 4))]
+
+        def send():
+            sent = [
+                self.writer.write(batch_of(ops), idempotency_key=key, wait=False)
+                for ops, key in batches
+            ]
+            return [pending.result() for pending in sent]
+
+        receipts = self.world.run(send)
+        for (ops, key), receipt in zip(batches, receipts, strict=True):
+            self.history.events.append(Event(receipt.lsn, ops, key))
+            self.keyed[key] = (ops, receipt.lsn)
+            self.log(f"LSN {receipt.lsn}: {ops} {key}, in a group")
+
+    def stage(self):
+        """A load that has begun and staged its rows; it commits later, or never."""
+        keys = sorted(self.random.sample(KEYS[:4], 2))
+        ops = [("put", key, self.number(), 6) for key in keys]
+        rows = [{"id": key, "x": x, "y": y} for _, key, x, y in ops]
+        job = BulkJob(self.db, NAME)
+        versions = staged_rows(to_ops(rows, job.schema, kind=OpKind.PUT))
+        self.jobs.append((job, job.staging.stage([sorted_rows(versions)]), ops))
+        self.log(f"a load has begun: {ops}")
+        self.writer.refresh()
+
+    def finish(self):
+        if not self.jobs:
+            return
+        job, staged, ops = self.jobs.pop(0)
+        try:
+            if self.random.random() < 0.6:
+                lsn = self.world.run(lambda: job.commit(staged)).lsn
+                self.history.events.append(Event(lsn, ops, is_load=True))
+                self.log(f"LSN {lsn}: load {ops}")
+            else:
+                job.abort()
+                self.log("a load is aborted")
+        except reef.ConflictError:
+            job.abort()
+        self.writer.refresh()
+
+    def cursor(self):
+        self.db.cursor(NAME, f"c{self.number()}")
+        self.log("a cursor")
+
     def load(self):
         keys = sorted(self.random.sample(KEYS[:4], self.random.randint(1, 4)))
         size = self.random.choice([50, 10_000])
@@ -212,7 +281,7 @@ class Machine:
             rows = [{"id": key, "x": x, "y": y} for _, key, x, y in ops]
             report = ingest(self.db, NAME, rows, replace=replace, **sizes)
             ops = [("clear",), *ops] if replace else ops
-        self.history.events.append(Event(report.lsn, ops))
+        self.history.events.append(Event(report.lsn, ops, is_load=True))
         self.log(f"LSN {report.lsn}: load {ops}")
         self.writer.refresh()
 
@@ -224,7 +293,7 @@ class Machine:
         again = ingest(self.db, NAME, rows, idempotency_key=key)
         assert again.lsn == first.lsn
         ops = [("put", row["id"], row["x"], row["y"]) for row in rows]
-        self.history.events.append(Event(first.lsn, ops))
+        self.history.events.append(Event(first.lsn, ops, is_load=True))
         self.log(f"LSN {first.lsn}: keyed load {ops}")
         self.writer.refresh()
 
@@ -266,8 +335,7 @@ class Machine:
 
     def release(self):
         for snapshot in self.db.snapshots(NAME)[:1]:
-            snapshot.release()
-            self.snapshots.pop(snapshot.name, None)
+            snapshot.release()  # one that is known still: a lost head may have been the release
             self.log(f"release {snapshot.name}")
 
     def reopen(self):
@@ -291,7 +359,8 @@ class Machine:
         kind = self.random.choice([ROWS.wal, ROWS.segments, ROWS.segments, ROWS.manifests])
         keys = [info.key for info in self.store.list(kind)]
         if kind == ROWS.wal:
-            keys = keys[:-CANARIES]
+            end = self.history.events[-CANARIES].lsn
+            keys = [key for key in keys if number_of(key) < end]
         if kind == ROWS.manifests and len(keys) < 2:
             return []
         return [key for key in keys if key not in {damaged for damaged, _ in self.damaged}]
@@ -344,6 +413,8 @@ def damage(store, key, how, choices):
         store.delete(key)
         return
     body = bytearray(store.get(key))
+    if not body:
+        return
     if how == "flip":
         body[choices.randrange(len(body))] ^= 1 << choices.randrange(8)
     else:
@@ -373,13 +444,15 @@ class Recovery:
         self.world.advance(machine.world.bucket.now() - self.store.now() + 60.0)
         self.loss = Loss()
         self.reports = []
+        self.checks_snapshots = True
 
     def run(self, variant):
         """Recover, check, continue, check."""
         try:
             if getattr(self, variant)():
                 self.check(variant)
-                self.check_snapshots()
+                if self.checks_snapshots:
+                    self.check_snapshots()
                 self.continues()
         finally:
             self.world.sim.close()
@@ -387,7 +460,17 @@ class Recovery:
     # --- variants ---------------------------------------------------------------------
     def repaired(self):
         """Repair what is damaged."""
+        if self._has_no_manifest():
+            return False  # for rebuild
         self._repair()
+        return True
+
+    def _has_no_manifest(self):
+        heads = HeadFinder(self.store, ROWS)
+        for info in self.store.list(ROWS.manifests):
+            with suppress(reef.CorruptionError):
+                heads.load(number_of(info.key))
+                return False
         return True
 
     def rebuilt(self):
@@ -399,6 +482,35 @@ class Recovery:
         except reef.NotFoundError:
             return False  # nothing that is left says what columns there are
         self.loss.idempotency_keys |= self._collected_keys()
+        self._repair()
+        return True
+
+    def twice(self):
+        """Repair, go on for a while, and damage it again."""
+        if self._has_no_manifest():
+            return False
+        self._repair()
+        self.check("repaired")
+        if self.loss.keys:
+            return False  # what there is now is not known
+        gone, batches = self.loss.lsns, self.loss.batches
+        machine = Machine(self.machine.seed + 1, self.machine.log, self.world)
+        machine.history = History(
+            [e for e in self.history.events if e.lsn not in gone and e.key not in batches]
+        )
+        machine.count = 1000
+        machine.keyed = {
+            key: kept
+            for key, kept in self.machine.keyed.items()
+            if key not in self.loss.idempotency_keys
+        }
+        machine.play(steps=8)
+        machine.end()
+        machine.damage()
+        if self._has_no_manifest():
+            return False
+        self.machine, self.history, self.loss = machine, machine.history, Loss()
+        self.checks_snapshots = False  # some are older than the first repair
         self._repair()
         return True
 
@@ -437,12 +549,18 @@ class Recovery:
     def _take_repair(self, lost):
         for lsn in lost.lsns:
             self.loss.skipped.add(lsn.lsn)
+            if lsn.kind == "begin":
+                self.loss.begins.add(lsn.lsn)
             self.loss.idempotency_keys |= set(lsn.idempotency_keys)
-            if lsn.is_loss:
+            events = [event for event in self.history.events if event.lsn == lsn.lsn]
+            if not lsn.is_loss:
+                continue
+            if lsn.batches is not None and len(events) > 1:
+                assert len(lsn.idempotency_keys) == lsn.batches
+                self.loss.batches |= set(lsn.idempotency_keys)
+            else:
                 self.loss.lsns.add(lsn.lsn)
-                self.loss.idempotency_keys |= {
-                    e.key for e in self.history.events if e.lsn == lsn.lsn
-                }
+                self.loss.idempotency_keys |= {event.key for event in events}
         for segment in lost.segments:
             if segment.is_loss:
                 for lost_range in segment.ranges:
@@ -485,7 +603,7 @@ class Recovery:
 
     # --- checks -----------------------------------------------------------------------
     def expected(self):
-        return self.history.rows(without=self.loss.lsns)
+        return self.history.rows(without=self.loss.lsns, batches=self.loss.batches)
 
     def check(self, when):
         seen, expected = rows_of(self.db), self.expected()
@@ -503,7 +621,15 @@ class Recovery:
             skipped = {lsn for lsn in self.loss.skipped | self.loss.lsns if lsn >= floor}
             expected = self.history.rows(without=skipped, last=last)
             seen = rows_of(self.db, snapshot=snapshot.name)
+            for key in self._loaded_behind(self.loss.begins):
+                seen.pop(key, None), expected.pop(key, None)
             assert seen == expected, f"snapshot {snapshot.name}: {seen} for {expected}"
+
+    def _loaded_behind(self, begins):
+        """Return the keys of loads whose begin may be one that is passed over: so are they."""
+        loads = [event for event in self.history.events if event.is_load]
+        behind = [event for event in loads if any(begin < event.lsn for begin in begins)]
+        return set().union(*(event.touches() for event in behind))
 
     def continues(self):
         """Whatever follows changes no row."""
@@ -535,7 +661,7 @@ class Recovery:
         assert again.rows_equal, f"a rebuild shows other rows: {again}"
 
 
-VARIANTS = ("repaired", "rebuilt", "forced")
+VARIANTS = ("repaired", "rebuilt", "forced", "twice")
 
 
 def run_seed(seed, log=None, variants=VARIANTS):
@@ -544,6 +670,7 @@ def run_seed(seed, log=None, variants=VARIANTS):
     try:
         machine.play()
         machine.damage()
+        machine.writer.close()
         bodies = {info.key: machine.store.get(info.key) for info in machine.store.list()}
         for variant in variants:
             recovery = Recovery(machine, bodies)
@@ -576,6 +703,8 @@ def main():
                 traceback.print_exc()
             if len(failed) >= arguments.failures:
                 break
+        if (seed - arguments.seed) % 250 == 249:
+            print(f"{seed - arguments.seed + 1} seeds, failed: {failed}", flush=True)
     took_s = time.perf_counter() - start_s
     print(f"{arguments.seeds} seeds in {took_s:.0f} s, failed: {failed}")
     return 1 if failed else 0

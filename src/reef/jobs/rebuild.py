@@ -4,7 +4,8 @@
     choose    which segments count                                   (rebuild_choice: pure)
     derive    floor, end of the log, epoch, schemas, window, jobs    (rebuild_state: pure)
     compare   all rows with those of the published head, where there is one (rebuild_rows)
-    publish   only with `apply`, and only where there is no sound head, or by force
+    publish   only with `apply`, and only where there is no sound head, or by force; a head is
+              replaced only behind fences, as its writer goes by the rows that it shows
 
 No manifest is asked for anything but the comparison. The one rule on which all of it rests:
 every segment says in its footer for which LSNs and keys it stands, and the segments of a manifest
@@ -38,16 +39,27 @@ from reef.formats.manifest import (
     Successor,
     encode_manifest,
 )
+from reef.formats.segment import Lineage
+from reef.formats.segment_writer import SegmentWriter
+from reef.formats.versions import Versions
 from reef.jobs.executor import Executor, LocalExecutor
-from reef.jobs.rebuild_evidence import Evidence, gather_evidence, read_checksums, read_successor
+from reef.jobs.rebuild_evidence import (
+    Evidence,
+    gather_evidence,
+    read_checksums,
+    read_successor,
+    readable_manifests,
+)
 from reef.jobs.rebuild_rows import RowSum, sum_rows
 from reef.jobs.rebuild_state import Derived, derive
+from reef.jobs.repair_head import fence_off
+from reef.jobs.repair_segments import write_saved
 from reef.jobs.segment_entries import entry_of
 from reef.manifest.head import HeadFinder, newest_incarnation
 from reef.manifest.invariants import check_loaded
 from reef.manifest.publish import Publisher
 from reef.manifest.repairs import merged_window
-from reef.manifest.streams import moved_on
+from reef.manifest.streams import merged_streams
 from reef.paths import Namespace, number_of
 from reef.stores import Outcome, Store
 from reef.telemetry import operation
@@ -169,6 +181,7 @@ class _Rebuild:
         if self._restore_earlier() and report.rows_equal:
             return replace(report, applied=True)
         self._refuse(report, found.evidence, force=force)
+        found = self._given_up(found)
         self.store.runtime.reach("rebuild staged")
         head = self._replace(found) if report.generation else self._publish(found)
         return replace(report, applied=True, generation=head.generation)
@@ -207,6 +220,22 @@ class _Rebuild:
         )
         key = names.manifest(generation)
         self.store.create(key, encode_manifest(check_loaded(manifest, key)))
+
+    def _given_up(self, found: _Found) -> _Found:
+        """Write an empty segment that covers what is lost: what is given up stays given up.
+
+        Otherwise the next rebuild would report it again, or find some of it in the log and show
+        other rows than the head does.
+        """
+        holes, manifest = found.derived.holes, found.manifest
+        if not holes:
+            return found
+        lineage = Lineage("", 0, covers=holes, generation=found.evidence.generation)
+        writer = SegmentWriter(manifest.schema, 0, lineage)
+        empty = Versions.empty(manifest.schema)
+        trace = write_saved(self.store, self.names, writer, empty)
+        segments = (*manifest.segments, trace)
+        return replace(found, manifest=msgspec.structs.replace(manifest, segments=segments))
 
     # --- deriving -----------------------------------------------------------------
     def _head(self) -> Manifest | None:
@@ -252,6 +281,7 @@ class _Rebuild:
             segments=tuple(newest_first),
             dedup=derived.dedup,
             stream_marks=derived.stream_marks,
+            stream_lineages=derived.stream_lineages,
             open_jobs=derived.open_jobs,
             # Whatever was dropped before is not known: for scans that outlive a sweep, everything.
             dropped_lsn=derived.wal_floor - 1,
@@ -346,22 +376,24 @@ class _Rebuild:
     def _replace(self, found: _Found) -> Manifest:
         """Publish after a head that shows other rows; what only it knows stays."""
         rebuilt = found.manifest
+        # As they were published: the checksum of one that is damaged must not be made to fit.
+        manifests = readable_manifests(self.store, self.names)
+        known = {segment.id: segment for manifest in manifests for segment in manifest.segments}
+        self._check_floor(manifests[-1], rebuilt)
+        fence_off(self.db, self.names, frozenset(rebuilt.skipped_lsns))
 
         def edit(head: Manifest) -> Manifest:
-            if rebuilt.wal_floor < head.wal_floor:
-                raise ConflictError(
-                    f"the published floor of {self.names.name} is LSN {head.wal_floor}; segments "
-                    f"account for the log up to LSN {rebuilt.wal_floor - 1} only",
-                    hint="Run repair: it takes the rows of a lost segment from the log",
-                )
+            self._check_floor(head, rebuilt)
+            marks, lineages = merged_streams([head, rebuilt])
             return msgspec.structs.replace(
                 head,
                 schemas=max(head.schemas, rebuilt.schemas, key=len),
                 wal_floor=rebuilt.wal_floor,
                 wal_id_last_seen=max(head.wal_id_last_seen, rebuilt.wal_id_last_seen),
-                segments=rebuilt.segments,
+                segments=tuple(known.get(s.id, s) for s in rebuilt.segments),
                 dedup=merged_window([head.dedup, rebuilt.dedup], rebuilt),
-                stream_marks=moved_on(head.stream_marks, rebuilt.stream_marks),
+                stream_marks=marks,
+                stream_lineages=lineages,
                 open_jobs=rebuilt.open_jobs,
                 below_floor=rebuilt.below_floor,
                 skipped_lsns=tuple(sorted({*head.skipped_lsns, *rebuilt.skipped_lsns})),
@@ -373,6 +405,14 @@ class _Rebuild:
             )
 
         return Publisher(self.store, self.names, metrics=self.db.metrics).publish(edit)
+
+    def _check_floor(self, head: Manifest, rebuilt: Manifest) -> None:
+        if rebuilt.wal_floor < head.wal_floor:
+            raise ConflictError(
+                f"the published floor of {self.names.name} is LSN {head.wal_floor}; segments "
+                f"account for the log up to LSN {rebuilt.wal_floor - 1} only",
+                hint="Run repair: it takes the rows of a lost segment from the log",
+            )
 
 
 def _differences(head: Manifest, rebuilt: Manifest) -> list[str]:

@@ -71,6 +71,9 @@ class Choice:
     chosen: tuple[Candidate, ...]
     holes: tuple[Cover, ...] = ()
     """What some segment stands for, and nothing that was chosen: it is lost."""
+    uncovered: tuple[Cover, ...] = ()
+    """The holes, and those where a merge lacks outputs. Nothing was left of these once, in buckets
+    of a release that wrote no empty segments; they overlap."""
 
     @property
     def end(self) -> int:
@@ -109,7 +112,7 @@ def choose(candidates: Iterable[Candidate], log: Cover) -> Choice:
                 return Choice(tuple(attempt.chosen))
             left = attempt.not_emptied(holes)
             if least is None or (len(left), len(now)) < least:
-                best, least = Choice(tuple(attempt.chosen), left), (len(left), len(now))
+                best, least = Choice(tuple(attempt.chosen), left, holes), (len(left), len(now))
             heappush(waiting, (len(holes), len(tried), now, attempt.culprits))
             if len(holes) < before:  # go on from here; the others may wait
                 heappush(waiting, (before, order, refused, culprits[place + 1 :]))

@@ -5,19 +5,27 @@ listed before the log is: whatever made one of them visible is in the log by the
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
 
 from reef.engine.wal_headers import Missing
-from reef.errors import UNDECODABLE, CorruptionError, InvalidInputError, NotFoundError
+from reef.errors import (
+    UNDECODABLE,
+    CorruptionError,
+    InvalidInputError,
+    NotFoundError,
+    UnsupportedFormatError,
+)
 from reef.formats.coding import crc32c_extend
-from reef.formats.manifest import Successor, decode_successor
+from reef.formats.manifest import Manifest, Successor, decode_successor
 from reef.formats.segment import Footer, SegmentSummary
 from reef.formats.segment_tail import decode_footer
 from reef.formats.wal_object import WalHeader
 from reef.jobs.executor import Executor
 from reef.jobs.wal_headers import peek_headers
+from reef.manifest.head import HeadFinder
 from reef.manifest.leases import LeaseRecord
 from reef.manifest.roots import job_of
 from reef.paths import Namespace, number_of
@@ -30,6 +38,7 @@ __all__ = [
     "gather_evidence",
     "read_checksums",
     "read_successor",
+    "readable_manifests",
 ]
 
 LAST_BYTES = 16 << 10
@@ -124,6 +133,16 @@ def read_successor(store: Store, names: Namespace) -> Successor | None:
         return None
     key = names.successor(names.incarnation)
     return fetch(store, key, lambda body: decode_successor(body, key))
+
+
+def readable_manifests(store: Store, names: Namespace) -> list[Manifest]:
+    """Return every generation that can be read, whether anything needs it or not, in order."""
+    heads, found = HeadFinder(store, names), []
+    listed = [number_of(info.key) for info in store.list(names.manifests)]
+    for generation in sorted(number for number in listed if number):
+        with suppress(CorruptionError, NotFoundError, UnsupportedFormatError):
+            found.append(heads.load(generation))
+    return found
 
 
 def _leased(store: Store, names: Namespace) -> list[int]:

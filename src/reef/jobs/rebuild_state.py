@@ -33,6 +33,7 @@ from reef.formats.covers import Cover, tidied, without
 from reef.formats.manifest import DedupEntry, Manifest, OpenJob, SegmentEntry
 from reef.formats.schema import Schema
 from reef.formats.segment import covers_of
+from reef.formats.streams import Lineage
 from reef.formats.wal_object import JobSegment, WalHeader, WalKind
 from reef.jobs.rebuild_choice import Candidate, Choice, choose
 from reef.jobs.rebuild_evidence import Evidence, FoundSegment
@@ -59,8 +60,11 @@ class Derived:
     open_jobs: tuple[OpenJob, ...]
     dedup: tuple[DedupEntry, ...]
     stream_marks: dict[str, int]
+    stream_lineages: dict[str, Lineage]
     below_floor: tuple[str, ...]
     skipped_lsns: tuple[int, ...]
+    holes: tuple[Cover, ...]
+    """LSNs and keys below the floor of which nothing is left."""
     problems: tuple[str, ...]
 
 
@@ -80,6 +84,7 @@ class _Deriving:
     problems: list[str] = field(default_factory=list)
     disputes: dict[int, str] = field(default_factory=dict)
     """Slots that hold another write than the one that a later object has seen there."""
+    holes: list[Cover] = field(default_factory=list)
 
     def result(self) -> Derived:
         found = self.evidence = _without_late_ingests(self.evidence)
@@ -120,8 +125,10 @@ class _Deriving:
             open_jobs=rules.open_jobs,
             dedup=rules.dedup.entries(),
             stream_marks=rules.marks,
+            stream_lineages=rules.lineages,
             below_floor=rules.last_ids(),
             skipped_lsns=tuple(skipped),
+            holes=tidied(self.holes),
             problems=tuple(self.problems),
         )
 
@@ -160,14 +167,19 @@ class _Deriving:
         base = self.evidence.wal_base
         folded = [Cover(base, choice.end)] if choice.end > base else []
         below = without(folded, [*covers, *empty])
+        for hole in choice.uncovered:  # a part of a load, the rest of which was merged
+            below += without([hole], below)
         holes = tidied([*below, *without([Cover(lsn, lsn + 1) for lsn in gone], below)])
+        self.holes = below
         self.problems += [f"nothing is left of {hole}" for hole in holes]
         there = {segment.id for segment in self.evidence.segments}
         for ingest in ingests:
             for segment in _job_segments(ingest):
                 stop = segment.max_key if segment.replaces else segment.max_key + b"\0"
                 lost = [Cover(ingest.lsn, ingest.lsn + 1, segment.min_key, stop)]
-                if segment.id not in there and without(lost, covers):
+                lost = without(lost, covers)
+                if segment.id not in there and lost:
+                    self.holes += without(lost, self.holes)
                     self.problems.append(
                         f"segment {segment.id} is gone, which LSN {ingest.lsn} made visible"
                     )

@@ -18,27 +18,22 @@ readers and jobs may run concurrently; the writer is fenced if the head or its l
 
 from dataclasses import dataclass, replace
 
-from reef.engine.commit.opening import WriterOpening
 from reef.engine.database import Database
-from reef.engine.reading.cache import ByteCache
-from reef.engine.reading.segments import SegmentStore
 from reef.errors import ConflictError, NotFoundError
 from reef.formats.manifest import Manifest
 from reef.jobs.executor import Executor, LocalExecutor
-from reef.jobs.repair_head import publish_after_damage, restart_of
+from reef.jobs.repair_head import Published, fence_off, publish_after_damage, restart_of
 from reef.jobs.repair_plan import RepairPlan, RepairPlanner
 from reef.jobs.repair_report import Lost, LostLsn, LostRange, LostSegment, RepairReport
 from reef.jobs.verify_problems import Problem
 from reef.jobs.verify_survey import Survey, survey
 from reef.manifest.head import newest_incarnation
 from reef.manifest.publish import Publisher
-from reef.manifest.repairs import Repairs, Restart, apply_repairs
+from reef.manifest.repairs import Restart, apply_repairs
 from reef.paths import Namespace
 from reef.telemetry import operation
 
 __all__ = ["Lost", "LostLsn", "LostRange", "LostSegment", "RepairReport", "repair"]
-
-LEASE_TTL_S = 60.0
 
 
 def repair(
@@ -76,14 +71,14 @@ class _Repair:
 
     def preview(self) -> RepairReport:
         """Say what would be done. Writes nothing."""
-        found = self._survey()
-        restart = self._restart(found)
-        if restart is not None and restart.rebuilt is not None:
-            plan = RepairPlan(Repairs(), Lost())
-        else:
-            plan = self._planner(found, write=False).plan()
-        _quarantine_manifests(plan, found)
-        return self._report(found, found, plan, found.head.generation, restart)
+        found = first = self._survey()
+        restart, store = self._restart(found), self.db.store
+        if restart is not None:
+            store = Published(store, self.names, found.head, restart)
+            found = survey(store, self.names, self.executor, deep=True)
+        plan = RepairPlanner(store, self.names, self.executor, found, write=False).plan()
+        _quarantine_manifests(plan, first)
+        return self._report(first, found, plan, first.head.generation, restart)
 
     def apply(self) -> RepairReport:
         """Run the six steps."""
@@ -100,7 +95,7 @@ class _Repair:
             found = self._survey()
         unfolded = {lsn for lsn in found.log.damaged if lsn >= found.head.wal_floor}
         if restarted is not None or unfolded:
-            self._fence_off(frozenset(unfolded), restarted)
+            fence_off(self.db, self.names, frozenset(unfolded), restarted)
             self.db.store.runtime.reach("repair fenced")
             found = self._survey()
         plan = self._planner(found, write=True).plan()
@@ -125,19 +120,6 @@ class _Repair:
 
     def _planner(self, found: Survey, *, write: bool) -> RepairPlanner:
         return RepairPlanner(self.db.store, self.names, self.executor, found, write)
-
-    def _fence_off(self, given_up: frozenset[int], raised: Manifest | None) -> None:
-        """Take the writer role, with fences behind all slots that are about to be given up."""
-        store = self.db.store
-        WriterOpening(
-            store,
-            self.names,
-            Publisher(store, self.names, metrics=self.db.metrics),
-            SegmentStore(store, self.names, ByteCache(0)),
-            writer_id=store.runtime.ulid(),
-            max_parallel_writes=1,
-            lease_ttl_s=LEASE_TTL_S,
-        ).fence_off(given_up, raised)
 
     def _quarantine(self, plan: RepairPlan) -> None:
         """Keep a copy for those who want to look; what is gone cannot be copied."""

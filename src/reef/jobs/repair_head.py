@@ -12,19 +12,16 @@ what the segments in the bucket say that they stand for.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 import msgspec
 
+from reef.engine.commit.opening import WriterOpening
+from reef.engine.database import Database
 from reef.engine.log_rules import Verdict
-from reef.errors import (
-    ConflictError,
-    CorruptionError,
-    NotFoundError,
-    OutcomeUnknownError,
-    UnsupportedFormatError,
-)
+from reef.engine.reading.cache import ByteCache
+from reef.engine.reading.segments import SegmentStore
+from reef.errors import ConflictError, OutcomeUnknownError
 from reef.formats.covers import Cover, without
 from reef.formats.manifest import Manifest, SegmentEntry, encode_manifest
 from reef.formats.segment import covers_of
@@ -34,6 +31,7 @@ from reef.jobs.rebuild_evidence import (
     compactor_epoch_of,
     gather_evidence,
     read_checksums,
+    readable_manifests,
 )
 from reef.jobs.rebuild_state import Derived, derive
 from reef.jobs.segment_entries import entry_of
@@ -41,19 +39,40 @@ from reef.jobs.verify_problems import Problem
 from reef.jobs.verify_survey import Survey
 from reef.manifest.head import HeadFinder
 from reef.manifest.invariants import check_next
+from reef.manifest.publish import Publisher
 from reef.manifest.repairs import Restart, restart_after
-from reef.paths import Namespace, number_of
-from reef.stores import Outcome, Store
+from reef.paths import Namespace
+from reef.stores import ObjectInfo, Outcome, Store, Tagged, Wrapper
 
-__all__ = ["publish_after_damage", "restart_of"]
+__all__ = ["Published", "fence_off", "publish_after_damage", "restart_of"]
 
 RESENDS_MAX = 10
+LEASE_TTL_S = 60.0
+
+
+def fence_off(
+    db: Database, names: Namespace, given_up: frozenset[int], raised: Manifest | None = None
+) -> None:
+    """Take the writer role, with fences behind all slots that are about to be given up.
+
+    Before anything is given up or replaced: a writer that has it in memory would commit on it.
+    """
+    WriterOpening(
+        db.store,
+        names,
+        Publisher(db.store, names, metrics=db.metrics),
+        SegmentStore(db.store, names, ByteCache(0)),
+        writer_id=db.store.runtime.ulid(),
+        max_parallel_writes=1,
+        lease_ttl_s=LEASE_TTL_S,
+    ).fence_off(given_up, raised)
 
 
 def restart_of(store: Store, names: Namespace, executor: Executor, survey: Survey) -> Restart:
     """Return what the bucket tells of the time since the newest sound manifest."""
     headers = survey.log.headers()
-    known = _readable(store, names, survey)
+    found_all = readable_manifests(store, names)
+    known = tuple(m for m in found_all if m.generation != survey.head.generation)
     staged = [i.key.removeprefix(names.segments) for i in store.list(names.segments)]
     found = Restart(
         newest=survey.chain.newest,
@@ -73,22 +92,15 @@ def restart_of(store: Store, names: Namespace, executor: Executor, survey: Surve
     if derived is None or derived.wal_floor < survey.head.wal_floor:
         return found
     checksums = read_checksums(store, names, executor, derived.written)
-    written = [entry_of(s.id, s.summary(checksums[s.id])) for s in derived.written]
+    # As they were published: the checksum of one that is damaged must not be made to fit.
+    published = {s.id: s for manifest in (*known, survey.head) for s in manifest.segments}
+    written = [
+        published.get(s.id) or entry_of(s.id, s.summary(checksums[s.id])) for s in derived.written
+    ]
     schemas = (*found.schemas, *derived.schemas)
     rebuilt = _rebuilt(survey.head, derived, [*derived.ingested, *written])
     holes = (*derived.problems, *_holes(survey, derived))
     return replace(found, schemas=schemas, rebuilt=rebuilt, holes=holes)
-
-
-def _readable(store: Store, names: Namespace, survey: Survey) -> tuple[Manifest, ...]:
-    """Return every generation but the base that can be read, whether anything needs it or not."""
-    heads, found = HeadFinder(store, names), []
-    listed = [number_of(info.key) for info in store.list(names.manifests)]
-    for generation in sorted(number for number in listed if number):
-        if generation != survey.head.generation:
-            with suppress(CorruptionError, NotFoundError, UnsupportedFormatError):
-                found.append(heads.load(generation))
-    return tuple(found)
 
 
 def _oldest(survey: Survey) -> int:
@@ -130,6 +142,8 @@ def _holes(survey: Survey, derived: Derived) -> Iterator[str]:
     covers = [c for segment in derived.written for c in covers_of(segment.footer, 0)]
     covers += [Cover(s.lsn_min, s.lsn_max + 1, s.min_key) for s in derived.ingested]
     for entry in survey.head.segments:
+        if not entry.rows and not entry.tombstones:
+            continue  # it said only that nothing is left
         bounds = Cover(entry.lsn_min, entry.lsn_max + 1, entry.min_key, entry.max_key + b"\0")
         if entry.id not in there:
             for hole in without([bounds], covers):
@@ -149,6 +163,7 @@ def _rebuilt(base: Manifest, derived: Derived, segments: Sequence[SegmentEntry])
         wal_id_last_seen=derived.log_end - 1,
         dedup=derived.dedup,
         stream_marks=derived.stream_marks,
+        stream_lineages=derived.stream_lineages,
         open_jobs=derived.open_jobs,
         below_floor=derived.below_floor,
         # Those that cannot be read are looked at again: something in them may be sound.
@@ -157,13 +172,42 @@ def _rebuilt(base: Manifest, derived: Derived, segments: Sequence[SegmentEntry])
     )
 
 
+def _following(store: Store, base: Manifest, found: Restart) -> Manifest:
+    now_ms = int(store.runtime.wall_s() * 1000)
+    return check_next(base, restart_after(base, found, store.runtime.ulid(), now_ms))
+
+
+class Published(Wrapper):
+    """A bucket as it would be with the generation after the damaged ones: for a dry run."""
+
+    def __init__(self, inner: Store, names: Namespace, base: Manifest, found: Restart) -> None:
+        super().__init__(inner)
+        following = _following(inner, base, found)
+        self._key, self._body = names.manifest(following.generation), encode_manifest(following)
+        self._date_s = inner.now()
+
+    def get_tagged(self, key: str) -> Tagged:
+        if key != self._key:
+            return self.inner.get_tagged(key)
+        return Tagged(self._body, None)
+
+    def head(self, key: str) -> ObjectInfo:
+        return self._info() if key == self._key else self.inner.head(key)
+
+    def list(self, prefix: str = "", start_after: str = "") -> Iterator[ObjectInfo]:
+        yield from self.inner.list(prefix, start_after)  # it is the newest, and so the last
+        if self._key.startswith(prefix) and self._key > start_after:
+            yield self._info()
+
+    def _info(self) -> ObjectInfo:
+        return ObjectInfo(self._key, len(self._body), None, self._date_s)
+
+
 def publish_after_damage(
     store: Store, names: Namespace, base: Manifest, found: Restart
 ) -> Manifest:
     """Publish the generation after the damaged ones; ConflictError if another repair was first."""
-    now_ms = int(store.runtime.wall_s() * 1000)
-    following = restart_after(base, found, store.runtime.ulid(), now_ms)
-    check_next(base, following)
+    following = _following(store, base, found)
     key, body = names.manifest(following.generation), encode_manifest(following)
     for _ in range(RESENDS_MAX):
         outcome = store.create(key, body).outcome

@@ -26,6 +26,7 @@ from reef.formats.coding import U32, Buffer, crc32c, decode_msgpack
 from reef.formats.covers import Cover
 from reef.formats.manifest import Manifest, OpenJob, SegmentEntry
 from reef.formats.schema import Schema
+from reef.formats.streams import Lineage
 from reef.formats.versions import RangeTombstone, Versions, concat_versions, split_ops
 from reef.formats.wal_object import HEAD, BatchHeader, WalHeader, WalKind
 from reef.jobs.repair_report import LostLsn
@@ -138,6 +139,7 @@ class RescuedLog:
     open_jobs: tuple[OpenJob, ...] = ()
     last_ids: tuple[str, ...] = ()
     marks: dict[str, int] = field(default_factory=dict)
+    lineages: dict[str, Lineage] = field(default_factory=dict)
 
     def covers(self) -> tuple[Cover, ...]:
         """Return what the rows of the log stand for: all of it, less the ingests."""
@@ -155,6 +157,7 @@ class RescuedLog:
             open_jobs=self.open_jobs,
             below_floor=self.last_ids,
             marks=self.marks,
+            lineages=self.lineages,
         )
 
 
@@ -183,7 +186,7 @@ def judge_log(names: Namespace, survey: Survey, remains: dict[int, Remains]) -> 
         _take(names, log, header, verdict)
     log.needs_fold |= bool(disputes)  # the ids in a log that readers judge would stay in dispute
     log.end, log.open_jobs, log.last_ids = rules.next_lsn, rules.open_jobs, rules.last_ids()
-    log.marks = rules.marks
+    log.marks, log.lineages = rules.marks, rules.lineages
     judged = {lost.lsn for lost in log.lost}
     log.lost += [_lost(names, left, head) for left in remains.values() if left.lsn not in judged]
     log.lost.sort(key=lambda lost: lost.lsn)

@@ -10,8 +10,8 @@ a version far below its LSN bounds. Only the result is cut to those bounds: what
 others have the say over, and a delete of theirs may have been dropped since (H34).
 
 Where no source is complete the sound groups stay as they are, and only the ranges in between are
-filled with rows from incomplete sources; the report names these ranges as lost. Patches from an
-incomplete source are left out, since the row that they were written for may be missing.
+filled with rows from the log, which may be older than those that are lost; the report names these
+ranges. Patches whose row may be missing are left out.
 
 The segment that takes its place covers the same LSNs and keys, also if no row is left: otherwise a
 rebuild would take an ancestor for live (H49). It has a new name: a condemned or damaged object is
@@ -63,6 +63,8 @@ class SalvageTask:
     entry: SegmentEntry
     covers: tuple[Cover, ...] = ()
     """The LSNs and keys that it covers; more where its footer is lost."""
+    claimed: tuple[Cover, ...] = ()
+    """The LSNs and keys that what takes its place covers."""
     lsns: tuple[int, ...] = ()
     """Objects of the log with batches that count in those LSNs."""
     ingested: tuple[SegmentEntry, ...] = ()
@@ -93,12 +95,20 @@ class _Source:
     rows: list[Versions] = field(default_factory=list)
     tombstones: list[RangeTombstone] = field(default_factory=list)
 
+    def since(self, lsn: int) -> "_Source":
+        """Return what is not older than an LSN."""
+        rows = [part.take(np.flatnonzero(part.lsns >= lsn).astype(np.int64)) for part in self.rows]
+        return _Source(rows, [t for t in self.tombstones if t.lsn >= lsn])
+
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
     rows: Versions
     tombstones: list[RangeTombstone]
     whole: bool
+
+    def source(self) -> _Source:
+        return _Source([self.rows], self.tombstones)
 
 
 def run_salvage_task(task: SalvageTask) -> Salvaged:
@@ -107,12 +117,12 @@ def run_salvage_task(task: SalvageTask) -> Salvaged:
     own = _own(task, manifest)
     saved = _saved(task, manifest, own)
     entries: tuple[SegmentEntry, ...] = ()
-    if task.in_head and task.write:
+    if task.in_head and task.write and (len(saved.rows) or saved.tombstones or task.claimed):
         lineage = Lineage(
             "",
             0,
             ancestors=(task.entry.id,),
-            covers=task.covers,
+            covers=task.claimed,
             generation=manifest.generation,
         )
         writer = SegmentWriter(
@@ -153,15 +163,15 @@ def _saved(task: SalvageTask, manifest: Manifest, own: SegmentRemains) -> _Saved
         source = _from_segments(task, task.ancestors, manifest)
         return _merged(task, manifest, [mine, source], whole=True)
     log = _from_log(task, manifest)
-    found = _merged(task, manifest, [log], whole=False)
-    if _is_complete(task, found):
-        return _merged(task, manifest, [mine, log], whole=True)
-    rest = _rest_of(found, _ranges(task, own))
-    return _merged(task, manifest, [mine, rest], whole=False)
+    if _is_complete(task, manifest, log):
+        return _merged(task, manifest, [mine, log.since(task.log_from)], whole=True)
+    newer = _merged(task, manifest, [log.since(task.log_from)], whole=False)
+    rest = [_whole_rows(source, _ranges(task, own)) for source in (log, newer.source())]
+    return _merged(task, manifest, [mine, *rest], whole=False)
 
 
-def _is_complete(task: SalvageTask, found: _Saved) -> bool:
-    """Whether the log has all that the segment had.
+def _is_complete(task: SalvageTask, manifest: Manifest, log: _Source) -> bool:
+    """Whether the log has all that the segment had, from the LSN on from which it has everything.
 
     The newest version of each of its keys is within its LSN bounds. If that is a whole row or a
     delete, nothing below the bounds matters; a patch needs everything that the segment covers.
@@ -170,19 +180,26 @@ def _is_complete(task: SalvageTask, found: _Saved) -> bool:
         return False  # rows of a load are nowhere else
     if task.log_from <= min(cover.first for cover in task.covers):
         return True
+    found = _merged(task, manifest, [log.since(task.log_from)], whole=False)
     rests = bool((found.rows.kinds == OpKind.PATCH).any())
     return task.log_from <= task.entry.lsn_min and not rests
 
 
-def _rest_of(saved: _Saved, ranges: Sequence[LostRange]) -> _Source:
-    """Return what an incomplete source may add: whole rows and deletes in lost ranges."""
-    rows, kept = saved.rows, np.zeros(len(saved.rows), dtype=bool)
-    for lost in ranges:
-        low = pc.greater_equal(rows.keys, lost.first_key).to_numpy(zero_copy_only=False)
-        high = pc.less_equal(rows.keys, lost.last_key).to_numpy(zero_copy_only=False)
-        kept |= low & high
-    kept &= rows.kinds != OpKind.PATCH
-    return _Source([rows.take(np.flatnonzero(kept).astype(np.int64))], saved.tombstones)
+def _whole_rows(source: _Source, ranges: Sequence[LostRange]) -> _Source:
+    """Return what an incomplete source may add: whole rows and deletes in lost ranges.
+
+    A patch may have been written for a row that is missing, and would show a row that never was.
+    """
+    found = _Source(tombstones=source.tombstones)
+    for rows in source.rows:
+        kept = np.zeros(len(rows), dtype=bool)
+        for lost in ranges:
+            low = pc.greater_equal(rows.keys, lost.first_key).to_numpy(zero_copy_only=False)
+            high = pc.less_equal(rows.keys, lost.last_key).to_numpy(zero_copy_only=False)
+            kept |= low & high
+        kept &= rows.kinds != OpKind.PATCH
+        found.rows.append(rows.take(np.flatnonzero(kept).astype(np.int64)))
+    return found
 
 
 def _own(task: SalvageTask, manifest: Manifest) -> SegmentRemains:

@@ -1,11 +1,13 @@
 """Where else the rows of damaged segments are: the LSNs and keys each covers, and who has them.
 
 A footer says what its segment covers. Where it is lost, the others tell: the segments of a manifest
-cover everything below the floor exactly once, so a segment covers what all others leave. Of several
-without footers each gets its own keys of that, and the first of them the rest.
+cover everything below the floor exactly once, so a segment covers what all others leave. Several
+without footers are each saved from all of that, since nothing says which of them a version was in;
+their bounds do in the end. What takes their place shares it: to each its own bounds, to one the
+rest.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from reef.engine.log_rules import Verdict
@@ -27,6 +29,14 @@ from reef.stores import Store
 __all__ = ["SalvagePlanner"]
 
 
+@dataclass(frozen=True, slots=True)
+class _Deduced:
+    """What segments without footers covered, taken together, and what each of them claims."""
+
+    left: tuple[Cover, ...]
+    shares: dict[str, tuple[Cover, ...]]
+
+
 @dataclass
 class SalvagePlanner:
     """Makes the tasks that save damaged segments, as of one survey."""
@@ -35,7 +45,7 @@ class SalvagePlanner:
     names: Namespace
     survey: Survey
     write: bool
-    _deduced: dict[str, tuple[Cover, ...]] | None = field(default=None, init=False)
+    _deduced: "_Deduced | None" = field(default=None, init=False)
 
     def tasks(self, ingested: Sequence[SegmentEntry]) -> list[SalvageTask]:
         """Return one task for each damaged segment; `ingested` are those that the log names."""
@@ -55,13 +65,14 @@ class SalvagePlanner:
         return tasks
 
     def _with_sources(self, task: SalvageTask) -> SalvageTask:
-        covers = self._covers(task.entry)
+        covers, claimed = self._covers(task.entry)
         if task.entry.visible_lsn:
-            return replace(task, covers=covers)  # rows of a load are nowhere else
+            return replace(task, covers=covers, claimed=claimed)  # rows of a load are nowhere else
         log_from, lsns, ingested = self._log(covers)
         return replace(
             task,
             covers=covers,
+            claimed=claimed,
             lsns=lsns,
             ingested=ingested,
             log_from=log_from,
@@ -113,34 +124,39 @@ class SalvagePlanner:
         return () if repaired else inputs
 
     # --- covers -------------------------------------------------------------------
-    def _covers(self, entry: SegmentEntry) -> tuple[Cover, ...]:
+    def _covers(self, entry: SegmentEntry) -> tuple[tuple[Cover, ...], tuple[Cover, ...]]:
+        """Return what a segment may have covered, and what is to take its place."""
         footer = self._footer(entry)
         if footer is not None:
-            return covers_of(footer, entry.visible_lsn)
+            covers = covers_of(footer, entry.visible_lsn)
+            return covers, covers
         if self._deduced is None:
-            self._deduced = dict(self._without_footers())
-        return self._deduced.get(entry.id) or _bounds(entry)
+            self._deduced = self._deduce()
+        bounds = (_bounds(entry),)
+        if entry.id not in self._deduced.shares:
+            return bounds, bounds
+        wide = clipped(self._deduced.left, entry.min_key, entry.max_key + b"\0")
+        return (bounds if entry.visible_lsn else wide), self._deduced.shares[entry.id]
 
-    def _without_footers(self) -> Iterator[tuple[str, tuple[Cover, ...]]]:
-        """Yield what the segments of the head cover whose footers are lost."""
+    def _deduce(self) -> "_Deduced":
+        """Return what all readable footers of the head leave, and how it is shared."""
         head = self.survey.head
-        footers = {entry.id: self._footer(entry) for entry in head.segments}
-        left = [Cover(head.wal_base, head.wal_floor)]
+        left, lost = [Cover(head.wal_base, head.wal_floor)], []
         for entry in head.segments:
-            footer = footers[entry.id]
-            if footer is not None:
+            footer = self._footer(entry)
+            if footer is None:
+                lost.append(entry)
+            else:
                 left = without(left, covers_of(footer, entry.visible_lsn))
-        lost = [entry for entry in head.segments if footers[entry.id] is None]
-        for entry in [e for e in lost if e.visible_lsn]:
-            own = [piece for cover in _bounds(entry) for piece in _both(cover, left)]
-            left = without(left, own)
-            yield entry.id, tidied(own)
-        written = [entry for entry in lost if not entry.visible_lsn]
-        for place, entry in enumerate(reversed(written)):
-            is_last = place == len(written) - 1
-            own = left if is_last else list(clipped(left, entry.min_key, entry.max_key + b"\0"))
-            left = without(left, own)
-            yield entry.id, tidied(own)
+        shares: dict[str, list[Cover]] = {}
+        rest = left
+        for entry in sorted(lost, key=lambda entry: not entry.visible_lsn):
+            shares[entry.id] = _both(_bounds(entry), rest)
+            rest = without(rest, shares[entry.id])
+        written = [entry.id for entry in lost if not entry.visible_lsn]
+        if written:
+            shares[written[0]] += rest
+        return _Deduced(tuple(left), {i: tidied(covers) for i, covers in shares.items()})
 
     def _footer(self, entry: SegmentEntry) -> Footer | None:
         """Return a segment's footer; None if it cannot be read, or says another thing."""
@@ -161,8 +177,8 @@ def _lsns(covers: Sequence[Cover]) -> list[int]:
     return sorted({lsn for cover in covers for lsn in range(cover.first, cover.end)})
 
 
-def _bounds(entry: SegmentEntry) -> tuple[Cover, ...]:
-    return (Cover(entry.lsn_min, entry.lsn_max + 1, entry.min_key, entry.max_key + b"\0"),)
+def _bounds(entry: SegmentEntry) -> Cover:
+    return Cover(entry.lsn_min, entry.lsn_max + 1, entry.min_key, entry.max_key + b"\0")
 
 
 def _both(cover: Cover, others: Sequence[Cover]) -> list[Cover]:

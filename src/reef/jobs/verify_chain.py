@@ -3,8 +3,9 @@
 From the newest manifest down to the oldest that is retained, and those that snapshots, branches
 and cursors pin. Each must load, hold the invariants, follow from the one before it, and be the
 one that the head remembers. What is damaged is noted and passed over, so that one look finds all
-of it. A segment is named by an interval of generations, since one that was dropped never comes
-back: two numbers say who needs it.
+of it. A segment is named by an interval of generations, since one that was dropped does not come
+back: two numbers say who needs it. Only a rebuild by force may name one again; then the interval
+includes the generations in between, which is more than need it, and never less.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -222,7 +223,9 @@ def _take_in(
         known = chain.named.get(entry.id)
         if known is None:
             chain.named[entry.id] = NamedSegment(entry, found.generation, chain.head.generation)
-        elif _facts(known.entry) != _facts(entry):
+            continue
+        known.last = chain.head.generation
+        if _facts(known.entry) != _facts(entry):
             key = names.manifest(found.generation)
             chain.problems.append(_disagrees(key, found, f"segment {entry.id} changed"))
     return now

@@ -31,7 +31,7 @@ from reef.formats.manifest import (
 from reef.formats.schema import Schema
 from reef.manifest import sums
 from reef.manifest.edits import FoldResult, fold
-from reef.manifest.streams import moved_on
+from reef.manifest.streams import merged_streams
 
 __all__ = ["Repairs", "Restart", "apply_repairs", "merged_window", "restart_after"]
 
@@ -125,9 +125,7 @@ def _carried(manifest: Manifest, found: Restart) -> Manifest:
     """Merge in what other readable generations know (H70)."""
     known = (*found.known, manifest)
     oldest = max(found.oldest_retained, *(m.oldest_retained for m in known))
-    marks: dict[str, int] = {}
-    for one in known:
-        marks = moved_on(marks, one.stream_marks)
+    marks, lineages = merged_streams(known)
     carried = msgspec.structs.replace(
         manifest,
         grace_ms=max(m.grace_ms for m in known),
@@ -135,6 +133,7 @@ def _carried(manifest: Manifest, found: Restart) -> Manifest:
         grace_lowered_at_ms=max(m.grace_lowered_at_ms for m in known),
         oldest_retained=min(oldest, manifest.generation),
         stream_marks=marks,
+        stream_lineages=lineages,
         dedup=merged_window([m.dedup for m in known], manifest),
     )
     return msgspec.structs.replace(carried, condemned=_all_condemned(known, carried))
@@ -157,13 +156,15 @@ def _all_condemned(known: Sequence[Manifest], manifest: Manifest) -> tuple[Conde
 
 def _with_state(manifest: Manifest, rebuilt: Manifest) -> Manifest:
     """Return a manifest with the segments and the floor that the bucket itself tells."""
+    marks, lineages = merged_streams([manifest, rebuilt])
     return msgspec.structs.replace(
         manifest,
         segments=rebuilt.segments,
         wal_floor=rebuilt.wal_floor,
         wal_id_last_seen=max(manifest.wal_id_last_seen, rebuilt.wal_id_last_seen),
         dedup=merged_window([manifest.dedup, rebuilt.dedup], rebuilt),
-        stream_marks=moved_on(manifest.stream_marks, rebuilt.stream_marks),
+        stream_marks=marks,
+        stream_lineages=lineages,
         open_jobs=rebuilt.open_jobs,
         below_floor=rebuilt.below_floor,
         skipped_lsns=_joined(manifest.skipped_lsns, frozenset(rebuilt.skipped_lsns)),

@@ -16,7 +16,7 @@ life with which it was opened; any other opening replaces both, and so the owner
 every takeover, by a copy of the same log too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -76,6 +76,16 @@ def join_lineages(
         if furthest:
             joined[stream] = furthest
     return joined
+
+
+def merged_streams(manifests: Iterable[Manifest]) -> tuple[dict[str, int], dict[str, Lineage]]:
+    """Return the marks and lineages that any of several manifests knows: none is forgotten."""
+    marks: dict[str, int] = {}
+    lineages: dict[str, Lineage] = {}
+    for one in manifests:
+        marks = moved_on(marks, one.stream_marks)
+        lineages = join_lineages(marks, lineages, one.stream_lineages)
+    return marks, lineages
 
 
 def _end(lineage: Lineage) -> int:
