@@ -208,7 +208,7 @@ class History:
         return self._load(generation)
 
     def _before(self, head: Manifest, until_ms: int) -> Manifest:
-        if until_ms < head.created_at_ms:
+        if head.created_at_ms and until_ms < head.created_at_ms:
             raise earlier_incarnation(self._namespace, head)
         found = self._newest(
             head, lambda manifest: self._folded_at_ms(with_skipped(manifest, head)) <= until_ms
