@@ -50,8 +50,9 @@ class Head:
         old grace after it was published, so what was seen longer ago proves nothing (H62).
         `by_store_s` is how long the PUT took by the store's own dates, where it gives them.
         """
-        known = self.seen.elapsed_s() <= self.manifest.grace_ms / 1000
-        return known and self.is_quick(sent, by_store_s)
+        grace_s = self.manifest.grace_ms / 1000
+        quick = max(sent.elapsed_s(), by_store_s) <= grace_s / 2
+        return quick and self.seen.elapsed_s() <= grace_s
 
     def is_quick(self, sent: Stopwatch, by_store_s: float = 0.0) -> bool:
         """Whether a request took less than half the grace period, as far as that is known."""
