@@ -25,6 +25,7 @@ test: $(READY) servers ## everything a clone needs to pass all tests
 slow: $(READY) servers ## tests that take minutes: kills and speculation on Spark, a short soak
 	$(BIN)/python -m pytest -m slow
 	$(BIN)/python -m tests.lives --seeds $(LIVES)
+	$(BIN)/python -m tests.property.damage_machine --seeds $(LIVES)
 	$(BIN)/python -m pytest -n $(JOBS) --hypothesis-profile=curious $$(grep -rl --include="test_*.py" hypothesis tests)
 
 check: $(READY) ## format, lint, types, imports
