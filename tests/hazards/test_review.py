@@ -171,6 +171,25 @@ def test_H65_the_lsn_of_a_load_that_commits_behind_the_fences_of_a_drop():
         world.db.reader(NAME).changes(after_lsn=loaded[0])
 
 
+def test_H65_a_name_that_is_dropped_once_more_while_it_is_created_again():
+    """H65: the end of the log was listed before another drop; that drop's end is another one."""
+    world = World()
+    with_row(world, OLD)
+    world.db.drop(NAME)
+    loaded = []
+    rows = {"id": [b"l"], "value": [b"x"]}
+
+    def drop_again():
+        world.db.undrop(NAME)
+        store = BeforeTheDrop(world.bucket, lambda: loaded.append(ingest(world.db, NAME, rows).lsn))
+        reef.Database(store).drop(NAME)
+
+    store = At(world.bucket, "list", "/wal/", drop_again, after=True)
+    world.run(lambda: reef.Database(store).create(NAME))
+    assert world.head().wal_base > loaded[0] + 1
+    assert world.rows() == {}
+
+
 def test_H65_a_change_stream_that_has_read_all_of_a_dropped_incarnation():
     """H65, H44: its consumer went on in the new one, and kept the rows that were dropped.
 
