@@ -21,7 +21,7 @@ from reef.jobs.ingest import BulkJob, sorted_rows, staged_rows
 from reef.manifest.head import HeadFinder, locate
 from reef.spark.pin import take_pin
 from reef.stores import Outcome, Wrapper, WriteResult
-from tests.collecting import NAME, USERS, At, World
+from tests.collecting import DAY_S, GRACE_S, NAME, USERS, At, World
 
 OLD, NEW = {b"old": b"old"}, {b"new": b"new"}
 
@@ -149,6 +149,37 @@ def test_H65_snapshots_where_an_earlier_incarnation_cannot_be_read(world, damage
     assert [snapshot.name for snapshot in world.db.snapshots(NAME)] == ["new"]
     with pytest.raises(CorruptionError if damaged else NotFoundError):
         world.db.reader(NAME, snapshot="old")
+
+
+def test_H65_a_late_publish_in_an_earlier_incarnation_that_was_rebuilt(world):
+    """H65, H14: every later sweep of the name failed with a ConflictError.
+
+    Root: a rebuild published the end of an earlier incarnation with the generation of its drop.
+    The sweeps of that incarnation have published more since, and one that stalled landed above.
+    """
+    world.advance(DAY_S)
+    world.sweep()
+    stalled = []
+
+    class Dies(Wrapper):
+        def create(self, key, body):
+            if key.startswith(USERS.manifests):
+                stalled.append((key, bytes(body)))
+                raise reef.UnavailableError("the process is gone")
+            return self.inner.create(key, body)
+
+    world.advance(GRACE_S + 10)
+    with pytest.raises(reef.UnavailableError):
+        world.sweep(reef.Database(Dies(world.bucket)))
+    spoil(world, manifests(world, USERS), damaged=False)
+    world.run(lambda: rebuild(world.db, NAME, apply=True))
+    assert world.bucket.create(*stalled[0]).landed
+    assert world.rows() == NEW
+    for _ in range(3):
+        world.advance(GRACE_S + 10)
+        world.sweep()
+    assert world.rows() == NEW
+    assert world.head().predecessors == ()
 
 
 # --- positions ------------------------------------------------------------------------------
