@@ -203,7 +203,7 @@ class _Rebuild:
 
     def _publish_end(self, names: Namespace, record: Successor) -> None:
         now_ms, write_id = int(self.store.now() * 1000), self.store.runtime.ulid()
-        generation = record.generation - 1
+        generation = record.generation + MARGIN  # above all that its sweeps have published since
         manifest = Manifest(
             generation=generation,
             write_id=write_id,
