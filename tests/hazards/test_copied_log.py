@@ -450,9 +450,9 @@ def test_H71_the_life_that_has_the_role_is_never_forgotten():
 def test_H71_a_digest_covers_all_entries_before_it():
     """H71: two copies with the same entry behind different ones do not have the same log."""
     batch = LocalBatch(b"record", BatchHeader(1, None, None), 1)
-    point = point_of(encode_entry(7, 3, batch, 0, b"one history"))
-    assert point_of(encode_entry(7, 3, batch, 0, b"one history")) == point
-    other = point_of(encode_entry(7, 3, batch, 0, b"the other"))
+    point = point_of(encode_entry(7, 3, batch, 0, b"history one"))
+    assert point_of(encode_entry(7, 3, batch, 0, b"history one")) == point
+    other = point_of(encode_entry(7, 3, batch, 0, b"history two"))
     assert (other.epoch, other.index) == (point.epoch, point.index)
     assert other.digest != point.digest
 
