@@ -14,6 +14,7 @@ from reef.engine.local.entries import LocalBatch, encode_entry, point_of
 from reef.engine.local.identity import IDENTITY, LIVES_MAX, LogIdentity
 from reef.engine.local.opening import LocalOpening
 from reef.engine.local.pending import read_pending
+from reef.engine.local.position import find_position
 from reef.engine.log import Log
 from reef.engine.log_rules import _is_marked
 from reef.errors import CorruptionError, FencedError, Kind
@@ -455,6 +456,23 @@ def test_H71_a_digest_covers_all_entries_before_it():
     other = point_of(encode_entry(7, 3, batch, 0, b"history two"))
     assert (other.epoch, other.index) == (point.epoch, point.index)
     assert other.digest != point.digest
+
+
+@pytest.mark.parametrize("before", [b"the same entry 5", b"another entry 5!"])
+def test_H71_the_entry_behind_the_mark_names_the_one_before_it(before):
+    """H71: the entry at the mark was released from the disk. The next one has its digest, and so
+    shows whether the entry that was committed there is this log's own."""
+    batch = LocalBatch(b"record", BatchHeader(1, None, None), 1)
+    entry = encode_entry(6, 2, batch, 0, before)
+    history = StreamHistory(5, (StreamPoint(1, 5, b"the same entry 5"),))
+
+    def entries(first):
+        return [entry] if first <= entry.index else []
+
+    histories = {"log": history}
+    found = find_position(entries, lambda name: histories.get(name, StreamHistory()), "log", 5)
+    assert found.uploaded == 5
+    assert found.is_forked == (before != b"the same entry 5")
 
 
 def test_H71_a_lineage_keeps_the_last_epochs():
