@@ -28,7 +28,14 @@ from typing import Any
 import msgspec
 
 from reef.engine.database import Database
-from reef.errors import ConflictError, CorruptionError, InvalidInputError, Kind, NotFoundError
+from reef.errors import (
+    ConflictError,
+    CorruptionError,
+    InvalidInputError,
+    Kind,
+    NotFoundError,
+    UnavailableError,
+)
 from reef.formats.manifest import (
     Dropped,
     Manifest,
@@ -182,7 +189,10 @@ class _Rebuild:
         for number in range(1, self.names.incarnation):
             names = self.names.at(number)
             if next(iter(self.store.list(names.manifests)), None) is None:
-                record = read_successor(self.store, self.names.at(number + 1))
+                try:
+                    record = read_successor(self.store, self.names.at(number + 1))
+                except (CorruptionError, NotFoundError):  # a sweep says that it cannot be read
+                    continue
                 if record is not None:
                     self._publish_end(names, record)
                     restored = True
@@ -206,7 +216,9 @@ class _Rebuild:
             successor=record,
         )
         key = names.manifest(generation)
-        self.store.create(key, encode_manifest(check_loaded(manifest, key)))
+        result = self.store.create(key, encode_manifest(check_loaded(manifest, key)))
+        if result.outcome is Outcome.UNKNOWN:
+            raise UnavailableError(f"{key} may not have been written", hint="Run it again")
 
     # --- deriving -----------------------------------------------------------------
     def _head(self) -> Manifest | None:
