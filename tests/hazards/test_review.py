@@ -182,6 +182,34 @@ def test_H65_a_late_publish_in_an_earlier_incarnation_that_was_rebuilt(world):
     assert world.head().predecessors == ()
 
 
+def test_H65_a_rebuild_where_an_earlier_incarnation_has_lost_its_manifests_and_record(world):
+    """H65: the current incarnation could not be rebuilt.
+
+    Root: the record that ended the earlier one was needed, though only that one is described by it.
+    """
+    create_again(world)
+    with_row(world, {b"third": b"3"})
+    for names in (USERS, world.names):
+        spoil(world, manifests(world, names), damaged=False)
+    spoil(world, [USERS.successor(2)], damaged=True)
+    world.run(lambda: rebuild(world.db, NAME, apply=True))
+    assert world.rows() == {b"third": b"3"}
+
+
+def test_H65_a_rebuild_whose_write_for_an_earlier_incarnation_has_no_response(world):
+    """H65: it said that this incarnation was restored. Root: the outcome was ignored."""
+    spoil(world, manifests(world, USERS), damaged=False)
+
+    class Silent(Wrapper):
+        def create(self, key, body):
+            if key.startswith(USERS.manifests):
+                return WriteResult(Outcome.UNKNOWN)
+            return self.inner.create(key, body)
+
+    with pytest.raises(reef.UnavailableError, match="may not have been written"):
+        world.run(lambda: rebuild(reef.Database(Silent(world.bucket)), NAME, apply=True))
+
+
 # --- positions ------------------------------------------------------------------------------
 
 
