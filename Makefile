@@ -7,6 +7,7 @@ READY  := $(VENV)/.ready
 SEED   ?= 0
 SEEDS  ?= 20000
 STORE  ?= native
+LIVES  ?= 3000
 JOBS   ?= 2
 
 .DEFAULT_GOAL := help
@@ -23,6 +24,8 @@ test: $(READY) servers ## everything a clone needs to pass all tests
 
 slow: $(READY) servers ## tests that take minutes: kills and speculation on Spark, a short soak
 	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m tests.lives --seeds $(LIVES)
+	$(BIN)/python -m tests.property.damage_machine --seeds $(LIVES)
 	$(BIN)/python -m pytest -n $(JOBS) --hypothesis-profile=curious $$(grep -rl --include="test_*.py" hypothesis tests)
 
 check: $(READY) ## format, lint, types, imports

@@ -13,7 +13,7 @@ from reef.formats.segment_writer import SegmentWriter
 from reef.formats.versions import Versions
 from reef.formats.wal_object import Job, JobSegment, WalHeader, WalKind, WalObject
 from reef.manifest.edits import new_namespace
-from reef.manifest.head import HeadFinder
+from reef.manifest.head import HeadFinder, newest_incarnation
 from reef.manifest.publish import Publisher
 from reef.manifest.roots import staged_id
 from reef.paths import Namespace
@@ -22,7 +22,7 @@ from reef.stores import Outcome, agree_on_cas
 
 def append(store, name, kind, job=None, lsn=None, epoch=0):
     """Put a non-writer's object into the first open slot, or into `lsn`; return its LSN."""
-    log = Log(store, Namespace(name))
+    log = Log(store, newest_incarnation(store, name))
     if lsn is None:
         lsn = max([slot.lsn for slot in log.filled(1)], default=0) + 1
     header = WalHeader(
@@ -32,7 +32,7 @@ def append(store, name, kind, job=None, lsn=None, epoch=0):
         writer_id="job",
         write_id=store.runtime.ulid(),
         created_at_ms=int(store.runtime.wall_s() * 1000),
-        schema_id=1,
+        schema_id=1 if job is None else 0,  # of whichever life: ids continue
         job=job,
     )
     assert log.fill(lsn, WalObject.encode(header)).landed
@@ -51,7 +51,8 @@ def stage(store, name, rows, job_id="job"):
         np.zeros(len(keys), np.uint8),
         {1: pa.array([rows[key] for key in keys], pa.binary())},
     )
-    store.upload(Namespace(name).segment(segment_id), writer.write([versions]))
+    names = newest_incarnation(store, name)
+    store.upload(names.segment(segment_id), writer.write([versions]))
     summary = writer.summary
     return JobSegment(
         segment_id,
@@ -105,7 +106,8 @@ def load(store, name, rows, *, key=None, staged=None):
 
 def append_beside_writers(store, name, kind, job):
     """Append where there is room; after the answer the head tells whether it counts (H53)."""
-    log, heads = Log(store, Namespace(name)), HeadFinder(store, Namespace(name))
+    names = newest_incarnation(store, name)
+    log, heads = Log(store, names), HeadFinder(store, names)
     ids = set()
     for losses in range(30):
         manifest = _head(heads)
@@ -146,7 +148,7 @@ def _counts(log, manifest, lsn):
 
 def _header(store, lsn, kind, job):
     now_ms = int(store.runtime.wall_s() * 1000)
-    return WalHeader(lsn, kind, 0, "job", store.runtime.ulid(), now_ms, schema_id=1, job=job)
+    return WalHeader(lsn, kind, 0, "job", store.runtime.ulid(), now_ms, schema_id=0, job=job)
 
 
 def _fill(store, log, header):

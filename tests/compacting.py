@@ -9,9 +9,8 @@ from reef.formats.segment_writer import SegmentWriter
 from reef.formats.versions import RangeTombstone, Versions
 from reef.formats.wal_object import Job, JobSegment, WalKind
 from reef.jobs.compact_plan import STRATEGIES, CompactPlan
-from reef.manifest.head import HeadFinder
+from reef.manifest.head import locate, newest_incarnation
 from reef.manifest.roots import staged_id
-from reef.paths import Namespace
 from tests.bulk import append
 
 SMALL = {
@@ -31,7 +30,7 @@ SMALL = {
 
 def head_of(db, name):
     """Return the newest manifest."""
-    return HeadFinder(db.store, Namespace(name)).find().manifest
+    return locate(db.store, name).found.manifest
 
 
 def versions_of(schema, rows, lsn=0):
@@ -62,7 +61,7 @@ def ingest_rows(db, name, rows, tombstones=()):
     )
     ranges = [RangeTombstone(start, end, 0, 0) for start, end in tombstones]
     writer = SegmentWriter(schema, 0, Lineage(segment_id, 0), range_tombstones=ranges)
-    store.upload(Namespace(name).segment(segment_id), writer.write([rows]))
+    store.upload(newest_incarnation(store, name).segment(segment_id), writer.write([rows]))
     footer, summary = writer.summary.footer, writer.summary
     segment = JobSegment(
         segment_id,

@@ -10,7 +10,7 @@ from reef.formats.segment import covers_of
 from reef.formats.segment_tail import decode_tail
 from reef.jobs import compact, rebuild, sweep
 from reef.jobs.compact_plan import STRATEGIES, CompactPlan
-from reef.manifest.head import HeadFinder
+from reef.manifest.head import locate, newest_incarnation
 from reef.paths import Namespace
 from reef.stores import Wrapper
 from tests.compacting import SMALL
@@ -58,12 +58,18 @@ def open_mortal():
 
 def head_of(db):
     """Return the newest manifest."""
-    return HeadFinder(db.store, EVENTS).find().manifest
+    return locate(db.store, NAME).found.manifest
+
+
+def names_of(db):
+    """Return the names of the objects of the newest incarnation."""
+    return newest_incarnation(db.store, NAME)
 
 
 def segment_ids(db):
     """Return the segments that are in the bucket."""
-    return {i.key.removeprefix(EVENTS.segments)[:-4] for i in db.store.list(EVENTS.segments)}
+    folder = names_of(db).segments
+    return {info.key.removeprefix(folder)[:-4] for info in db.store.list(folder)}
 
 
 def dying(db, job, publishes=0):
@@ -127,12 +133,12 @@ def rows_of(db, **moment):
 def claimed_twice(db):
     """Return the segments of the head that stand for something that another one stands for too."""
     segments = head_of(db).segments
-    covers = {entry.id: _covers(db.store, entry) for entry in segments}
+    covers = {entry.id: _covers(db, entry) for entry in segments}
     pairs = combinations(sorted(covers), 2)
     return [pair for pair in pairs if overlap(covers[pair[0]], covers[pair[1]])]
 
 
-def _covers(store, entry):
-    key = EVENTS.segment(entry.id)
-    body = store.get(key)
+def _covers(db, entry):
+    key = names_of(db).segment(entry.id)
+    body = db.store.get(key)
     return covers_of(decode_tail(body, len(body), key).footer, entry.visible_lsn)

@@ -143,7 +143,7 @@ class Namespace:
         return f"{self.manifests}{generation:020}.manifest.json"
 
     def wal_object(self, lsn: int) -> str:
-        return f"{self.wal}{lsn:020}.wal"
+        return slot_name(self.wal, lsn)
 
     def segment(self, segment_id: str) -> str:
         return f"{self.segments}{segment_id}.seg"
@@ -203,6 +203,11 @@ class CatalogNames:
 
     def lease(self, lease_id: str) -> str:
         return f"{self.leases}{lease_id}.json"
+
+
+def slot_name(folder: str, lsn: int) -> str:
+    """Return the name of a slot in the folder of a log."""
+    return f"{folder}{lsn:020}.wal"
 
 
 CATALOG_OBJECT = re.compile(r"(?:seg|ckpt)-(\d{20})-([0-9A-Z]{26})")

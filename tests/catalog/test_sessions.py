@@ -83,12 +83,15 @@ def test_what_conflicts(catalog, read, other, conflicts):
     assert (catalog.get_latest("mine") == b"m") is not conflicts
 
 
-def test_a_compaction_is_no_conflict(catalog):
-    """A commit that lost the head to a checkpoint keeps its segment and goes on."""
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_compaction_is_no_conflict(catalog, is_known):
+    """A commit that lost the head to a checkpoint keeps its segment and goes on; also where the
+    same process has compacted, and knows the head that is newer than its session's."""
     put(catalog, a=b"1")
     with catalog.session_write() as session:
         session.put("a", session.get("a") + b"+")
-        Catalog(catalog.store).compactor().compact_once()
+        other = catalog if is_known else Catalog(catalog.store)
+        other.compactor().compact_once()
         session.commit()
     assert catalog.get_latest("a") == b"1+"
     assert catalog.verify().orphans == 0

@@ -14,6 +14,7 @@ from reef.catalog.register import Swap
 from reef.errors import ConflictError, Kind, OutcomeUnknownError, ReefError
 from reef.stores import Meter, Outcome, ReadBack, Wrapper
 from reef.stores.memory import MemoryStore
+from reef.stores.wrappers import Fault, Faults, Rule
 from reef.testing import Chaos, Simulation, simulate
 from tests.catalog.conftest import AT_ONCE, put, without_if_match
 
@@ -326,3 +327,8 @@ def test_outcomes_that_are_known():
     empty = register.load()
     assert store.create("HEAD.json", b"rival").outcome is Outcome.CREATED
     assert register.swap(empty, b"mine") == (Swap.LOST, empty)
+    rival = register.load()
+    silent = Faults(store, [Rule(Fault.FAIL_AFTER, "replace", "*")])
+    register = registers.register(silent, "HEAD.json", "heads/")
+    assert register.swap(rival, b"mine") == (Swap.UNKNOWN, rival)
+    assert store.get("HEAD.json") == b"mine", "it was not lost"

@@ -11,6 +11,7 @@ from reef.catalog.checkpoints import FoundCheckpoint
 from reef.catalog.collection import kept_checkpoints
 from reef.catalog.gc_plan import GcPlan
 from reef.catalog.head import CheckpointRef, Head
+from reef.catalog.snapshot import Snapshot
 from reef.errors import ConflictError, InvalidInputError, Kind
 from reef.stores import ReadBack
 from reef.stores.memory import MemoryStore
@@ -116,6 +117,40 @@ def test_the_plan_says_what_will_go(catalog):
     assert compactor.gc_apply()
     assert "time has not come" in compactor.gc_delete_and_reset().waits
     assert names(catalog, "segments/") == 4
+
+
+def test_a_late_checkpoint_does_not_replace_a_newer_one(catalog):
+    """H22: heads never go back: collection relies on the checkpoint that the head has had."""
+    put(catalog, a=b"1")
+    late = catalog.compactor()
+    ref = late._write_checkpoint(Snapshot.of(late._parts.heads.load()))
+    put(catalog, a=b"2")
+    newer = catalog.compactor().compact_once()
+    assert late._publish(ref) == newer
+    assert late._parts.heads.load().head.checkpoint_id == newer.checkpoint_id
+    assert catalog.get_latest("a") == b"2"
+
+
+def test_a_late_response_does_not_bring_back_an_older_head(catalog):
+    """H22: responses overtake each other; a lease on the older state would hold too little."""
+    put(catalog, a=b"1")
+    heads = catalog.compactor()._parts.heads
+    notes, older = heads._notes, heads.load()
+    put(catalog, a=b"2")
+    newer = heads.load()
+    heads._seen(older, notes)
+    assert heads.last == newer
+
+
+def test_a_state_needs_its_checkpoint_and_no_segment_up_to_it():
+    """H22: a plan that deletes the checkpoint of segment 10 leaves states from 11 on; one that
+    deletes the segments up to 10 leaves the state that begins with that checkpoint."""
+    checkpoint = f"{10:020}-01ARZ3NDEKTSV4RRFFQ69G5FAV"
+    assert GcPlan().needs == 0
+    assert GcPlan(delete_segments=(SeqRange(1, 4), SeqRange(6, 10))).needs == 10
+    assert GcPlan(delete_checkpoints=(checkpoint,)).needs == 11
+    both = GcPlan(delete_segments=(SeqRange(1, 10),), delete_checkpoints=(checkpoint,))
+    assert both.needs == 11
 
 
 def test_a_plan_whose_objects_changed_is_given_up(catalog):

@@ -128,6 +128,24 @@ def test_H21_the_transaction_of_a_dead_writer_is_adopted(bucket):
         assert after.get("n") == b"5"
 
 
+def test_H21_an_orphan_of_a_lost_history_is_not_adopted(bucket):
+    """H21: it has the next number, and is based on a segment that is not in this history."""
+    Catalog(bucket).transact(increment)
+
+    def die():
+        raise Died
+
+    session = Catalog(Hook(bucket, names=HEADS, before=die)).session_write()
+    increment(session)
+    with pytest.raises(Died):
+        session.commit()
+    _, orphan = [info.key for info in bucket.list("segments/")]
+    bucket.delete_many([info.key for info in bucket.list() if info.key != orphan])
+    put(Catalog(bucket), other=b"1")
+    assert Catalog(bucket).recover_orphans() == 0
+    assert value(bucket) == 0
+
+
 def test_H21_a_living_writer_is_left_alone(bucket):
     """H21: a segment whose session has a living lease is its writer's to publish."""
     seen = []

@@ -10,15 +10,17 @@ import pytest
 import reef
 from reef.engine.database import Database
 from reef.engine.local import opening
-from reef.engine.local.identity import IDENTITY, LogIdentity
+from reef.engine.local.entries import LocalBatch, encode_entry, point_of
+from reef.engine.local.identity import IDENTITY, LIVES_MAX, LogIdentity
 from reef.engine.local.opening import LocalOpening
 from reef.engine.local.pending import read_pending
+from reef.engine.local.position import find_position
 from reef.engine.log import Log
 from reef.engine.log_rules import _is_marked
 from reef.errors import CorruptionError, FencedError, Kind
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.streams import StreamPoint
-from reef.formats.wal_object import WalHeader, WalKind
+from reef.formats.wal_object import BatchHeader, WalHeader, WalKind
 from reef.jobs import fold
 from reef.locallog import LocalLog
 from reef.manifest.edits import new_namespace
@@ -414,6 +416,63 @@ def test_H71_a_log_that_is_damaged_takes_no_role(store):
         start(store, LogDisk({**content, name: bytes(damaged)}))
     running.put("a", b"1")
     running.close()
+
+
+def test_H71_an_opening_that_dies_with_the_role_is_repeated(store, monkeypatch):
+    """H71: the life is in the log before the role is taken with it. So an opening that died right
+    after its publish was this log's own, and the next one continues without being asked to."""
+    disk = one_log(store)
+    writer = start(store, disk)
+    mine = put(writer, "mine", 2)
+    kill(writer)
+    disk = image(disk)
+
+    def die(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalOpening, "_position", die)
+        with pytest.raises(KeyboardInterrupt):
+            start(store, disk)
+    with start(store, image(disk)) as again:
+        assert again.local_recovery.replayed == 2
+    assert arrived(store)[5:] == mine
+
+
+def test_H71_the_life_that_has_the_role_is_never_forgotten():
+    """H71: however many openings died since, without the role: one more is not a takeover."""
+    identity = LogIdentity("log", NAME, "memory:").born("holder")
+    for number in range(3 * LIVES_MAX):
+        identity = identity.born(f"died/{number}", held="holder")
+    assert identity.lives[0] == "holder"
+    assert len(identity.lives) <= LIVES_MAX + 1
+
+
+def test_H71_a_digest_covers_all_entries_before_it():
+    """H71: two copies with the same entry behind different ones do not have the same log."""
+    batch = LocalBatch(b"record", BatchHeader(1, None, None), 1)
+    point = point_of(encode_entry(7, 3, batch, 0, b"history one"))
+    assert point_of(encode_entry(7, 3, batch, 0, b"history one")) == point
+    other = point_of(encode_entry(7, 3, batch, 0, b"history two"))
+    assert (other.epoch, other.index) == (point.epoch, point.index)
+    assert other.digest != point.digest
+
+
+@pytest.mark.parametrize("before", [b"the same entry 5", b"another entry 5!"])
+def test_H71_the_entry_behind_the_mark_names_the_one_before_it(before):
+    """H71: the entry at the mark was released from the disk. The next one has its digest, and so
+    shows whether the entry that was committed there is this log's own."""
+    batch = LocalBatch(b"record", BatchHeader(1, None, None), 1)
+    entry = encode_entry(6, 2, batch, 0, before)
+    history = StreamHistory(5, (StreamPoint(1, 5, b"the same entry 5"),))
+
+    def entries(first):
+        return [entry] if first <= entry.index else []
+
+    histories = {"log": history}
+    found = find_position(entries, lambda name: histories.get(name, StreamHistory()), "log", 5)
+    assert found.uploaded == 5
+    assert found.is_forked == (before != b"the same entry 5")
 
 
 def test_H71_a_lineage_keeps_the_last_epochs():

@@ -195,6 +195,17 @@ def test_H17_after_a_repair_the_loss_is_skipped_by_everyone(db):
     assert db.store.get(USERS.wal_object(lsns[1])), "it stays in its slot"
 
 
+def test_H17_a_reader_drops_a_row_that_a_repair_has_skipped(db):
+    """H17: it had read the object before that was damaged; all readers show the same rows."""
+    lsns = written(db, 4)
+    reader = db.reader(NAME)
+    assert len(dict(reader.scan())) == 4
+    flip(db, USERS.wal_object(lsns[1]))
+    repaired(db, skipped_lsns=(lsns[1],))
+    reader.refresh()
+    assert dict(reader.scan()) == {b"k0": b"v0", b"k2": b"v2", b"k3": b"v3"}
+
+
 def test_H27_recovery_returns_a_typed_report(db):
     """H27: what an opening read back is there to be looked at, and adds up."""
     with db.writer(NAME) as writer:

@@ -192,7 +192,8 @@ def test_H77_a_fenced_writer_with_a_local_log(tmp_path):
     with pytest.raises(reef.FencedError):
         writer.flush()
     for read in (lambda: writer.get("k"), lambda: list(writer.scan()), writer.transaction):
-        with pytest.raises(reef.FencedError):
+        with pytest.raises(reef.FencedError, match="on this disk only") as caught:
             read()
+        assert caught.value.context["path"] == str(tmp_path / "log")
     with pytest.raises(reef.FencedError):
         writer.close()

@@ -165,7 +165,7 @@ def test_an_upload_releases_whole_segments_at_once(monkeypatch):
     for number in range(60):
         writer.put(f"k{number}", bytes(1000))
     writer.flush()
-    deadline = REAL.deadline(60)
+    deadline = REAL.deadline(15)
     while len(segments(disk)) > 2:
         assert not deadline.passed(), f"{len(segments(disk))} files are left"
         REAL.sleep(0.01)
@@ -246,7 +246,7 @@ def test_an_upload_that_is_refused_is_the_last_one():
         receipts[-1].wait()
     assert caught.value.kind is Kind.ACCESS_DENIED
     assert store.denied == 1
-    assert writer._uploader._task.join(60), "the uploader goes on"
+    assert writer._uploader._task.join(15), "the uploader goes on"
     assert rows(inner) == {"first"}
     assert (writer.pending.batches, writer.pending.first_index) == (6, 2)
     with pytest.raises(ReefError):

@@ -123,6 +123,21 @@ def test_H7_a_reopened_tail_gets_its_name_synced(tmp_path, files):
         assert files.calls[-1] == "sync directory"
 
 
+def test_H7_a_rotated_tail_gets_its_name_synced(tmp_path, files):
+    """H7: the first append to the tail that a rotation has made syncs the directory before it
+    returns; the next one does not have to."""
+    with LocalLog(tmp_path, 4096, files=files) as log:
+        log.store_logs([LogEntry(n, data=bytes(50)) for n in range(1, 80)])
+        log.set(b"wait", b"for the rotation")
+        files.calls.clear()
+        log.store_log(LogEntry(80))
+        tail = "00000000000000000080-0000000000000001.wal"
+        assert files.calls == [f"write {tail}", f"sync {tail}", "sync directory"]
+        files.calls.clear()
+        log.store_log(LogEntry(81))
+        assert files.calls == [f"write {tail}", f"sync {tail}"]
+
+
 def test_H7_readers_never_see_short_bytes(tmp_path):
     """H7: a reader beside the appender gets whole entries or none."""
     wrong, done = [], threading.Event()

@@ -2,8 +2,7 @@
 
 import ast
 from collections import Counter
-
-import pytest
+from functools import cache
 
 from tests.mutants.catalogue import AREAS, EQUIVALENT, HERE, ROOT, SOURCES, load, load_all
 
@@ -11,10 +10,17 @@ MUTANTS = load_all()
 EXPLAINED = load(EQUIVALENT)
 
 
-@pytest.mark.parametrize("mutant", [*MUTANTS, *EXPLAINED], ids=lambda mutant: mutant.name)
-def test_a_mutant_can_be_planted(mutant):
-    """Its line is in the sources exactly once, and what takes its place is Python."""
-    ast.parse(mutant.apply((SOURCES / mutant.path).read_text()))
+def test_every_mutant_can_be_planted():
+    """Its line is in the sources exactly once; the runner also compiles what takes its place."""
+    texts, misplaced = {}, []
+    for mutant in [*MUTANTS, *EXPLAINED]:
+        if mutant.path not in texts:
+            texts[mutant.path] = (SOURCES / mutant.path).read_text()
+        try:
+            mutant.apply(texts[mutant.path])
+        except ValueError as error:
+            misplaced.append(str(error))
+    assert misplaced == []
 
 
 def test_names_are_used_once():
@@ -41,6 +47,7 @@ def test_every_mutant_names_tests_that_there_are():
     assert missing == []
 
 
+@cache
 def _tests_in(path):
     tree = ast.parse((ROOT / path).read_text())
     defined = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)]
@@ -55,4 +62,4 @@ def test_equivalent_ones_say_why():
 
 def test_there_are_enough():
     """Protocol code has many lines on which data depends."""
-    assert len(MUTANTS) >= 2
+    assert len(MUTANTS) >= 400

@@ -141,6 +141,19 @@ class Compaction(RuleBasedStateMachine):
         assert sum(segment.rows for segment in head.segments) == len(self.model)
         assert sum(segment.tombstones for segment in head.segments) == 0
 
+    # --- lives ------------------------------------------------------------------------
+    @rule(creates=st.booleans())
+    def drop(self, creates):
+        """It comes back as it was, or is created again without a row; snapshots stay."""
+        self.writer.close()
+        self.db.drop(NAME)
+        if creates:
+            self.db.create(NAME, SCHEMA)
+            self.model = {}
+        else:
+            self.db.undrop(NAME)
+        self.writer = self.db.writer(NAME, background=False)
+
     # --- looking ----------------------------------------------------------------------
     @rule()
     def snapshot(self):

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -45,7 +46,8 @@ class LosesAnswers(Wrapper):
 
 class Engine(RuleBasedStateMachine):
     """Puts, deletes, range deletes, batches, keyed retries, reopening, a second writer, folds;
-    transactions, conditions, bulk loads, lost answers; snapshots and looks back under sweeps.
+    transactions, conditions, bulk loads, lost answers; snapshots and looks back under sweeps;
+    drops, undrops and names that are created again.
 
     On virtual time, so that a sweep finds what is old.
     """
@@ -58,7 +60,7 @@ class Engine(RuleBasedStateMachine):
         agree_on_cas(self.world.bucket)
         self.network = LosesAnswers(self.world.bucket)
         self.db = reef.Database(ReadBack(self.network))
-        self.snapshots, self.past, self.swept = [], [], 0
+        self.snapshots, self.past, self.buried, self.swept = [], [], [], 0
         self.settings = {"max_parallel_writes": parallel, "ack": ack, "group_bytes_max": 300}
         self.writer = self.db.writer(NAME, **self.settings)
         self.reader = self.db.reader(NAME, refresh_interval_ms=1e9)
@@ -133,6 +135,7 @@ class Engine(RuleBasedStateMachine):
 
     @rule(key=KEYS, value=VALUES)
     def put_and_lose_the_answer(self, key, value):
+        self.writer.refresh()  # a sweep may have put the abort of a load into the next slot
         self.network.armed = True
         first = self.writer._committer.tail.next_lsn
         assert self.world.run(lambda: self.writer.put(key, value)).lsn == first
@@ -241,6 +244,41 @@ class Engine(RuleBasedStateMachine):
         self.swept += 1
         self.world.advance(2 * 24 * 3600)
         self.world.sweep_twice()
+
+    # --- lives --------------------------------------------------------------------------
+    @rule()
+    def drop_and_undrop(self):
+        """All of it is as it was; only the writer is fenced."""
+        old = self.writer
+        self.world.run(lambda: self.db.drop(NAME))
+        self.world.run(lambda: self.db.undrop(NAME))
+        self.writer = self.db.writer(NAME, **self.settings)
+        with pytest.raises(reef.FencedError):
+            self.world.run(lambda: old.put(b"a", b"by a zombie"))
+
+    @rule(days=st.integers(0, 2), sweeps=st.booleans())
+    def drop_and_create(self, days, sweeps):
+        """Nothing of the first life is in the second; its snapshots can still be read."""
+        old = self.writer
+        self.world.run(lambda: self.db.drop(NAME))
+        self.world.advance(days * 24 * 3600)
+        if sweeps:
+            self.world.sweep_twice()
+        self.world.run(lambda: self.db.create(NAME))
+        self.buried += [lsn for lsn, _, _ in self.past]
+        self.past, self.model, self.keyed = [], {}, {}
+        self.writer = self.db.writer(NAME, **self.settings)
+        with pytest.raises(reef.FencedError):
+            self.world.run(lambda: old.put(b"a", b"by a zombie"))
+        assert dict(self.writer.scan()) == {}
+
+    @rule(data=st.data())
+    def look_back_beyond_the_creation(self, data):
+        """An LSN of an earlier life is an error in this one."""
+        if self.buried:
+            lsn = data.draw(st.sampled_from(self.buried))
+            with pytest.raises(reef.NotFoundError):
+                self.db.reader(NAME).as_of(lsn=lsn)
 
     # --- handles ------------------------------------------------------------------------
     @rule()

@@ -3,7 +3,8 @@
 Puts, deletes, range deletes, patches, expired rows; bulk loads that commit, that are left open and
 that are aborted; folds and merges of any segments, which are published or die before that, whole
 or half-way; their leftovers, which come back late; sweeps when the grace period is over, snapshots
-that pin what was superseded, and namespaces that go on after a rebuild.
+that pin what was superseded, namespaces that go on after a rebuild, and names that are dropped,
+undropped and created again.
 """
 
 import datetime
@@ -20,12 +21,12 @@ from reef.formats.batch import OpKind
 from reef.jobs import BulkJob, fold, ingest, rebuild
 from reef.jobs.ingest import sorted_rows, staged_rows
 from tests.rebuilding import (
-    EVENTS,
     NAME,
     claimed_twice,
     compact_these,
     dying,
     head_of,
+    names_of,
     open_mortal,
     rebuilt,
     rows_of,
@@ -184,7 +185,7 @@ class Rebuilding(RuleBasedStateMachine):
         """A job that was thought dead has only been slow: its objects arrive now."""
         for segment_id, body in self.leftovers.items():
             if segment_id not in segment_ids(self.db):
-                self.db.store.put(EVENTS.segment(segment_id), body)
+                self.db.store.put(names_of(self.db).segment(segment_id), body)
 
     @rule()
     def sweep(self):
@@ -195,6 +196,21 @@ class Rebuilding(RuleBasedStateMachine):
     def release(self):
         for snapshot in self.db.snapshots(NAME)[:1]:
             snapshot.release()
+
+    @rule(creates=st.booleans())
+    def drop(self, creates):
+        """It comes back as it was, or is created again: what was there before never shows."""
+        self.writer.close()
+        for job, _, _ in self.jobs:
+            job.abort()
+        self.jobs = []
+        self.db.drop(NAME)
+        if creates:
+            self.db.create(NAME, SCHEMA)
+            self.model, self.leftovers = {}, {}
+        else:
+            self.db.undrop(NAME)
+        self.writer = self.db.writer(NAME, background=False)
 
     @rule()
     def go_on_after_a_rebuild(self):
@@ -230,9 +246,9 @@ class Rebuilding(RuleBasedStateMachine):
     def _leave(self, left, half):
         """Keep what a dead job has written, to bring it back; or all but one of it."""
         for segment_id in sorted(left)[1:] if half else left:
-            self.leftovers[segment_id] = self.db.store.get(EVENTS.segment(segment_id))
+            self.leftovers[segment_id] = self.db.store.get(names_of(self.db).segment(segment_id))
         for segment_id in left - self.leftovers.keys():
-            self.db.store.delete(EVENTS.segment(segment_id))
+            self.db.store.delete(names_of(self.db).segment(segment_id))
 
     def _take(self, rows, replace=False):
         if replace:

@@ -1,6 +1,7 @@
 """Tables against a dict of dicts: patches, nulls, growth, conditions, transactions, folds."""
 
 import pyarrow as pa
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -45,6 +46,8 @@ class Tables(RuleBasedStateMachine):
         self.model = {}
         self.past = {}
         """What the table was at an LSN."""
+        self.buried = []
+        """LSNs of lives that are over."""
         self.snapshots = []
         self.copy, self.copied_lsn = {}, 0
         """Kept up to date by changes alone."""
@@ -159,6 +162,31 @@ class Tables(RuleBasedStateMachine):
     def reopen(self):
         self.writer.close()
         self.writer = self.db.writer(NAME, **self.settings)
+
+    @rule()
+    def drop_and_undrop(self):
+        """The rows, the columns, and all that there was before."""
+        self.db.drop(NAME)
+        self.db.undrop(NAME)
+        self.writer = self.db.writer(NAME, **self.settings)
+
+    @rule()
+    def drop_and_create(self):
+        """A table without rows, with the columns that it is created with."""
+        self.db.drop(NAME)
+        self.schema = SCHEMA
+        self.db.create(NAME, SCHEMA)
+        self.writer = self.db.writer(NAME, **self.settings)
+        self.buried += self.past
+        self.model, self.past = {}, {}
+        self.copy, self.copied_lsn = {}, 0
+
+    @rule(data=st.data())
+    def look_at_an_lsn_of_an_earlier_life(self, data):
+        if self.buried:
+            lsn = data.draw(st.sampled_from(self.buried))
+            with pytest.raises(reef.NotFoundError):
+                self.db.reader(NAME).as_of(lsn=lsn)
 
     @rule(refresh=st.booleans())
     def fold(self, refresh):

@@ -12,21 +12,23 @@ from reef.engine.database import Database
 from reef.errors import (
     ConflictError,
     FencedError,
+    InvalidInputError,
     NotFoundError,
     OutcomeUnknownError,
     ReefError,
     UnavailableError,
 )
 from reef.formats.schema import DEFAULT_SCHEMA
-from reef.jobs import fold, sweep
+from reef.jobs import fold, rebuild, sweep
 from reef.manifest.edits import new_namespace
 from reef.manifest.head import HeadFinder
 from reef.manifest.leases import Lease
 from reef.manifest.publish import Publisher
 from reef.paths import Namespace
 from reef.stores import Wrapper, agree_on_cas
+from reef.stores.memory import MemoryStore
 from tests import bulk
-from tests.simulation.told import Told
+from tests.simulation.told import Stream, Told
 from tests.simulation.truth import Truth
 
 NAME = "users"
@@ -34,6 +36,7 @@ USERS = Namespace(NAME)
 KEYS = ("a", "b", "c")
 GAVE_UP = (FencedError, UnavailableError, OutcomeUnknownError, ConflictError, NotFoundError)
 GRACE_S = 6.0
+DEFAULT_GRACE_S = 900.0
 
 
 class Calm(Wrapper):
@@ -49,6 +52,9 @@ class World:
 
     def __init__(self, sim, *, grace_s=None, in_order=True):
         self.sim = sim
+        self.grace_s = grace_s or DEFAULT_GRACE_S
+        self.has_lives = getattr(sim, "has_lives", False)
+        """Whether the name is dropped, undropped and created again while the others work."""
         self.truth = Truth(sim, NAME)
         self.told = Told(in_order)
         agree_on_cas(sim.bucket)
@@ -81,8 +87,21 @@ class World:
 
         hand.spawn(close_lids)
 
+    def finish(self):
+        """Run to the end, with a process that collects what was folded, and check."""
+        self.start("collector", collect)
+        if self.has_lives:
+            for number in range(2):
+                self.start(f"dropper{number}", drop_some, after_s=10.0)
+            self.start("snapshots", look_back, 3)
+        self.sim.run()
+        self.check()
+
     def check(self):
-        """A calm process opens what is left: it must work, and all that was told is so."""
+        """A calm process opens what is left: it must work, and all that was told is so.
+
+        A rebuild without any manifest shows the same rows.
+        """
         calm = Database(self.sim.bucket)
         with calm.writer(NAME) as writer:
             self.told.opened("calm", writer)
@@ -91,9 +110,44 @@ class World:
         fold(calm, NAME)
         reader = calm.reader(NAME)
         self.told.seen.append(("the last reader", reader.last_lsn, dict(reader.scan())))
-        judged = self.truth.judge()
+        judged = self._current_life()
         assert reader.last_lsn == judged.last_lsn, "a new reader does not see all there is"
-        self.told.check(judged)
+        assert dict(reader.scan()) == judged.states[judged.last_lsn], "not the rows of its life"
+        if self.has_lives:
+            self.told.check_lives(self.truth.lives())
+        else:
+            self.told.check(judged)
+        check_rebuilt(self.sim.bucket, judged.states[judged.last_lsn])
+
+    def _current_life(self):
+        """Return the life in which the writer that was opened last has put its fences."""
+        if not self.has_lives:
+            return self.truth.judge()
+        fence = self.told.opens[-1].fence_id
+        return next(life for life in self.truth.lives() if life.lsn_of(fence) is not None)
+
+
+def check_rebuilt(bucket, rows):
+    """Rebuild a copy of the bucket that has lost its manifests; the rows are the same.
+
+    A rebuild may also refuse, if it says what is missing.
+    """
+    copy = MemoryStore("memory://copy", runtime=bucket.runtime)
+    for info in bucket.list("namespaces/"):
+        if "/manifest/" not in info.key and "/leases/" not in info.key:
+            copy.put(info.key, bucket.get(info.key))
+    agree_on_cas(copy)
+    db = Database(copy)
+    try:
+        report = rebuild(db, NAME, apply=True)
+    except InvalidInputError as error:
+        if "not everything is there" not in str(error):
+            raise
+        return
+    with db.reader(NAME) as reader:
+        rebuilt = dict(reader.scan())
+    assert rebuilt == rows, f"a rebuild shows {rebuilt}, published was {rows}: {report.problems}"
+    assert not report.problems, report.problems
 
 
 # --- writers --------------------------------------------------------------------------
@@ -115,11 +169,25 @@ def write(world, node, count, *, pause_s=0.0, nap_s=None, **settings):
             if nap_s is not None and number == count - 1:
                 node.runtime.sleep(node.runtime.uniform(*nap_s))
             key = KEYS[number % len(KEYS)]
+            value = f"{node.name}-{number}".encode()
             if number % 5 == 4:
                 world.told.delete(writer, key)
+            elif number % 5 == 3:
+                resolving(world, node, writer, value, world.told.increment, writer, key, value)
             else:
-                world.told.put(writer, key, f"{node.name}-{number}".encode())
+                resolving(world, node, writer, value, world.told.put, writer, key, value)
             node.runtime.sleep(node.runtime.uniform(0.0, pause_s))
+
+
+def resolving(world, node, writer, value, call, *args):
+    """Write; where the outcome is unknown, ask for it, now and later, and stop."""
+    try:
+        call(*args)
+    except OutcomeUnknownError as error:
+        for _ in range(2):
+            node.runtime.sleep(node.runtime.uniform(0.0, world.grace_s))
+            world.told.resolved.append((value, writer.resolve(error)))
+        raise
 
 
 def write_pipelined(world, node, count, *, resolve=False, **settings):
@@ -212,6 +280,50 @@ def _sweep(db):
     sweep(db, NAME, apply=True, retain_generations_s=0.0)
 
 
+def collect(world, node):
+    """Let grace periods pass, fold and sweep, so that slots of the log are deleted: a few times,
+    and some more while a request waits for that."""
+    db = Database(Calm(world, node))
+    for number in range(10):
+        if number >= 4 and not world.sim.held.pending:
+            break
+        node.runtime.sleep(node.runtime.uniform(0.5 * world.grace_s, 1.6 * world.grace_s))
+        for job in (lambda: fold(db, NAME), lambda: _sweep(db)):
+            with suppress(*GAVE_UP):
+                job()
+
+
+def drop_some(world, node):
+    """Drop the name, and bring it back, create it again, or leave that to the others."""
+    db = Database(node.store())
+    for _ in range(2):
+        with suppress(*GAVE_UP):
+            db.drop(NAME)
+            node.runtime.sleep(node.runtime.uniform(0.0, 10.0))
+            match world.sim.choices.pick(3):
+                case 0:
+                    db.undrop(NAME)
+                case 1:
+                    db.create(NAME)
+        node.runtime.sleep(node.runtime.uniform(0.0, 2 * world.grace_s))
+
+
+def look_back(world, node, rounds):
+    """Take a snapshot and read it later, in whichever life the name is then; read as of LSNs."""
+    db = Database(node.store())
+    for _ in range(rounds):
+        with suppress(*GAVE_UP):
+            snapshot = db.snapshot(NAME)
+            node.runtime.sleep(node.runtime.uniform(0.0, 3 * world.grace_s))
+            with db.reader(NAME, snapshot=snapshot) as reader:
+                world.told.seen.append((node.name, reader.last_lsn, dict(reader.scan())))
+            snapshot.release()
+        with suppress(*GAVE_UP):
+            lsn = 1 + world.sim.choices.pick(db.reader(NAME).last_lsn or 1)
+            with db.reader(NAME, as_of={"lsn": lsn}) as reader:
+                world.told.seen.append((f"{node.name}, back", lsn, dict(reader.scan())))
+
+
 def load_some(world, node, count, key=None):
     """Run bulk jobs by the protocol of section 4."""
     for number in range(count):
@@ -219,7 +331,7 @@ def load_some(world, node, count, key=None):
         with suppress(*GAVE_UP):
             lsn = bulk.load(node.store(), NAME, rows, key=key, staged=world.truth.staged)
             if lsn is not None:
-                world.told.ingests.append(lsn)
+                world.told.loaded(rows, lsn)
         node.runtime.sleep(node.runtime.uniform(0.0, 2.0))
 
 
@@ -241,6 +353,24 @@ def read_some(world, node, count, pause_s=3.0):
             )
             world.told.seen.append((node.name, last, dict(reader.scan())))
             node.runtime.sleep(node.runtime.uniform(0.0, pause_s))
+
+
+def follow_changes(world, node, rounds):
+    """Read the changes by a stream that nothing keeps the log for, with long pauses; begin again
+    where it ends with an error."""
+    for _ in range(rounds):
+        with suppress(*GAVE_UP):
+            reader = Database(node.store()).reader(NAME)
+            changes, rows = reader.changes(after_lsn=reader.last_lsn), {}
+            followed = Stream(node.name, changes.position, changes.position)
+            world.told.streams.append(followed)
+            for _ in range(4):
+                for change in changes:
+                    if change.op != "delete_range":
+                        rows[change.lsn, change.key] = change.row
+                followed.position = changes.position
+                followed.rows = [(*place, row) for place, row in sorted(rows.items())]
+                node.runtime.sleep(node.runtime.uniform(0.0, 5 * world.grace_s))
 
 
 def hold_leases(world, node, count, looks, *, calm=False):

@@ -9,6 +9,7 @@ from tests.simulation.actors import (
     GRACE_S,
     World,
     fold_some,
+    follow_changes,
     hold_leases,
     keep_house,
     load_some,
@@ -27,8 +28,8 @@ def writers_take_over(sim):
     world.start("w2", write, 5, after_s=3.0)
     world.start("folder", fold_some, 2)
     world.start("reader", read_some, 3)
-    sim.run()
-    world.check()
+    world.start("stream", follow_changes, 2)
+    world.finish()
 
 
 def pipelined_writers_take_over(sim, **settings):
@@ -38,8 +39,7 @@ def pipelined_writers_take_over(sim, **settings):
     world.start("w1", write_pipelined, 8, **settings)
     world.start("w2", write_pipelined, 8, after_s=3.0, **settings)
     world.start("folder", fold_some, 2)
-    sim.run()
-    world.check()
+    world.finish()
 
 
 def independent_writers_take_over(sim):
@@ -57,8 +57,7 @@ def zombies_and_sweeps(sim):
         world.start("reader", read_some, 3, 30.0),
     ]
     world.suspend_some(nodes, 1, (1.0, 40.0))
-    sim.run()
-    world.check()
+    world.finish()
 
 
 def openers_stall(sim):
@@ -68,8 +67,7 @@ def openers_stall(sim):
     world.start("w2", write, 2, after_s=8.0)
     world.start("w3", write, 2, after_s=16.0)
     world.start("house", keep_house, 5)
-    sim.run()
-    world.check()
+    world.finish()
 
 
 def keyed_batches_again(sim):
@@ -79,8 +77,7 @@ def keyed_batches_again(sim):
     world.start("c1", retry_keyed, 3, 3, max_parallel_writes=parallel)
     world.start("c2", retry_keyed, 3, 3, max_parallel_writes=parallel, after_s=10.0)
     world.start("house", keep_house, 2)
-    sim.run()
-    world.check()
+    world.finish()
 
 
 def bulk_beside_writers(sim):
@@ -94,9 +91,9 @@ def bulk_beside_writers(sim):
     world.start("j1", load_some, 1)
     world.start("j2", load_some, 1, key="load", after_s=2.0)
     world.start("j3", load_some, 1, key="load", after_s=2.0)
+    world.start("stream", follow_changes, 2)
     world.start("folder", fold_some, 2)
-    sim.run()
-    world.check()
+    world.finish()
 
 
 def folders_race(sim):
@@ -107,9 +104,9 @@ def folders_race(sim):
     world.start("f1", fold_some, 2, 2.0)
     world.start("f2", fold_some, 2, 2.0)
     world.start("s1", sweep_some, 2)
+    world.start("stream", follow_changes, 3)
     world.start("house", keep_house, 2, after_s=5.0)
-    sim.run()
-    world.check()
+    world.finish()
 
 
 def outcomes_are_resolved(sim):
@@ -119,8 +116,7 @@ def outcomes_are_resolved(sim):
     world.start("w1", write_pipelined, 4, resolve=True, **settings)
     world.start("w2", write_pipelined, 4, resolve=True, after_s=6.0, **settings)
     world.start("house", keep_house, 1, after_s=5.0)
-    sim.run()
-    world.check()
+    world.finish()
 
 
 def leases_hold(sim):
@@ -131,5 +127,4 @@ def leases_hold(sim):
     world.start("l2", hold_leases, 1, 3)
     world.start("folder", fold_some, 10, 6.0, calm=True)
     world.start("sweeper", sweep_some, 3, 2.0)
-    sim.run()
-    world.check()
+    world.finish()

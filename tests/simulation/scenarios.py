@@ -28,6 +28,8 @@ ROUGH = Chaos(
     late=0.03,
     stall=0.02,
     freeze=0.01,
+    held=0.04,
+    forgotten=0.02,
 )
 
 SLOW = Chaos(
@@ -40,6 +42,9 @@ SLOW = Chaos(
     stall=0.02,
     freeze=0.002,
     stall_s=(0.5, 40.0),
+    held=0.04,
+    forgotten=0.02,
+    held_s=(60.0, 600.0),
 )
 """Stalls around a grace period of some seconds, on either side of it."""
 
@@ -53,11 +58,55 @@ POWER_CUTS = Chaos(
     stall=0.02,
     freeze=0.001,
     stall_s=(0.5, 20.0),
+    held=0.02,
+    forgotten=0.01,
+    held_s=(60.0, 600.0),
 )
 """A machine that dies and comes back, on a bad network."""
 
-STALLING = Chaos(crash=0.0005, crashes_max=1, stall=0.07, stall_s=(1.0, 40.0))
+STALLING = Chaos(
+    crash=0.0005,
+    crashes_max=1,
+    stall=0.07,
+    stall_s=(1.0, 40.0),
+    held=0.02,
+    forgotten=0.02,
+    held_s=(60.0, 600.0),
+)
 """Hardly anything but requests that take for ever."""
+
+LATE = Chaos(
+    crash=0.0003,
+    crashes_max=1,
+    lost_answer=0.005,
+    fail_before=0.005,
+    late=0.01,
+    stall=0.003,
+    stall_s=(0.5, 40.0),
+    held=0.15,
+    forgotten=0.06,
+    faults_max=40,
+)
+"""Little else than writes that arrive after the object of their name was collected."""
+
+LIVELY = Chaos(
+    crash=0.0005,
+    crashes_max=2,
+    lost_answer=0.01,
+    fail_before=0.01,
+    conflict=0.01,
+    late=0.01,
+    stall=0.01,
+    freeze=0.0005,
+    stall_s=(0.5, 40.0),
+    faults_max=60,
+)
+"""Enough mishaps to meet, and few enough for long histories."""
+
+REFILLS = Chaos(
+    latency_s=(0.001, 0.3), held=0.2, forgotten=0.05, faults_max=10, held_s=(400.0, 1200.0)
+)
+"""Nothing but writes that arrive after the object of their name was collected."""
 
 
 def racing_creators(sim, wrap=lambda store: store):
@@ -169,7 +218,45 @@ SCENARIOS = {
     "jobs_and_pins": (jobs.jobs_and_pins, SLOW),
     "background_beside_others": (jobs.background_beside_others, SLOW),
     "hardly_any_grace": (jobs.hardly_any_grace, SLOW),
+    "slots_filled_again": (jobs.slots_filled_again, REFILLS),
     "a_machine_comes_back": (local_logs.a_machine_comes_back, POWER_CUTS),
     "copies_of_a_log": (copies_of_a_log, POWER_CUTS),
     "leases_hold": (engine.leases_hold, replace(STALLING, stall_s=(1.0, 15.0))),
 }
+
+NOT_LATE = {
+    *("names_come_and_go_slowly", "loads_make_it_slowly", "slots_filled_again"),
+    *("reads_race_writes", "readers_race_refreshes", "local_reads_race_uploads"),
+}
+"""Variants of others, and those in which every write has to succeed."""
+
+SCENARIOS |= {
+    f"{name}_late": (scenario, LATE)
+    for name, (scenario, chaos) in SCENARIOS.items()
+    if name not in NOT_LATE
+}
+
+WITH_LIVES = (
+    *("writers_take_over", "pipelined_writers_take_over", "independent_writers_take_over"),
+    *("zombies_and_sweeps", "keyed_batches_again", "bulk_beside_writers", "folders_race"),
+    *("outcomes_are_resolved", "rival_compactors", "jobs_and_pins", "background_beside_others"),
+    *("hardly_any_grace", "slots_filled_again"),
+)
+
+
+def with_lives(scenario):
+    """Return a scenario in which the name is also dropped, undropped and created again."""
+
+    def run(sim):
+        sim.has_lives = True
+        scenario(sim)
+
+    run.__doc__ = scenario.__doc__
+    return run
+
+
+SCENARIOS |= {
+    f"{name}_with_lives": (with_lives(SCENARIOS[name][0]), LATE if number % 2 else LIVELY)
+    for number, name in enumerate(WITH_LIVES)
+}
+SCENARIOS["slots_filled_again_with_lives"] = (with_lives(jobs.slots_filled_again), REFILLS)

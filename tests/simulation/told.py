@@ -1,12 +1,17 @@
-"""What clients were told, checked against the truth.
+"""What clients were told, checked against the truth: the oracle of all scenarios of a namespace.
 
-- A write that was acknowledged stands at its LSN and counts, once, and so every later open
-  shows it, in order. A write that was reported as failed never counts. What `resolve` says of
-  an unknown one is so. An idempotency key counts once at most.
-- Whoever shows LSN L, a reader or a writer that has just opened, shows exactly the state of the
-  log at L: a prefix.
+- A write that was acknowledged is at its LSN and counts, once, and so every later open shows
+  it, in order. A write that was reported as failed, as fenced or as a conflict never counts.
+  What `resolve` says of an unknown one is so. An idempotency key counts once at most.
+- A bulk load counts with all its rows if it was acknowledged, and with none if it was refused.
+- A process that shows LSN L, a reader or a writer that has just opened, shows exactly the state
+  of the log at L: a prefix.
+- A change stream yields every object that counts up to its position, once, in order. Where the
+  log was collected it ends with an error.
 - At most one writer is unfenced: behind the fences of a finished open no older epoch is
   acknowledged, and no two opens have the same epoch.
+
+Each holds within one life of the name: nothing of one life shows in another.
 """
 
 from collections import defaultdict
@@ -25,6 +30,8 @@ class Open:
     epoch: int
     first_fence: int
     last_fence: int
+    fence_id: str
+    """The write id of its last fence, which tells the life."""
 
 
 @dataclass
@@ -41,6 +48,16 @@ class Fate:
 
 
 @dataclass
+class Stream:
+    """A change stream: where it began, how far it came, the rows that it has yielded."""
+
+    who: str
+    after: int
+    position: int
+    rows: list[tuple[int, bytes, bytes | None]] = field(default_factory=list)
+
+
+@dataclass
 class Told:
     """The clients' side of one history."""
 
@@ -52,23 +69,33 @@ class Told:
     seen: list[tuple[str, int, dict[bytes, bytes]]] = field(default_factory=list)
     opens: list[Open] = field(default_factory=list)
     ingests: list[int] = field(default_factory=list)
+    streams: list[Stream] = field(default_factory=list)
     acknowledged_lsn: int = 0
+    keyed: set[bytes] = field(default_factory=set)
+    """Values that are sent until they are acknowledged, if need be in several lives."""
 
     # --- noting -------------------------------------------------------------------
     def put(self, writer, key, value, **options):
-        """Write, and note the answer; return the receipt, or raise what was raised."""
-        self.sent(value)
-        try:
+        """Write, and note the outcome; return the receipt, or raise what was raised."""
+        if "idempotency_key" in options:
+            self.keyed.add(value)
+        with self.trying([value]):
             receipt = writer.put(key, value, **options)
-        except OutcomeUnknownError:
-            raise
-        except ReefError:
-            self.refuse(value)
-            raise
         return self.acknowledge(value, receipt)
+
+    def increment(self, writer, key, value):
+        """Read and write one key in a transaction; note the outcome."""
+        with self.trying([value]), writer.transaction() as tx:
+            tx.get(key)
+            tx.put(key, value)
+        return self.acknowledge(value, tx.receipt)
 
     def delete(self, writer, key):
         self.acknowledge(None, writer.delete(key))
+
+    def trying(self, values):
+        """Note what becomes of some writes that share one outcome, in a `with` statement."""
+        return _Trying(self, values)
 
     def sent(self, value):
         """Note that a write is on its way: its process may die before it hears anything."""
@@ -85,8 +112,14 @@ class Told:
         self.acknowledged_lsn = max(self.acknowledged_lsn, receipt.lsn)
         return receipt
 
+    def loaded(self, rows, lsn):
+        """Note that a bulk load was acknowledged."""
+        for value in rows.values():
+            self.fates[value].acknowledged = True
+        self.ingests.append(lsn)
+
     def answered(self, value, future):
-        """Note the answer to a write that was not waited for."""
+        """Note the outcome of a write that was not waited for."""
         try:
             self.acknowledge(value, future.result())
         except OutcomeUnknownError as error:
@@ -99,60 +132,115 @@ class Told:
         """Note what a writer found when it had opened."""
         committer = writer._committer
         last = committer.tail.next_lsn - 1
-        fences = len(committer.opened.fence_ids)
-        self.opens.append(Open(who, committer.opened.epoch, last - fences + 1, last))
+        fences = committer.opened.fence_ids
+        self.opens.append(
+            Open(who, committer.opened.epoch, last - len(fences) + 1, last, fences[-1])
+        )
         self.seen.append((f"{who}, which has just opened,", last, dict(writer.scan())))
 
     # --- checking -----------------------------------------------------------------
     def check(self, judged):
-        """Compare all of it with the log."""
-        self._check_receipts(judged)
-        self._check_fates(judged)
-        self._check_seen(judged)
-        self._check_opens()
-        for key, lsns in judged.keys.items():
-            assert len(lsns) == 1, f"key {key} counts at LSNs {lsns}"
+        """Compare all of it with the log of a name that has one life."""
+        self.check_lives([judged])
         for lsn in self.ingests:
             assert judged.verdicts.get(lsn) is Verdict.APPLIES, f"the ingest at LSN {lsn} is lost"
 
-    def _check_receipts(self, judged):
+    def check_lives(self, lives):
+        """Compare all of it with the logs of all lives."""
+        self._check_receipts(lives)
+        self._check_fates(lives)
+        self._check_seen(lives)
+        self._check_streams(lives)
+        for life in lives:
+            self._check_opens(life)
+            for key, lsns in life.keys.items():
+                assert len(lsns) == 1, f"key {key} counts at LSNs {lsns}"
+
+    def _check_receipts(self, lives):
         for value, receipt in self.receipts:
-            header = judged.headers.get(receipt.lsn)
-            assert header is not None, f"{value}: LSN {receipt.lsn} was acknowledged and is missing"
-            assert header.write_id == receipt.write_id, (
+            life = _life_of(lives, receipt.write_id)
+            assert life is not None, f"{value}: LSN {receipt.lsn} was acknowledged and is missing"
+            lsn = life.lsn_of(receipt.write_id)
+            assert lsn == receipt.lsn, (
                 f"{value}: LSN {receipt.lsn} was acknowledged and holds another object"
             )
-            verdict = judged.verdicts[receipt.lsn]
+            verdict = life.verdicts[lsn]
             assert verdict is Verdict.APPLIES, f"{value} was acknowledged and is {verdict}"
 
-    def _check_fates(self, judged):
+    def _check_fates(self, lives):
         for value, fate in self.fates.items():
-            lsns = judged.applied.get(value, [])
-            assert len(lsns) <= 1, f"{value} applies at {lsns}"
+            places = _places(lives, value)
+            for life in lives if value in self.keyed else ():
+                assert len(_places([life], value)) <= 1, f"{value} applies at {places}"
+            assert len(places) <= 1 or value in self.keyed, f"{value} applies at {places}"
             if fate.failed:
-                assert not lsns, f"{value} was reported as failed and counts at LSN {lsns}"
+                assert not places, f"{value} was reported as failed and counts at LSN {places}"
             if fate.acknowledged:
-                assert lsns, f"{value} was acknowledged and counts nowhere"
+                assert places, f"{value} was acknowledged and counts nowhere"
         for value, answer in self.resolved:
-            counts = bool(judged.applied.get(value))
+            counts = bool(_places(lives, value))
             assert answer == "unknown" or counts == (answer == "committed"), (
                 f"{value} was resolved as {answer}, and {'counts' if counts else 'does not'}"
             )
 
-    def _check_seen(self, judged):
+    def _check_seen(self, lives):
         for who, lsn, rows in self.seen:
-            assert lsn <= judged.last_lsn, f"{who} saw LSN {lsn} of {judged.last_lsn}"
-            assert rows == judged.states[lsn], (
-                f"{who} showed {rows} at LSN {lsn}, the log says {judged.states[lsn]}"
+            states = [life.states[lsn] for life in lives if lsn in life.states]
+            assert states, f"{who} saw LSN {lsn}, which is in no log"
+            assert rows in states, (
+                f"{who} showed {rows} at LSN {lsn}, the log says {' or '.join(map(str, states))}"
             )
 
-    def _check_opens(self):
-        epochs = [opened.epoch for opened in self.opens]
+    def _check_streams(self, lives):
+        for stream in self.streams:
+            expected = [_changes(life, stream) for life in lives]
+            assert stream.rows in expected, (
+                f"{stream.who} followed the changes of ({stream.after}, {stream.position}] and "
+                f"got {stream.rows}, the log says {' or '.join(map(str, expected))}"
+            )
+
+    def _check_opens(self, life):
+        opens = [one for one in self.opens if life.lsn_of(one.fence_id) is not None]
+        receipts = [one for one in self.receipts if life.lsn_of(one[1].write_id) is not None]
+        epochs = [opened.epoch for opened in opens]
         assert len(set(epochs)) == len(epochs), f"epochs were taken twice: {epochs}"
-        for opened in self.opens:
-            for value, receipt in self.receipts:
+        for opened in opens:
+            for value, receipt in receipts:
                 if receipt.epoch < opened.epoch:
                     assert receipt.lsn < opened.first_fence, (
                         f"{value} of epoch {receipt.epoch} was acknowledged at LSN {receipt.lsn}, "
                         f"behind the fences of epoch {opened.epoch} at {opened.first_fence}"
                     )
+
+
+class _Trying:
+    """Some writes on their way. An error other than an unknown outcome refuses them all."""
+
+    def __init__(self, told, values):
+        self._told, self._values = told, values
+
+    def __enter__(self):
+        for value in self._values:
+            self._told.sent(value)
+
+    def __exit__(self, kind, error, trace):
+        if isinstance(error, ReefError) and not isinstance(error, OutcomeUnknownError):
+            for value in self._values:
+                self._told.refuse(value)
+
+
+def _life_of(lives, write_id):
+    return next((life for life in lives if life.lsn_of(write_id) is not None), None)
+
+
+def _places(lives, value):
+    return [lsn for life in lives for lsn in life.applied.get(value, [])]
+
+
+def _changes(life, stream):
+    """Return the rows that a stream over these LSNs has to yield."""
+    rows = []
+    for lsn in range(stream.after + 1, stream.position + 1):
+        state = life.states.get(lsn, {})
+        rows += [(lsn, key, state.get(key)) for key in sorted(life.changed.get(lsn, ()))]
+    return rows

@@ -13,11 +13,11 @@ import msgspec
 
 from reef.errors import NotFoundError
 from reef.stores import Meter, ReadBack, Retry, RetryPolicy, WriteResult
-from reef.stores.memory import MemoryStore
 from reef.stores.two_phase import Record, Register, TwoPhase, recover
 from reef.stores.two_phase.record import is_temporary
 from reef.stores.two_phase.register import PAGE, Holding
 from reef.testing import ExploredSimulation, Process, Simulation
+from reef.testing.held import WatchedBucket
 from reef.testing.simulated_store import SimulatedStore
 from reef.testing.states import Request
 
@@ -25,7 +25,7 @@ RECORDS = "register/"
 INCARNATION = "incarnation"
 COPYING = "copying/"
 """Below it, processes whose check has passed and whose commit has not come yet."""
-NEED_IF_MATCH = frozenset({"counting_with_replace"})
+NEED_IF_MATCH = frozenset({"counting_with_replace", "counting_with_replace_late"})
 """Scenarios about what a store with a register has not."""
 
 
@@ -226,12 +226,13 @@ class TwoPhaseSimulation(Simulation):
         return _Unconditional(self.plain_bucket, process)
 
 
-class _Copying(MemoryStore):
+class _Copying(WatchedBucket):
     """Tells of what appears in it."""
 
     def __init__(self, sim):
         super().__init__("memory://simulated", runtime=sim.bucket.runtime)
         self._sim = sim
+        self.held = sim.held
 
     def copy(self, source, target):
         super().copy(source, target)

@@ -10,6 +10,7 @@ import reef
 from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
 from reef.spark.checks import Preflight
+from reef.types import KeyRange
 from tests.spark.writing import (
     kinds_of,
     leases_of,
@@ -37,7 +38,7 @@ def model():
 
 def ingested(db):
     """Return the segments of the last ingest, in the order of their keys."""
-    entries = db.reader("t")._tail.view().memtable.ingested
+    entries = db.reader("t")._tail.view().memtable.moment(KeyRange()).ingested
     last = max(entry.visible_lsn for entry in entries)
     found = [entry for entry in entries if entry.visible_lsn == last]
     return sorted(found, key=lambda entry: entry.min_key)

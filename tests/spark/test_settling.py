@@ -10,6 +10,7 @@ from pyspark.sql import types as st
 
 import reef
 from reef.jobs import fold
+from reef.types import KeyRange
 from tests.spark.writing import (
     Write,
     kinds_of,
@@ -163,7 +164,9 @@ def test_random_rows_come_out_as_in_one_partition(table, url, seed):
     parts = [rows[at::5] for at in range(5)]
     write(url, *parts, segmentBytes=20_000, sortBytes=60_000)
     assert {k: n for k, n in numbers(table).items() if k.startswith("k")} == expected
-    entries = [e for e in table.reader("t")._tail.view().memtable.ingested if e.rows]
+    entries = [
+        e for e in table.reader("t")._tail.view().memtable.moment(KeyRange()).ingested if e.rows
+    ]
     ordered = sorted(entries, key=lambda entry: entry.min_key)
     assert len(ordered) > 1
     assert all(a.max_key < b.min_key for a, b in pairwise(ordered)), "they do not overlap any more"

@@ -295,7 +295,7 @@ def test_every_truncation_is_seen(cached):
         assert_dropped(cached, (0, 40), file, good)
 
 
-@pytest.mark.parametrize("other", [(40, 80), (0, 41)])
+@pytest.mark.parametrize("other", [(40, 80), (0, 41), (1, 41)])
 def test_a_file_under_the_wrong_name_is_seen(cached, other):
     """A valid entry of another range is not an answer."""
     file = entry_of(cached, 0, 40)

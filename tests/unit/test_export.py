@@ -263,7 +263,7 @@ def test_a_past_moment_and_a_snapshot(db, tmp_path):
     assert export(db, "events", tmp_path / "named", snapshot="monday").rows == 10
     report = export(db, "events", tmp_path / "of", as_of=snapshot.generation)
     assert (report.rows, report.generation) == (10, snapshot.generation)
-    with pytest.raises(InvalidInputError, match="both name a moment"):
+    with pytest.raises(InvalidInputError, match="both name a point in time"):
         export(db, "events", tmp_path / "x", as_of=1, snapshot="monday")
 
 

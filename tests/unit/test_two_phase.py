@@ -323,6 +323,25 @@ def test_deleting_frees_the_name_in_order(parts):
     assert register.read_one("wal/1") is None
 
 
+def test_deleting_an_unfinished_name_leaves_no_way_back(parts):
+    """H23: committed first, so that no helper copies; then the source, so that no copy lands; then
+    the object, and the record last: until then nobody can create the name again."""
+    bucket, register, _ = parts
+    steps = register.calls
+
+    class Noting(stores.Wrapper):
+        def delete_many(self, keys):
+            steps.extend(keys)
+            self.inner.delete_many(keys)
+
+    record = new_record(bucket.runtime, "wal/1", b"one")
+    bucket.put(record.source, b"one")
+    register.insert(record)
+    steps.clear()
+    TwoPhase(Noting(bucket), register, AT_ONCE).delete("wal/1")
+    assert steps == ["read", "commit", record.source, "wal/1", "delete"]
+
+
 def test_what_a_death_left_of_a_deletion_is_cleared_by_the_next_creation(parts):
     """A committed record without an object does not block the name."""
     bucket, _, store = parts
@@ -525,6 +544,22 @@ def test_withdrawals_are_collected_when_they_are_old(tmp_path):
     assert recover(rival).done == ("wal/7",)
     assert sweep(below=True) == (withdrawal_of(late.source),)
     assert keys_of(bucket) == []
+
+
+def test_the_source_of_a_record_that_is_not_finished_stays(parts):
+    """H23: however old it is: whoever finishes the record copies from it."""
+    bucket, register, store = parts
+    winner, loser = (new_record(bucket.runtime, "wal/7", body) for body in (b"won", b"lost"))
+    for record in (winner, loser):
+        bucket.put(record.source, b"")
+    register.insert(winner)
+
+    def sweep():
+        return collect(store, "wal/", is_below=lambda _: False, older_than_s=-1.0, apply=True)
+
+    assert sweep().temporaries == (loser.source,)
+    register.commit(winner)
+    assert sweep().temporaries == (winner.source,)
 
 
 class TakingTurns(Scripted):

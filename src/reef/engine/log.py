@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from reef.errors import CorruptionError, NotFoundError, UnavailableError
 from reef.formats.wal_object import WalObject
-from reef.paths import Namespace, number_of
+from reef.paths import Namespace, number_of, slot_name
 from reef.runtime import Runtime
 from reef.stores import Store, WriteResult, fetch
 
@@ -27,6 +27,7 @@ class Log:
         self._store = store
         self.runtime: Runtime = store.runtime
         self._namespace = namespace
+        self._folder = namespace.wal
 
     def filled(self, first: int) -> list[Slot]:
         """Return the filled slots from `first` on, in order, gaps and all."""
@@ -49,7 +50,7 @@ class Log:
 
     def fill(self, lsn: int, body: bytes) -> WriteResult:
         """Put an object into a slot, if it is open."""
-        return self._store.create(self._namespace.wal_object(lsn), body)
+        return self._store.create(slot_name(self._folder, lsn), body)
 
     def winner(self, lsn: int, lost: WriteResult) -> WalObject:
         """Return the object that a lost `fill` found in its slot."""

@@ -35,6 +35,7 @@ from reef.formats.manifest import (
 )
 from reef.formats.schema import Schema
 from reef.manifest import dropping
+from reef.manifest.dropping import LogEnd
 from reef.manifest.edits import new_namespace
 from reef.manifest.head import HeadFinder, locate, refuse_dropped
 from reef.manifest.publish import Publisher
@@ -123,12 +124,19 @@ class Namespaces:
     def _create_again(self, publisher: Publisher, schema: Schema, made_for: str) -> None:
         """Announce a successor in the dropped chain, and complete it; or what others announced."""
         now_ms = int(self.store.runtime.wall_s() * 1000)
+        names, dropped = publisher.heads.names, publisher.heads.found.manifest.dropped
+        if dropped is None:  # it was undropped meanwhile
+            return
+        # A load may have committed behind the fences, before the drop was published: its LSN is
+        # not used again.
+        used = [slot.lsn for slot in Log(self.store, names).filled(dropped.end_lsn)]
+        end = LogEnd(dropped.end_lsn, max(used, default=0) + 1)
         head = publisher.publish(
-            lambda h: dropping.succeed(h, schema, now_ms, made_for), dropped=True
+            lambda h: dropping.succeed(h, schema, now_ms, end, made_for), dropped=True
         )
         self.store.runtime.reach("successor announced")
         if head.successor is not None:  # otherwise it was undropped meanwhile
-            self._complete(publisher.heads.names, head.successor)
+            self._complete(names, head.successor)
 
     def _complete(self, dropped: Namespace, successor: Successor) -> None:
         """Store the record and the first manifest of an incarnation; both may be there already."""
@@ -138,6 +146,7 @@ class Namespaces:
         with suppress(NotFoundError):
             publisher.heads.find(dropped=True)
             return
+        self._check_nothing_is_left(names)
         record = names.successor(successor.incarnation)
         if self.store.create(record, encode_successor(successor)).outcome is Outcome.UNKNOWN:
             raise UnavailableError(

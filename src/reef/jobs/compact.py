@@ -133,6 +133,11 @@ class Compactor:
         """Of the incarnation that is current at the first step, and of no other."""
         return self._db._namespaces.publisher(self._name)
 
+    def _head(self) -> Manifest:
+        if "_publisher" not in self.__dict__:  # locating it finds the head
+            return self._publisher.heads.found.manifest
+        return self._publisher.heads.find().manifest
+
     def __enter__(self) -> "Compactor":
         return self
 
@@ -147,7 +152,7 @@ class Compactor:
 
     def step(self, *, take_over: bool = False) -> CompactReport | None:
         """Run one job; None if there is none, or if it is another compactor's turn."""
-        manifest = self._publisher.heads.find().manifest
+        manifest = self._head()
         plan = self._planner(manifest.segments, self.settings)
         if self.epoch is not None and manifest.compactor_epoch != self.epoch:
             self.epoch = None

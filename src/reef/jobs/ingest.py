@@ -102,7 +102,7 @@ class BulkJob:
         publisher = self._enter(namespace, make)
         self._names = publisher.heads.names
         self._appender = Appender(self._store, self._names)
-        manifest = publisher.heads.find().manifest
+        manifest = publisher.heads.found.manifest
         self._made = manifest.made_for == self.id
         self.schema: Schema = manifest.schema
         self.replace = replace

@@ -29,7 +29,14 @@ from typing import Any
 import msgspec
 
 from reef.engine.database import Database
-from reef.errors import ConflictError, CorruptionError, InvalidInputError, Kind, NotFoundError
+from reef.errors import (
+    ConflictError,
+    CorruptionError,
+    InvalidInputError,
+    Kind,
+    NotFoundError,
+    UnavailableError,
+)
 from reef.formats.manifest import (
     Dropped,
     Manifest,
@@ -195,7 +202,10 @@ class _Rebuild:
         for number in range(1, self.names.incarnation):
             names = self.names.at(number)
             if next(iter(self.store.list(names.manifests)), None) is None:
-                record = read_successor(self.store, self.names.at(number + 1))
+                try:
+                    record = read_successor(self.store, self.names.at(number + 1))
+                except (CorruptionError, NotFoundError):  # a sweep says that it cannot be read
+                    continue
                 if record is not None:
                     self._publish_end(names, record)
                     restored = True
@@ -203,7 +213,7 @@ class _Rebuild:
 
     def _publish_end(self, names: Namespace, record: Successor) -> None:
         now_ms, write_id = int(self.store.now() * 1000), self.store.runtime.ulid()
-        generation = record.generation - 1
+        generation = record.generation + MARGIN  # above all that its sweeps have published since
         manifest = Manifest(
             generation=generation,
             write_id=write_id,
@@ -219,7 +229,9 @@ class _Rebuild:
             successor=record,
         )
         key = names.manifest(generation)
-        self.store.create(key, encode_manifest(check_loaded(manifest, key)))
+        result = self.store.create(key, encode_manifest(check_loaded(manifest, key)))
+        if result.outcome is Outcome.UNKNOWN:
+            raise UnavailableError(f"{key} may not have been written", hint="Run it again")
 
     def _given_up(self, found: _Found) -> _Found:
         """Write an empty segment that covers what is lost: what is given up stays given up.

@@ -18,6 +18,7 @@ In all other cases the gap was swept or lost, and what is behind it counts.
 (H67). Of several ingests of one job only the last counts: its driver sends another one only after
 it has proved that the earlier one does not count. And no ingest counts in a slot that some segment
 covers for keys outside of that ingest: a fold has passed over that slot when it held a batch.
+So an ingest that a fold has left out has counted, and an abort of its job below it was not there.
 An ingest without a begin counts only if some slot below it is empty or cannot be read: that was
 its begin, since no driver sends one without.
 """
@@ -87,7 +88,7 @@ class _Deriving:
     holes: list[Cover] = field(default_factory=list)
 
     def result(self) -> Derived:
-        found = self.evidence = _without_late_ingests(self.evidence)
+        found = self.evidence = _without_late_aborts(_without_late_ingests(self.evidence))
         schemas = self._schemas()
         end = _end_of_log(found)
         ingests = self._ingests(end)
@@ -105,6 +106,7 @@ class _Deriving:
         # object into the slot after it was collected (H67).
         self.problems += [message for lsn, message in self.disputes.items() if lsn >= floor]
         skipped = sorted({*skipped, *gone})
+        self._note_aborts(floor)
         self._note_schemas(schemas, floor, end)
         chosen = {candidate.id for candidate in choice.chosen}
         staged = {s.id for s in found.segments if s.is_staged}
@@ -195,6 +197,25 @@ class _Deriving:
             for i in self.evidence.unreadable
             if i not in self.evidence.replaced
         ]
+
+    def _note_aborts(self, floor: int) -> None:
+        """Note jobs of which it cannot be told whether an abort or the ingest behind it was first.
+
+        In a slot below the floor an abort may be late, and no fold has passed the ingest yet.
+        """
+        headers = sorted(self.evidence.headers.items())
+        aborts = {
+            header.job.id: lsn
+            for lsn, header in headers
+            if header.kind is WalKind.ABORT and header.job is not None and lsn < floor
+        }
+        for lsn, header in headers:
+            abort = aborts.get(header.job.id, lsn) if header.job is not None else lsn
+            if _is_ingest(header) and abort < lsn:
+                self.problems.append(
+                    f"LSN {lsn} commits a job that LSN {abort} aborts: which of the two was there "
+                    f"first cannot be told, and it is left out"
+                )
 
     def _note_schemas(self, schemas: Sequence[Schema], floor: int, end: int) -> None:
         known = {0, *(schema.id for schema in schemas)}
@@ -310,6 +331,26 @@ def _without_late_ingests(evidence: Evidence) -> Evidence:
         or (header.job is not None and last[header.job.id] == lsn and not _is_late(header, folded))
     }
     return replace(evidence, headers=headers)
+
+
+def _without_late_aborts(evidence: Evidence) -> Evidence:
+    """Leave out aborts that landed in slots that had been folded and collected (H67).
+
+    A fold stands for every slot but those of ingests that count. So an ingest that it has left
+    out has counted, and an abort of that job below it was not there then.
+    """
+    starts = {c.first for s in evidence.segments if not s.footer.ancestors for c in _covers(s)}
+    counted = {
+        header.job.id: lsn
+        for lsn, header in evidence.headers.items()
+        if _is_ingest(header) and header.job is not None and lsn + 1 in starts
+    }
+    late = {
+        lsn
+        for lsn, header in evidence.headers.items()
+        if header.kind is WalKind.ABORT and header.job and lsn < counted.get(header.job.id, 0)
+    }
+    return replace(evidence, headers={n: h for n, h in evidence.headers.items() if n not in late})
 
 
 def _is_late(ingest: WalHeader, folded: Sequence[Cover]) -> bool:

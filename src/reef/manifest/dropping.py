@@ -17,6 +17,8 @@ nothing else, no writer has a PUT in flight, and the load's abort takes the plac
 All edits here are pure.
 """
 
+from dataclasses import dataclass
+
 import msgspec
 
 from reef.errors import ConflictError, Kind, NotFoundError
@@ -24,6 +26,7 @@ from reef.formats.manifest import Dropped, Manifest, NamespaceState, Successor
 from reef.formats.schema import Schema
 
 __all__ = [
+    "LogEnd",
     "clear_dropped",
     "drop",
     "first_manifest",
@@ -111,15 +114,32 @@ def clear_dropped(manifest: Manifest) -> Manifest:
     )
 
 
-def succeed(manifest: Manifest, schema: Schema, now_ms: int, made_for: str = "") -> Manifest | None:
-    """Name the incarnation that replaces a dropped namespace; None if another process has."""
-    if manifest.dropped is None or manifest.successor is not None:
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """The end of a dropped log, as it was listed after the drop."""
+
+    dropped_lsn: int
+    """The `end_lsn` of the drop before the listing."""
+    open_lsn: int
+    """The first LSN behind all that are filled."""
+
+
+def succeed(
+    manifest: Manifest, schema: Schema, now_ms: int, end: LogEnd, made_for: str = ""
+) -> Manifest | None:
+    """Name the incarnation that replaces a dropped namespace; None if another process has.
+
+    None also if it was undropped and dropped again since its log was listed. One LSN is left out
+    between the two logs: who has read all of the old one is not at the beginning of the new one.
+    """
+    dropped = manifest.dropped
+    if dropped is None or dropped.end_lsn != end.dropped_lsn or manifest.successor is not None:
         return None
     successor = Successor(
         incarnation=manifest.incarnation + 1,
         schema=msgspec.structs.replace(schema, id=manifest.schema.id + 1),
         generation=manifest.generation + 2,  # the next one announces it
-        wal_base=max(manifest.wal_floor, manifest.dropped.end_lsn),
+        wal_base=max(manifest.wal_floor, dropped.end_lsn, end.open_lsn) + 1,
         writer_epoch=manifest.writer_epoch,
         compactor_epoch=manifest.compactor_epoch + 1,
         made_for=made_for,

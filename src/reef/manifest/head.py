@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from reef.errors import CorruptionError, Kind, NotFoundError, UnavailableError
-from reef.formats.manifest import Manifest, decode_manifest
+from reef.formats.manifest import Manifest, Successor, decode_manifest
 from reef.manifest.invariants import check_loaded
 from reef.paths import Namespace, number_of
 from reef.runtime import Runtime, Stopwatch
@@ -50,8 +50,9 @@ class Head:
         old grace after it was published, so what was seen longer ago proves nothing (H62).
         `by_store_s` is how long the PUT took by the store's own dates, where it gives them.
         """
-        known = self.seen.elapsed_s() <= self.manifest.grace_ms / 1000
-        return known and self.is_quick(sent, by_store_s)
+        grace_s = self.manifest.grace_ms / 1000
+        quick = max(sent.elapsed_s(), by_store_s) <= grace_s / 2
+        return quick and self.seen.elapsed_s() <= grace_s
 
     def is_quick(self, sent: Stopwatch, by_store_s: float = 0.0) -> bool:
         """Whether a request took less than half the grace period, as far as that is known."""
@@ -213,41 +214,58 @@ def locate(store: Store, name: str, *, fallback: bool = False, dropped: bool = F
     """Find the current incarnation of a name; return its finder, with the head just found.
 
     The chain of a name that was dropped and created again ends in a manifest that names its
-    successor. Only such names cost more: a LIST of the successors and the newest one's head.
-    A successor without a manifest was announced by a process that died; `create` completes it.
-    Damage in the chain of an earlier incarnation does not concern the current one.
+    successor. Only names that were dropped cost more: a LIST of the successors and the newest
+    one's head. A successor without a manifest was announced by a process that died; `create`
+    completes it. Damage in the chain of an earlier incarnation, or the loss of its last manifest
+    or of a record, does not concern the current one.
     """
     heads = HeadFinder(store, Namespace(name))
     try:
-        successor = heads.find(fallback=fallback, dropped=True).manifest.successor
+        heads.find(fallback=fallback, dropped=True)
     except (CorruptionError, NotFoundError):
-        following = _newest(store, heads.names, 2, fallback)
+        following = _newest(store, heads.names, None, fallback)
         if following is None:
             raise
-        heads, successor = following, following.found.manifest.successor
-    while successor is not None:
-        following = _newest(store, heads.names, successor.incarnation, fallback)
-        if following is None:
-            break
-        heads, successor = following, following.found.manifest.successor
+        heads = following
+    while (following := _following(store, heads, fallback)) is not None:
+        heads = following
     if not dropped:
         refuse_dropped(heads.names, heads.found.manifest)
     return heads
 
 
 def newest_incarnation(store: Store, name: str) -> Namespace:
-    """Return the newest incarnation that was recorded, whatever the state of its manifests."""
+    """Return the newest incarnation that was announced, whatever the state of its manifests."""
     names = Namespace(name)
-    return names.at(max(_recorded(store, names), default=1))
+    numbers = [1, *_recorded(store, names)]
+    with suppress(CorruptionError, NotFoundError):
+        numbers.append(locate(store, name, dropped=True).names.incarnation)
+    return names.at(max(numbers))
 
 
 def _recorded(store: Store, names: Namespace) -> list[int]:
     return [number for info in store.list(names.successors) if (number := number_of(info.key))]
 
 
-def _newest(store: Store, names: Namespace, first: int, fallback: bool) -> HeadFinder | None:
-    """Return the newest incarnation from `first` on that has a manifest."""
-    numbers = {number for number in _recorded(store, names) if number >= first}
+def _following(store: Store, heads: HeadFinder, fallback: bool) -> HeadFinder | None:
+    """Return the newest incarnation after one that was dropped, if any has a manifest.
+
+    A manifest that stands in for a damaged one may be from before the drop, and so may the last
+    one that is left: the records tell.
+    """
+    head = heads.found
+    if head.manifest.dropped is None and head.damage is None:
+        return None
+    return _newest(store, heads.names, head.manifest.successor, fallback)
+
+
+def _newest(
+    store: Store, names: Namespace, successor: Successor | None, fallback: bool
+) -> HeadFinder | None:
+    """Return the newest incarnation that has a manifest, of those that were announced later."""
+    numbers = {number for number in _recorded(store, names) if number > names.incarnation}
+    if successor is not None:
+        numbers.add(successor.incarnation)
     for number in sorted(numbers, reverse=True):
         heads = HeadFinder(store, names.at(number))
         with suppress(NotFoundError):

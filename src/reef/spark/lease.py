@@ -25,7 +25,7 @@ from reef.paths import Namespace
 from reef.runtime import Stopwatch
 from reef.stores import Outcome, Store
 
-__all__ = ["SharedLease"]
+__all__ = ["BEATS", "SharedLease"]
 
 BEATS = 3
 """A lease is renewed when one of so many parts of its time has passed."""

@@ -23,7 +23,7 @@ from reef.formats.manifest import Manifest
 from reef.formats.versions import Versions
 from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
-from reef.spark.lease import SharedLease
+from reef.spark.lease import BEATS, SharedLease
 from reef.stores import Store
 from reef.types import KeyRange
 
@@ -78,13 +78,17 @@ def _pin_once(
     history: History, store: Store, namespace: Namespace, wanted: Wanted, lease_s: float
 ) -> tuple[SharedLease, Tail]:
     moment = history.find(history.head(), wanted)
+    leased = store.runtime.stopwatch()
     lease = SharedLease.take(store, namespace, moment.manifest, lease_s)
     try:
         head = history.head()  # again, now that the lease is there (H22)
         if wanted == Wanted():
             moment = MomentInTime(head)
         history.check(head, moment)
-        return lease, history.replay(moment, head)
+        tail = history.replay(moment, head)
+        if leased.elapsed_s() >= lease_s / BEATS:  # else it cannot have lapsed meanwhile (H67)
+            lease.look()
+        return lease, tail
     except BaseException:
         lease.release()
         raise

@@ -195,7 +195,20 @@ class Scheduler:
         if self.current is not None and self.current.owner is owner:
             self.pause()
 
+    def thaw(self, owner: Owner) -> None:
+        """Let a frozen process continue before its time."""
+        owner.frozen_until_s = self.now_s
+        held = [alarm for alarm in self._alarms if self._is_thaw_of(alarm[2], owner)]
+        if held and not owner.dead:
+            self._ready += [ticket.strand for _, _, ticket in sorted(held, key=lambda a: a[1])]
+        self._alarms = [a for a in self._alarms if not self._is_thaw_of(a[2], owner)]
+        heapq.heapify(self._alarms)
+
     # --- inside -------------------------------------------------------------------
+    @staticmethod
+    def _is_thaw_of(ticket: Ticket, owner: Owner) -> bool:
+        return ticket.parked == THAW and ticket.strand.owner is owner
+
     def _live(self, strand: Strand, call: Callable[[], object]) -> None:
         try:
             call()

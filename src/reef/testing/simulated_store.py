@@ -6,7 +6,7 @@ write can also outlive its caller's patience: unanswered now, in effect later.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from reef.errors import UnavailableError
 from reef.stores.base import ObjectInfo, Outcome, Part, Store, Tagged, WriteResult
@@ -30,6 +30,7 @@ class SimulatedStore(Wrapper):
         self._simulation = process.simulation
         self._chaos = process.simulation.chaos
         self._choices = process.simulation.choices
+        self._held = process.simulation.held
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a simulated store cannot be sent to a real process")
@@ -97,6 +98,8 @@ class SimulatedStore(Wrapper):
         self._before(method, key)
         if self._simulation.strikes(self._chaos.late):
             raise self._delay(method, key, effect)
+        if method != "delete" and self._held.is_held(key):
+            return self._hold(method, key, effect)
         return self._carry_out(method, key, effect)
 
     def _carry_out(self, method: str, key: str, effect: Callable[[], T]) -> T:
@@ -111,17 +114,29 @@ class SimulatedStore(Wrapper):
     def _conditional(
         self, method: str, key: str, conflict: Outcome, effect: Callable[[], WriteResult]
     ) -> WriteResult:
+        self._held.before_send(self._process, f"{method} {key}", key)
         self._before(method, key)
         if self._simulation.strikes(self._chaos.conflict):
             return WriteResult(conflict)
+        try:
+            return self._send(method, key, effect)
+        except UnavailableError as error:
+            return WriteResult(Outcome.UNKNOWN, cause=error)
+
+    def _send(self, method: str, key: str, effect: Callable[[], WriteResult]) -> WriteResult:
         if self._simulation.strikes(self._chaos.late):
-            return WriteResult(Outcome.UNKNOWN, cause=self._delay(method, key, effect))
+            raise self._delay(method, key, effect)
+        if self._held.is_held(key):
+            return self._hold(method, key, effect)
         if self._simulation.strikes(self._chaos.fail_before):
-            return WriteResult(Outcome.UNKNOWN, cause=self._silence(method, key))
+            raise self._silence(method, key)
         result = effect()
+        if result.landed and self._held.is_forgotten(key):
+            self._held.forget(self._process, f"{method} {key} {result.outcome}", key)
+            raise self._silence(method, key)
         self._after(f"{method} {result.outcome}", key)
         if self._simulation.strikes(self._chaos.lost_answer):
-            return WriteResult(Outcome.UNKNOWN, cause=self._silence(method, key))
+            raise self._silence(method, key)
         return result
 
     def _before(self, method: str, key: str) -> None:
@@ -139,6 +154,12 @@ class SimulatedStore(Wrapper):
             delay_s += self._choices.uniform(*self._chaos.stall_s)
         if delay_s > 0.0:
             self._simulation.scheduler.park(delay_s)
+
+    def _hold(self, method: str, key: str, effect: Callable[[], T]) -> T:
+        result, error = self._held.hold(self._process, f"{method} {key}", key, effect)
+        if error is not None:
+            raise error
+        return cast(T, result)
 
     def _delay(self, method: str, key: str, effect: Callable[[], object]) -> UnavailableError:
         self._simulation.land_later(f"{method} {key}", effect)

@@ -22,6 +22,7 @@ from reef.errors import ReefError
 from reef.stores import Meter, ReadBack, Retry, RetryPolicy, Store, WriteResult
 from reef.stores.memory import MemoryStore
 from reef.testing.choices import Choices, SeededChoices
+from reef.testing.held import HeldRequests, WatchedBucket
 from reef.testing.scheduler import Owner, Scheduler
 from reef.testing.simulated_runtime import SimulatedRuntime
 
@@ -52,6 +53,13 @@ class Chaos:
     stall_s: tuple[float, float] = (1.0, 3600.0)
     freeze: float = 0.0
     """The whole process stands still for `stall_s`."""
+    held: float = 0.0
+    """A write arrives after the object of its name was deleted; see `reef.testing.held`."""
+    forgotten: float = 0.0
+    """A write takes effect, its response is lost, and its process is frozen until the object
+    was deleted."""
+    held_s: tuple[float, float] = (3600.0, 36000.0)
+    """How long the two above last where the object is never deleted."""
     latency_s: tuple[float, float] = (0.001, 0.05)
 
 
@@ -145,7 +153,8 @@ class Simulation:
         self._crash_at = crash_at
         self._world = Owner("bucket")
         runtime = SimulatedRuntime(self.scheduler, self._world, 0, lambda *_: None)
-        self.bucket = bucket or MemoryStore("memory://simulated", runtime=runtime)
+        self.held = HeldRequests(self, self._world)
+        self.bucket = bucket or self._make_bucket(runtime)
 
     def process(self, name: str, *, skew_s: float = 0.0) -> Process:
         """Start a process; a name may come back, as a restarted service does."""
@@ -220,6 +229,11 @@ class Simulation:
     # --- of what the world is made; an exploration makes it of other parts ---------
     def _make_scheduler(self, steps_max: int) -> Scheduler:
         return Scheduler(self.choices, steps_max)
+
+    def _make_bucket(self, runtime: SimulatedRuntime) -> MemoryStore:
+        bucket = WatchedBucket("memory://simulated", runtime=runtime)
+        bucket.held = self.held
+        return bucket
 
     def _make_runtime(self, process: Process, skew_s: float) -> SimulatedRuntime:
         return SimulatedRuntime(

@@ -271,7 +271,8 @@ def test_a_look_that_ends_the_writer_answers_what_waits():
     old._committer.drive_in_background = lambda: None
     future = old.put("k", b"zombie", wait=False)
     opened(bucket)
-    old.refresh()
+    with pytest.raises(FencedError):
+        old.refresh()
     assert isinstance(future.exception(SOON_S), FencedError)
     with pytest.raises(FencedError):
         old.flush()

@@ -409,7 +409,8 @@ def test_a_timeout_is_for_following(db):
 
 
 def test_a_swept_segment_of_an_ingest_is_collected():
-    """The ingest stays in its slot for ever; its segment was compacted away."""
+    """The ingest stays in its slot for ever, but below the floor nothing vouches for the slots
+    before it; its segment was compacted away."""
     world = World()
     world.db.writer(NAME)
     lsn = ingest(world.bucket, NAME, {b"x": b"1"})
@@ -421,8 +422,9 @@ def test_a_swept_segment_of_an_ingest_is_collected():
     for _ in range(2):
         with pytest.raises(reef.NotFoundError) as caught:
             list(changes)
-        assert (caught.value.kind, caught.value.context["lsn"]) == ("collected", lsn)
-        assert changes.position == lsn - 1
+        assert caught.value.kind == "collected"
+        assert caught.value.context["lsn"] <= lsn
+        assert changes.position == caught.value.context["lsn"] - 1
 
 
 def test_an_error_ends_a_stream_for_good():

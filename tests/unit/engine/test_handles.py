@@ -312,8 +312,8 @@ def test_two_keyed_batches_in_one_object(db):
 def test_a_write_without_an_answer_is_unknown_and_can_be_resolved(tmp_path):
     """The PUT lands, every answer is lost: unknown, and resolve() finds it committed."""
     faults = [
-        Rule(Fault.FAIL_AFTER, "create", "*/wal/*", skip=2),
-        Rule(Fault.FAIL_BEFORE, "get", "*/wal/*", skip=1),
+        Rule(Fault.FAIL_AFTER, "create", "*/users/wal/*", skip=2),
+        Rule(Fault.FAIL_BEFORE, "get", "*/users/wal/*", skip=1),
     ]
     db = reef.open(str(tmp_path), faults=faults, retry=QUICK)
     writer = db.writer("users", commit_deadline_s=0.2)

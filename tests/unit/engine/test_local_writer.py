@@ -12,6 +12,7 @@ import reef
 from reef import stores
 from reef.config import BackgroundSettings
 from reef.engine.database import Database
+from reef.engine.local.identity import LogIdentity
 from reef.engine.local.uploader import truncate
 from reef.errors import (
     ClosedError,
@@ -512,6 +513,16 @@ def test_another_namespace_or_database_is_refused(open_local, tmp_path):
     with pytest.raises(InvalidInputError, match="no writer of Reef"):
         open_local(log=tmp_path / "raft")
     assert open_local().get("a") == b"1"
+
+
+def test_a_log_that_no_namespace_knows_yet_is_not_anothers(open_local, path):
+    """It was made for one namespace, and its first opening died before it took the role."""
+    with LocalLog(path) as log:
+        LogIdentity("log", "users", "memory:").write(log)
+    with pytest.raises(InvalidInputError, match="local log of namespace users"):
+        open_local("others")
+    with open_local() as writer:
+        assert writer._front.identity.id == "log"
 
 
 def test_two_at_once_are_refused(open_local):

@@ -113,6 +113,26 @@ def test_a_scan_that_cannot_go_on_exactly_says_so(db, news, reverse):
     assert read == sorted(ROWS.items(), reverse=reverse)[: len(read)], "what came was right"
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_compaction_that_has_dropped_a_delete_is_news(db, reverse):
+    """The rows and the delete that hid them are both gone: nothing newer is left to be seen, and
+    an end without an error would be a state that never was."""
+    _, scan, read = begun(db, reverse)
+    with db.writer(NAME) as writer:
+        writer.delete_range("k", "l")
+    fold(db, NAME)
+
+    def edit(head):
+        return msgspec.structs.replace(head, segments=(), dropped_lsn=head.wal_floor - 1)
+
+    Publisher(db.store, USERS).publish(edit)
+    for info in list(db.store.list(USERS.segments)):
+        db.store.delete(info.key)
+    with pytest.raises(NotFoundError, match="the rest of this scan is gone") as caught:
+        read.extend(scan)
+    assert caught.value.kind is Kind.COLLECTED
+
+
 def give_up_a_slot(db):
     """Publish what a repair does that has lost a damaged object of the log."""
 

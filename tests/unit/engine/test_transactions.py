@@ -202,6 +202,19 @@ def test_a_table_in_a_transaction(db):
         assert events.get("b") == {"id": "b", "n": 5, "s": "y"}
 
 
+def test_a_row_read_below_a_staged_patch_counts_as_read(db):
+    """H41: a patch alone does not tell the rest of the row: another write to it is a conflict."""
+    db.create("events", pa.schema([("id", pa.string()), ("n", pa.int64()), ("s", pa.string())]))
+    with db.writer("events") as events:
+        events.upsert([{"id": "a", "n": 1, "s": "x"}])
+        tx = events.transaction()
+        tx.patch([{"id": "a", "n": 2}])
+        assert tx.get("a") == {"id": "a", "n": 2, "s": "x"}
+        events.upsert([{"id": "a", "n": 1, "s": "other"}])
+        with pytest.raises(reef.ConflictError):
+            tx.commit()
+
+
 def test_a_transaction_that_is_over_refuses(writer):
     """After its end, in whatever way it came."""
     with writer.transaction() as tx:

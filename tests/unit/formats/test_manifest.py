@@ -149,8 +149,8 @@ def _sealed(rest):
 
 def test_a_newer_format_is_told_apart_from_damage():
     """Sound bytes of a later release ask for an upgrade, whatever their manifest looks like."""
-    with pytest.raises(UnsupportedFormatError, match="manifest of format 2"):
-        decode_manifest(_sealed(b'"format":2,"manifest":[1,2,3]}'), "m")
+    with pytest.raises(UnsupportedFormatError, match="manifest of format 3"):
+        decode_manifest(_sealed(b'"format":3,"manifest":[1,2,3]}'), "m")
     with pytest.raises(CorruptionError, match="not a manifest"):
         decode_manifest(_sealed(b'"format":1,"manifest":[1,2,3]}'), "m")
 

@@ -104,6 +104,7 @@ def test_H56_a_fenced_writer_does_not_lower_the_number_of_parallel_writes():
     assert edits.lower_parallel_writes(head, 2, 2).max_parallel_writes == 2
 
 
+END = dropping.LogEnd(dropped_lsn=9, open_lsn=1)
 DROPPED = msgspec.structs.replace(
     HEAD,
     state=dropping.NamespaceState.DROPPED,
@@ -117,7 +118,7 @@ DROPPED = msgspec.structs.replace(
 
 def test_H65_a_successor_continues_all_numbers():
     """H65: nothing of one life fits into the other, and both generations are free."""
-    announced = dropping.succeed(DROPPED, DEFAULT_SCHEMA, 42, "job")
+    announced = dropping.succeed(DROPPED, DEFAULT_SCHEMA, 42, END, "job")
     first = dropping.first_manifest(announced.successor)
     assert first.generation == DROPPED.generation + 2, "one announces it"
     assert first.schema.id == DROPPED.schema.id + 1
@@ -128,7 +129,7 @@ def test_H65_a_successor_continues_all_numbers():
 
 def test_H65_only_a_dropped_namespace_is_succeeded():
     """H65: one that was undropped meanwhile stays."""
-    assert dropping.succeed(HEAD, DEFAULT_SCHEMA, 0) is None
+    assert dropping.succeed(HEAD, DEFAULT_SCHEMA, 0, END) is None
 
 
 def test_H65_a_cleared_namespace_has_no_cursors():
@@ -137,7 +138,7 @@ def test_H65_a_cleared_namespace_has_no_cursors():
     assert dropping.clear_dropped(read_on).cursors == {}
 
 
-SUCCEEDED = dropping.succeed(DROPPED, DEFAULT_SCHEMA, 42)
+SUCCEEDED = dropping.succeed(DROPPED, DEFAULT_SCHEMA, 42, END)
 BACKWARDS = {
     "the incarnation never changes": (HEAD, {"incarnation": 2}),
     "epochs never fall": (changed(compactor_epoch=2), {"compactor_epoch": 1}),

@@ -121,7 +121,9 @@ class Flight:
         cls, batches: list[Pending], lsn: int, role: Role, runtime: Runtime, sender: object
     ) -> "Flight":
         """Return the object that holds these batches, ready to be sent."""
-        lineages = _lineages(batches)
+        # Only a local log has marks, and then every batch of the object has one.
+        lineages = _lineages(batches) if batches[0].mark is not None else NO_LINEAGES
+        marks = {s: points[-1].index for s, points in lineages.items()} if lineages else NO_MARKS
         header = WalHeader(
             lsn=lsn,
             kind=WalKind.BATCHES,
@@ -133,11 +135,15 @@ class Flight:
             schema_id=batches[0].schema_id,
             batches=tuple([pending.header for pending in batches]),
             schema=role.schema,
-            marks={stream: lineage[-1].index for stream, lineage in lineages.items()},
+            marks=marks,
             lineages=lineages,
         )
         body = WalObject.encode(header, tuple([pending.record for pending in batches]))
         return cls(header, body, batches, runtime.stopwatch(), sender)
+
+
+NO_LINEAGES: dict[str, Lineage] = {}
+NO_MARKS: dict[str, int] = {}
 
 
 def _lineages(batches: Iterable[Pending]) -> dict[str, Lineage]:

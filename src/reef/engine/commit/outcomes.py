@@ -21,6 +21,8 @@ from reef.types import Receipt
 __all__ = ["Outcomes"]
 
 Answer = Literal["committed", "rejected", "unknown"]
+LOOKS_MAX = 10
+"""How often the log is read again, where that took longer than half a grace period."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,15 @@ class Outcomes:
                 f"resolve() takes an error, a receipt or an idempotency key, "
                 f"got {type(what).__name__}"
             )
-        self.heads.forget()
-        manifest = self.heads.find().manifest
+        for _ in range(LOOKS_MAX):
+            self.heads.forget()
+            head = self.heads.find()
+            answer = self._resolve(what, head.manifest)
+            if head.fresh():  # else a slot may have been collected and filled again (H67)
+                return answer
+        return "unknown"
+
+    def _resolve(self, what: Receipt | str, manifest: Manifest) -> Answer:
         key = what if isinstance(what, str) else what.idempotency_key
         window = DedupWindow.of(manifest)
         entry = window.get(key) if key is not None else None

@@ -33,18 +33,16 @@ class Sender:
         answer = self._put(flight)
         if answer.outcome is Outcome.UNKNOWN:
             return answer
-        return answer if self._is_certain(flight, answer) else self._prove(flight, answer)
-
-    def _is_certain(self, flight: Flight, answer: WriteResult) -> bool:
-        """Whether no slot can have been collected since the first attempt was sent."""
         last = self.heads.last
         by_store_s = self.heads.dates.took_s(flight.sent, answer.date_s)
-        if last is None:
-            return False
-        if answer.landed:
-            return last.trusts_put(flight.sent, by_store_s)
-        # One attempt that was answered at once: the slot was taken before it came.
-        return not flight.doubt and last.is_quick(flight.sent, by_store_s)
+        # Whether no slot can have been collected since the first attempt was sent. One attempt
+        # that lost at once: the slot was taken before it came.
+        if answer.outcome is Outcome.CREATED:
+            is_certain = last is not None and last.trusts_put(flight.sent, by_store_s)
+        else:
+            is_quick = last is not None and last.is_quick(flight.sent, by_store_s)
+            is_certain = is_quick and not flight.doubt
+        return answer if is_certain else self._prove(flight, answer)
 
     def _put(self, flight: Flight) -> WriteResult:
         """Send the same bytes each time. An attempt that raises has written nothing."""

@@ -168,7 +168,7 @@ class LogFollower:
         sound = [lsn for lsn in lsns if lsn not in self._skipped]
         found = dict(zip(sound, self._history.log.read_many(sound), strict=True))
         if not self._history.kept_slots(self.start, lsns[0]):
-            raise collected(self._names, lsns[0])
+            raise collected(self._names, max(lsns[0], self._after + 1))
         steps = []
         for lsn in lsns:
             read = found.get(lsn)

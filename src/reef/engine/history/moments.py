@@ -208,7 +208,7 @@ class History:
         return self._load(generation)
 
     def _before(self, head: Manifest, until_ms: int) -> Manifest:
-        if until_ms < head.created_at_ms:
+        if head.created_at_ms and until_ms < head.created_at_ms:
             raise earlier_incarnation(self._namespace, head)
         found = self._newest(
             head, lambda manifest: self._folded_at_ms(with_skipped(manifest, head)) <= until_ms
@@ -333,6 +333,8 @@ class History:
                 hint="Wait for it with wait_for",
                 lsn=lsn,
             )
+        if self.log.read(lsn) is not None:  # written, and folded, since the first read of the slot
+            return Moved(f"LSN {lsn} was written while it was read")
         key = self._namespace.wal_object(lsn)
         return CorruptionError(
             f"there is no object {key}, though generation {moment.manifest.generation} needs it",

@@ -73,6 +73,8 @@ class PinnedReader(Readable):
         self._home = self._locks_home = self._runtime.process_id()
         self._held: HeldLease | None = None
         self._tail = self._open(wanted, heads)
+        # What is open, and its copies in other processes, can be read after a drop as before it.
+        self._dropped = True
 
     def __reduce__(self) -> tuple[Any, ...]:
         wanted = Wanted(self.generation, self.last_lsn)

@@ -9,11 +9,19 @@ and goes on to exist without any.
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any
 
 from reef.engine.history.moments import History
 from reef.engine.reading.segments import SegmentStore
-from reef.errors import InvalidInputError, Kind, NotFoundError, UnavailableError
+from reef.errors import (
+    CorruptionError,
+    InvalidInputError,
+    Kind,
+    NotFoundError,
+    ReefError,
+    UnavailableError,
+)
 from reef.formats.manifest import Manifest
 from reef.formats.manifest import Snapshot as SnapshotEntry
 from reef.manifest.head import Head, HeadFinder, locate
@@ -161,7 +169,7 @@ def list_snapshots(store: Store, name: str) -> list[Snapshot]:
     current = locate(store, name)
     now_ms = int(now_to_look(store) * 1000)
     found = []
-    for heads in (*_earlier(store, current), current):
+    for heads in (*_earlier(store, current, []), current):
         head = heads.found.manifest
         expired = expired_snapshots(head, now_ms)
         alive = [entry for entry in head.snapshots if entry.id not in expired]
@@ -169,11 +177,19 @@ def list_snapshots(store: Store, name: str) -> list[Snapshot]:
     return found
 
 
-def _earlier(store: Store, current: HeadFinder) -> Iterator[HeadFinder]:
-    """Yield the heads of earlier incarnations of a name that a sweep has not finished with."""
+def _earlier(store: Store, current: HeadFinder, damage: list[ReefError]) -> Iterator[HeadFinder]:
+    """Yield the heads of earlier incarnations of a name that a sweep has not finished with.
+
+    One whose manifests are damaged or lost has no snapshots that can be read, and does not
+    concern the others; `damage` is given the error.
+    """
     for number in current.found.manifest.predecessors:
         heads = HeadFinder(store, current.names.at(number))
-        heads.find(fallback=True, dropped=True)
+        try:
+            heads.find(fallback=True, dropped=True)
+        except (CorruptionError, NotFoundError) as error:
+            damage.append(error)
+            continue
         yield heads
 
 
@@ -194,9 +210,12 @@ def resolve_snapshot(store: Store, name: str, wanted: Any) -> tuple[HeadFinder, 
             kind=Kind.INVALID_OPTION,
         )
     current, now_ms = locate(store, name), _now_ms(store)
-    for heads in (current, *_earlier(store, current)):
+    damage: list[ReefError] = []
+    for heads in chain([current], _earlier(store, current, damage)):
         with suppress(NotFoundError):
             return heads, find_snapshot(heads.found.manifest, wanted, now_ms)
+    if damage:  # it may be one of those that cannot be read
+        raise damage[0]
     return current, find_snapshot(current.found.manifest, wanted, now_ms)
 
 
