@@ -16,6 +16,7 @@ import pytest
 import reef
 from reef.errors import NotFoundError
 from reef.jobs import ProblemKind, compact, fold, sweep, verify
+from reef.manifest.head import newest_incarnation
 from reef.paths import Namespace
 from reef.testing import crash_points
 from tests.compacting import head_of
@@ -87,8 +88,11 @@ def check_end(hand, where):
     left = {note.kind for note in found.notes if "/manifest/" not in note.object}
     assert left <= {ProblemKind.SKIPPED}, where
     needed = {entry.id for entry in head_of(hand.db, NAME).segments}
-    there = [info.key for info in hand.db.store.list(USERS.segments)]
-    assert sorted(there) == sorted(map(USERS.segment, needed)), where
+    names = newest_incarnation(hand.db.store, NAME)
+    for earlier in map(names.at, range(1, names.incarnation)):
+        assert list(hand.db.store.list(earlier.segments)) == [], where
+    there = [info.key for info in hand.db.store.list(names.segments)]
+    assert sorted(there) == sorted(map(names.segment, needed)), where
     assert rows_of(hand.db) == hand.ledger.rows(), where
 
 

@@ -8,7 +8,7 @@ from pyspark.sql import types as st
 from reef.engine.database import Database
 from reef.engine.log import Log
 from reef.jobs import sweep
-from reef.manifest.head import HeadFinder
+from reef.manifest.head import HeadFinder, newest_incarnation
 from reef.manifest.leases import find_leases
 from reef.paths import Namespace
 from reef.spark import ReefSource
@@ -77,13 +77,14 @@ def numbers_of(db, namespace="t"):
 
 def kinds_of(db, namespace="t"):
     """Return what stands in the log."""
-    log = Log(db.store, Namespace(namespace))
+    log = Log(db.store, newest_incarnation(db.store, namespace))
     return [str(log.read(slot.lsn).header.kind) for slot in log.filled(1)]
 
 
 def leases_of(db, namespace="t"):
     """Return the leases there are."""
-    return list(find_leases(db.store, Namespace(namespace), db.store.now(), 0.0))
+    names = newest_incarnation(db.store, namespace)
+    return list(find_leases(db.store, names, db.store.now(), 0.0))
 
 
 def segments_of(db, namespace="t"):
