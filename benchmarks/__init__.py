@@ -1,1 +1,1 @@
-"""Benchmarks: peers side by side in one run, as ratios, because machines are noisy."""
+"""Benchmarks: peers compared in one run, as ratios, because machines are noisy."""

@@ -1,53 +1,84 @@
-"""`make bench`: run all benchmarks, print the table, keep it in docs/benchmarks.md."""
+"""`make bench`: run all benchmarks, and write docs/benchmarks.md with its plots and figures.
 
-import platform
+    python -m benchmarks [--quick] [--minutes 30] [--rows 200000] [--scale 1.0]
+    python -m benchmarks --only mixes,s3 [--keep]    with --keep, in place of the kept figures
+
+Ends with 1 if a goal was missed by more than half, so that no run hides it.
+"""
+
+import argparse
 import sys
-from datetime import UTC, datetime
-from pathlib import Path
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
-from benchmarks import bucket_put, directory_create, engine, local_front, local_log
-from benchmarks.harness import HEADER
+from benchmarks import (
+    bucket_put,
+    directory_create,
+    latency,
+    local_front,
+    local_log,
+    reads,
+    report,
+    upkeep,
+    writes,
+)
+from benchmarks.contest import QUICK, Sizes
 
-TABLE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
-PREFACE = """# Benchmarks
-
-Made by `make bench`. Reef and its peer run in turns in one process; the ratio is the median of
-the rounds' ratios, ± its standard error: time of Reef over time of the peer for the same work, so
-less is better. The goals are the design's.
-"""
-
-NOTES = """
-Writers run without background work here, which `python -m benchmarks.compaction` measures by
-itself.
-
-Where a goal is missed, and what the profile shows:
-
-- **A full scan to Arrow from a cold reader** decodes every block: about a quarter of the time is
-  zstd, which Arrow gives a new context for each block; the rest is some 210 calls into Python and
-  C for each group of 64 KiB (checksum, buffers, key prefix, cache). The peer's iterator has its
-  blocks in memory, uncompressed. Larger groups (`group_bytes` up to 1 MiB) cost a point read more
-  bytes and a scan proportionally fewer calls.
-- **A durable put** of 100 bytes to a directory costs what the disk's two syncs cost (0.5 to 0.9 ms
-  here) and about 0.15 ms of Reef's own work: some 490 calls into Python and C, most of them in the
-  committer's queue, locks, clocks and answers, since one row is encoded and kept without any Arrow.
-  The quicker the disk, the worse the ratio; it moves with the disk, from 1.2 to 1.6 in runs of the
-  same code on one day. Over a server that answers in a millisecond the goal is met, and over a
-  cloud's bucket the work is lost in the round trip. A batch of 1,000 rows has the same fixed cost.
-- **Upserts** spend their time in encoding, checksums, the durable PUT and the memtable's index
-  of keys, which is a Python dict and the only part that is per row (built by C calls).
-"""
+PARTS: dict[str, Callable[[Sizes], Any]] = {
+    "reads": reads.run,
+    "writes": writes.run,
+    "mixes": writes.mixes,
+    "growth": lambda sizes: [*reads.grow(sizes), *writes.grow(sizes)],
+    "upkeep": upkeep.run,
+    "s3": latency.run,
+}
+SMALL = {
+    "directory": directory_create,
+    "server": bucket_put,
+    "local log": local_log,
+    "local front": local_front,
+}
 
 
 def main() -> int:
-    """Return 1 if a goal was missed, so that nobody overlooks it."""
-    parts = (directory_create, bucket_put, engine, local_log, local_front)
-    comparisons = [comparison for part in parts for comparison in part.run()]
-    machine = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
-    lines = [PREFACE, f"Measured {datetime.now(UTC):%Y-%m-%d} on {machine}.", "", HEADER]
-    lines += [comparison.row() for comparison in comparisons]
-    TABLE.write_text("\n".join(lines) + "\n" + NOTES)
-    print("\n".join(lines[3:]))
-    return 0 if all(comparison.met for comparison in comparisons) else 1
+    """Run the parts that were asked for, within the time."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a tenth of everything")
+    parser.add_argument("--only", default="", help="parts, separated by commas")
+    parser.add_argument("--keep", action="store_true", help="replace the figures of these parts")
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--rows", type=int, help="at the size that others are multiples of")
+    parser.add_argument("--scale", type=float, help="of the number of operations in a round")
+    asked = parser.parse_args()
+    sizes = replace(QUICK if asked.quick else Sizes(), minutes=asked.minutes)
+    sizes = replace(sizes, rows=asked.rows or sizes.rows, scale=asked.scale or sizes.scale)
+    only = [part for part in asked.only.split(",") if part]
+    earlier = report.kept() if asked.keep and only else report.Run()
+    run = _run(sizes, only or [*PARTS, *SMALL], earlier, None if only and not asked.keep else asked)
+    print("\n".join(report.goal_table(run)))
+    return int(any(report.verdict(r, peer).startswith("**") for r, peer, _ in run.goals()))
+
+
+def _run(sizes: Sizes, parts: list[str], run: report.Run, kept: Any) -> report.Run:
+    """Run parts, and write the report after each: a later one may fail."""
+    start_s = time.monotonic()
+    for name in parts:
+        minutes = (time.monotonic() - start_s) / 60
+        if minutes > sizes.minutes:
+            run.left_out.append(name)
+            continue
+        print(f"{name} … ({minutes:.1f} min)", file=sys.stderr, flush=True)
+        if name in PARTS:
+            newer = report.Run(PARTS[name](sizes), parts=[name])
+        else:
+            newer = report.Run(comparisons=SMALL[name].run(), parts=[name])
+        run = run.updated(newer)
+        run.about = report.about()
+        if kept is not None:
+            report.write(run, quick=kept.quick)
+    return run
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from obstore.store import S3Store
 
 import reef
 from benchmarks.harness import Comparison, compare
-from tests.two_phase import StartedServers
+from tests.support.registers import StartedServers
 
 GOAL = 1.25
 SERVER = "seaweedfs"

@@ -1,4 +1,4 @@
-"""Compaction: its peak memory, and its speed beside pyarrow's read, sort and write.
+"""Compaction: its peak memory, and its speed compared with pyarrow's read, sort and write.
 
     python -m benchmarks.compaction --memory --mb 2048    prints MB at rest, MB at the peak, rows
     python -m benchmarks.compaction --speed --mb 512      prints rounds and the ratio
@@ -28,7 +28,7 @@ from reef.formats.segment import Lineage
 from reef.formats.segment_writer import SegmentWriter
 from reef.formats.versions import Versions
 from reef.jobs import compact
-from reef.jobs.compact_task import entry_of
+from reef.jobs.compact.merge import entry_of
 from reef.manifest.head import HeadFinder
 from reef.manifest.publish import Publisher
 from reef.paths import Namespace

@@ -10,7 +10,7 @@ from reef.stores.local import LocalStore
 GOAL = 1.25
 
 
-def run(rounds: int = 150) -> list[Comparison]:
+def run(rounds: int = 30) -> list[Comparison]:
     """Compare both the bare store and the stack that users get."""
     body = os.urandom(1024)
     comparisons = []

@@ -1,6 +1,6 @@
 """A durable single put with a local log in front of the bucket, against one without.
 
-Both write 100 bytes to a directory store on the same disk. The uploader works beside the puts, as
+Both write 100 bytes to a directory store on the same disk. The uploader works during the puts, as
 it does in real life; so does whatever it costs them.
 """
 

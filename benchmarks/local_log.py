@@ -1,8 +1,8 @@
 """The local log against the bare system calls that it cannot do without.
 
-Appends run beside a write of the very same bytes and an fsync, on a file that was made the
-same way. Reads run beside a read of the same bytes. Every number is one call; entries a second
-are what a call's entries make of it.
+Appends are compared with a write of the very same bytes and an fsync, on a file that was made the
+same way. Reads are compared with a read of the same bytes. Every number is one call; entries a
+second follow from the entries of a call.
 """
 
 import os

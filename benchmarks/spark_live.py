@@ -1,4 +1,4 @@
-"""A live writer beside a bulk load: the result is compared with a model, row by row.
+"""A live writer during a bulk load: the result is compared with a model, row by row.
 
 The writer has several batches in flight all the time. Half of its keys are keys of the load, so
 that for each of them the order of LSNs decides: what was written before the load's LSN has lost
@@ -31,7 +31,7 @@ BATCHES_AFTER = 200
 
 
 class LiveWriter:
-    """Writes until it is told to stop; knows what was acknowledged at which LSN."""
+    """Writes until it is stopped; records which batch was acknowledged at which LSN."""
 
     def __init__(self, db: reef.Database) -> None:
         self.db = db
@@ -56,7 +56,7 @@ class LiveWriter:
         try:
             with self.db.writer(NAME, max_parallel_writes=4) as writer:
                 self._write(writer)
-        except BaseException as error:  # told by `stop`, in the other thread
+        except BaseException as error:  # set by `stop`, in the other thread
             self.error = error
 
     def _write(self, writer: Any) -> None:
@@ -107,7 +107,7 @@ def check_live(source: Any, parquet: Path, url: str) -> str:
         expected |= dict.fromkeys(keys, mark)
     seen = _compare(db, expected)
     return (
-        f"Live rows: {len(live.acknowledged):,} batches beside a load of {table.num_rows:,} rows, "
+        f"Live rows: {len(live.acknowledged):,} batches during a load of {table.num_rows:,} rows, "
         f"{len(before):,} before its LSN (over {lost:,} keys) and {len(after):,} after it; all "
         f"{seen:,} rows equal the model, and no batch was refused or changed its place."
     )

@@ -1,7 +1,9 @@
 """What the time of a load and of a scan goes into: from reports, and without Spark around it."""
 
+import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from reef.spark import BulkLoadReport, ReefSource
 
-__all__ = ["carried_alone", "read_alone", "told_load"]
+__all__ = ["carried_alone", "cpu_seconds", "read_alone", "report_load"]
 
 CARRIED_SHARES = 16
 CARRIED_BATCH_ROWS = 65_536
@@ -58,8 +60,31 @@ def _noise(rows: int, width: int) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), rows, buffers)
 
 
+def cpu_seconds() -> float:
+    """Return the CPU time of all processes below this one: Spark's JVM and its Python workers."""
+    parents: dict[int, int] = {}
+    used: dict[int, float] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has ended
+        process = int(entry.parent.name)
+        parents[process] = int(fields[1])
+        used[process] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return sum(time_s for process, time_s in used.items() if _is_below(process, parents))
+
+
+def _is_below(process: int, parents: dict[int, int]) -> bool:
+    while process in parents and process > 1:
+        process = parents[process]
+        if process == os.getpid():
+            return True
+    return False
+
+
 def carried_alone(spark: Any, rows: int) -> str:
-    """Scan rows that need no reading, as often as the rounds of a benchmark; tell of the best."""
+    """Scan rows that need no reading, as often as the rounds of a benchmark; report the best."""
     spark.dataSource.register(Ready)
     df = spark.read.format("ready").option("rows", rows).load()
     times = []
@@ -73,7 +98,7 @@ def carried_alone(spark: Any, rows: int) -> str:
     )
 
 
-def told_load(report: BulkLoadReport) -> str:
+def report_load(report: BulkLoadReport) -> str:
     """Say where the time of a load went, by the load's own report."""
     stages = ", ".join(f"{name} {took:.1f} s" for name, took in report.seconds.items())
     tasks = ", ".join(f"{name} {took:.1f} s" for name, took in report.task_seconds.items())

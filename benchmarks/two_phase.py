@@ -16,7 +16,8 @@ from typing import Any
 
 from reef import stores
 from reef.telemetry import RequestMeter
-from tests.two_phase import REGISTERS, StartedServers, register_url
+from reef.testing import open_store
+from tests.support.registers import REGISTERS, StartedServers, register_url
 
 BODY = b"x" * 1024
 
@@ -64,12 +65,12 @@ def main() -> int:
                     (folder / f"of-{name}").mkdir()
                     options["cas"] = register_url(servers, register, folder / f"of-{name}")
                 meter = RequestMeter()
-                times = measured(stores.open(url, meter=meter, **options), arguments.creates)
+                times = measured(open_store(url, meter=meter, **options), arguments.creates)
                 each = {k: round(n / len(times)) for k, n in meter.requests().items()}
-                told = " ".join(f"{count} {what.upper()}" for what, count in sorted(each.items()))
+                sent = " ".join(f"{n} {name.upper()}" for name, n in sorted(each.items()))
                 p99 = times[int(len(times) * 0.99) - 1]
                 print(
-                    f"| {kind} | {register} | {statistics.median(times):.1f} | {p99:.1f} | {told} |"
+                    f"| {kind} | {register} | {statistics.median(times):.1f} | {p99:.1f} | {sent} |"
                 )
     return 0
 

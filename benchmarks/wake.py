@@ -2,7 +2,7 @@
 
     python -m benchmarks.wake [ROUNDS]
 
-Times run from the moment when `put` has returned to the moment when `wait_for` has. They may be
+Times run from the return of `put` to the return of `wait_for`. They may be
 below zero: the name is there before the sync of its directory is.
 """
 

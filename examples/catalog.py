@@ -1,16 +1,16 @@
-"""A catalog from end to end: sessions, snapshots, conflicts, upkeep.
+"""A catalog from end to end: sessions, snapshots, conflicts, maintenance.
 
     python examples/catalog.py                        a directory that is removed again
     python examples/catalog.py s3://bucket/prefix     a bucket; its credentials as usual
 
-Two processes would do this with the same URL and nothing else in common.
+Any number of processes share it through its URL alone.
 """
 
 import sys
 import tempfile
 
 import reef.catalog
-from reef.catalog import Retention, Snapshot, WriteSession
+from reef.catalog import CatalogSnapshot, Retention, WriteSession
 from reef.errors import ConflictError
 
 
@@ -35,12 +35,12 @@ def main(url: str) -> None:
 
     show_conflicts(catalog)
     show_transact(catalog)
-    show_travel(url, snapshot)
-    show_upkeep(catalog)
+    show_snapshot(url, snapshot)
+    show_maintenance(catalog)
 
 
 def show_conflicts(catalog: reef.catalog.Catalog) -> None:
-    """Who touches what others touched begins again; who does not, need not know of them."""
+    """Transactions on different keys both commit; one whose reads have changed raises."""
     with catalog.session_write() as first, catalog.session_write() as second:
         first.put("user:1", b"Alice")
         second.put("user:3", b"carol")
@@ -58,7 +58,7 @@ def show_conflicts(catalog: reef.catalog.Catalog) -> None:
 
 
 def show_transact(catalog: reef.catalog.Catalog) -> None:
-    """`transact` begins again by itself, and never applies twice."""
+    """`transact` retries after a conflict, and never applies the changes twice."""
 
     def count(session: WriteSession) -> int:
         users = len(session.scan_range(prefix="user:"))
@@ -68,20 +68,20 @@ def show_transact(catalog: reef.catalog.Catalog) -> None:
     print(f"counted {catalog.transact(count)} users")
 
 
-def show_travel(url: str, snapshot: Snapshot) -> None:
+def show_snapshot(url: str, snapshot: CatalogSnapshot) -> None:
     """A snapshot is plain data: another process reads the same state."""
-    told = snapshot.to_dict()
+    message = snapshot.to_dict()
     elsewhere = reef.catalog.open(url)
     with (
-        elsewhere.session_at(Snapshot.from_dict(told)) as reader,
-        reader.start_lease_keeper(),  # for as long as this takes
+        elsewhere.session_at(CatalogSnapshot.from_dict(message)) as reader,
+        reader.start_lease_keeper(),  # renews the lease of a long read
     ):
         pairs = reader.scan()
-    print(f"elsewhere, transaction {told['txn_id']} still has {len(pairs)} users")
+    print(f"elsewhere, transaction {message['txn_id']} still has {len(pairs)} users")
 
 
-def show_upkeep(catalog: reef.catalog.Catalog) -> None:
-    """Checkpoints and collection, whenever the host likes."""
+def show_maintenance(catalog: reef.catalog.Catalog) -> None:
+    """Compact, collect garbage and verify; any process may, at any time."""
     compactor = catalog.compactor()
     checkpoint, _ = compactor.compact_and_gc()
     report = catalog.verify()

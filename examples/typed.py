@@ -14,7 +14,7 @@ import pyarrow as pa
 import reef
 import reef.aio
 from reef import keys
-from reef.engine.transactions import Transaction
+from reef.engine.handles.transaction import Transaction
 from reef.jobs import fold
 
 ORDERS = pa.schema([("id", pa.string()), ("customer", pa.string()), ("total", pa.float64())])
@@ -53,7 +53,7 @@ def resolve(users: reef.Writer, receipt: reef.Receipt) -> None:
     try:
         users.put("u2", b"again", when=[reef.absent("u2")])
     except reef.ConditionFailedError as error:
-        assert_type(error.kind, reef.Kind)
+        assert_type(error.kind, reef.ErrorKind)
         print("refused:", error.kind, error.hint)
 
 
@@ -75,14 +75,14 @@ def orders(db: reef.Database) -> None:
 
 
 def views(db: reef.Database) -> None:
-    """Readers, and moments that are kept."""
+    """Readers, and snapshots that are retained."""
     print(fold(db, "orders"))
     with db.reader("orders") as now:
         assert_type(now, reef.Reader)
         assert_type(now.wait_for(1, timeout_s=5.0), bool)
         assert_type(now.last_lsn, int)
-        with now.as_of(lsn=now.last_lsn) as moment:
-            assert_type(moment, reef.PinnedReader)
+        with now.as_of(lsn=now.last_lsn) as pinned:
+            assert_type(pinned, reef.PinnedReader)
         for change in now.changes(after_lsn=0):
             assert_type(change, reef.Change)
             assert_type((change.op, change.lsn), tuple[str, int])

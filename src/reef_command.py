@@ -1,24 +1,22 @@
-"""The command `reef`, from its first moment on: Ctrl-C is heard before anything is loaded.
+"""The entry point of the command `reef`: handles Ctrl-C while modules are being imported.
 
-To load the engine takes up to a second. An interrupt in the middle of that would surface wherever
-an import happens to be: as a traceback, or as the failure of a package that is sound. This module
-loads nothing, so it stands outside of the package; until the command has begun there is nothing to
-clean up, and an interrupt just ends the process.
+Importing the engine takes up to a second. A KeyboardInterrupt in the middle would surface as a
+traceback, or as the failed import of an intact package. This module imports nothing of Reef, so it
+is outside of the package. Until the command runs there is nothing to clean up, and an interrupt
+ends the process.
 """
 
 import os
 import signal
 import sys
 
-__all__ = ["main"]
-
 EXIT_INTERRUPTED = 130
 AS_JSON = '{"error": "Interrupted", "kind": "interrupted", "message": "interrupted", "hint": ""}'
 
 
 def main() -> None:
-    """Load the command line and run it."""
-    # A shell's background job ignores interrupts, and goes on doing so.
+    """Import the command line and run it."""
+    # The background job of a shell ignores SIGINT; that is not changed.
     heeds = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if heeds:
         signal.signal(signal.SIGINT, _leave)

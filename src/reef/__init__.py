@@ -1,17 +1,18 @@
 """Reef: a storage engine whose only durable state is a bucket.
 
-Names are imported when they are asked for: whoever needs a part of Reef, as the tasks of a Spark
-job do, does not wait for all of it.
+Names are imported on first use, so that importing a part of Reef, as the tasks of a Spark job do,
+does not load all of it.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+from warnings import warn
 
 from reef._version import __version__
 
 if TYPE_CHECKING:
-    # `reef.spark` and `reef.testing` are not here: whoever uses them imports them, since their
-    # packages are extras.
+    # `reef.polars`, `reef.spark` and `reef.testing` are not here: they need extra packages, and
+    # are imported by the programs that use them.
     from reef import aio as aio
     from reef import catalog, jobs, keys, stores
     from reef import config as config
@@ -20,29 +21,36 @@ if TYPE_CHECKING:
     from reef import telemetry as telemetry
     from reef import types as types
     from reef.api import open
-    from reef.engine.batch import Batch
-    from reef.engine.conditions import Condition, absent, equals, present
-    from reef.engine.database import Database
+    from reef.engine.handles.batch import Batch
+    from reef.engine.handles.conditions import Condition, absent, equals, present
+    from reef.engine.handles.database import Database
+    from reef.engine.handles.pinned import PinnedReader
+    from reef.engine.handles.reader import Reader
+    from reef.engine.handles.transaction import Transaction
+    from reef.engine.handles.writer import Writer
+    from reef.engine.history.as_of import AsOf
     from reef.engine.history.change_rows import Change
-    from reef.engine.history.cursor import ChangeCursor
-    from reef.engine.history.moments import AsOf
-    from reef.engine.history.pinned import PinnedReader
+    from reef.engine.history.changes import ChangeCursor
     from reef.engine.history.snapshots import Snapshot
-    from reef.engine.info import Info
-    from reef.engine.local.receipts import LocalReceipt
+    from reef.engine.local.stream import LocalReceipt
     from reef.engine.local.writer import LocalWriter
-    from reef.engine.reader import Reader
-    from reef.engine.transactions import Transaction
-    from reef.engine.writer import Writer
+    from reef.engine.rows.merges import Operand, add, max_, min_, union
+    from reef.engine.search.specs import (
+        IndexDefinition,
+        filter_index,
+        text_index,
+        vector_index,
+    )
+    from reef.engine.stats import NamespaceInfo
     from reef.errors import (
         ClosedError,
         ConditionFailedError,
         ConflictError,
         CorruptionError,
+        ErrorKind,
         FencedError,
         InternalError,
         InvalidInputError,
-        Kind,
         NotFoundError,
         OutcomeUnknownError,
         ReefError,
@@ -62,14 +70,16 @@ __all__ = [
     "ConflictError",
     "CorruptionError",
     "Database",
+    "ErrorKind",
     "FencedError",
-    "Info",
+    "IndexDefinition",
     "InternalError",
     "InvalidInputError",
-    "Kind",
     "LocalReceipt",
     "LocalWriter",
+    "NamespaceInfo",
     "NotFoundError",
+    "Operand",
     "OutcomeUnknownError",
     "PinnedReader",
     "Reader",
@@ -82,65 +92,65 @@ __all__ = [
     "Writer",
     "__version__",
     "absent",
+    "add",
     "catalog",
     "equals",
+    "filter_index",
     "jobs",
     "keys",
+    "max_",
+    "min_",
     "open",
     "present",
     "stores",
+    "text_index",
+    "union",
+    "vector_index",
 ]
 
-_HOMES = {
-    "AsOf": "reef.engine.history.moments",
-    "Batch": "reef.engine.batch",
-    "Change": "reef.engine.history.change_rows",
-    "ChangeCursor": "reef.engine.history.cursor",
-    "ClosedError": "reef.errors",
-    "Condition": "reef.engine.conditions",
-    "ConditionFailedError": "reef.errors",
-    "ConflictError": "reef.errors",
-    "CorruptionError": "reef.errors",
-    "Database": "reef.engine.database",
-    "FencedError": "reef.errors",
-    "Info": "reef.engine.info",
-    "InternalError": "reef.errors",
-    "InvalidInputError": "reef.errors",
-    "Kind": "reef.errors",
-    "LocalReceipt": "reef.engine.local.receipts",
-    "LocalWriter": "reef.engine.local.writer",
-    "NotFoundError": "reef.errors",
-    "OutcomeUnknownError": "reef.errors",
-    "PinnedReader": "reef.engine.history.pinned",
-    "Reader": "reef.engine.reader",
-    "Receipt": "reef.types",
-    "ReefError": "reef.errors",
-    "Snapshot": "reef.engine.history.snapshots",
-    "Transaction": "reef.engine.transactions",
-    "UnavailableError": "reef.errors",
-    "UnsupportedFormatError": "reef.errors",
-    "Writer": "reef.engine.writer",
-    "absent": "reef.engine.conditions",
-    "equals": "reef.engine.conditions",
-    "open": "reef.api",
-    "present": "reef.engine.conditions",
+_MODULES = {
+    "reef.api": ("open",),
+    "reef.engine.handles.batch": ("Batch",),
+    "reef.engine.handles.conditions": ("Condition", "absent", "equals", "present"),
+    "reef.engine.handles.database": ("Database",),
+    "reef.engine.handles.pinned": ("PinnedReader",),
+    "reef.engine.handles.reader": ("Reader",),
+    "reef.engine.handles.transaction": ("Transaction",),
+    "reef.engine.handles.writer": ("Writer",),
+    "reef.engine.history.as_of": ("AsOf",),
+    "reef.engine.history.change_rows": ("Change",),
+    "reef.engine.history.changes": ("ChangeCursor",),
+    "reef.engine.history.snapshots": ("Snapshot",),
+    "reef.engine.local.stream": ("LocalReceipt",),
+    "reef.engine.local.writer": ("LocalWriter",),
+    "reef.engine.rows.merges": ("Operand", "add", "max_", "min_", "union"),
+    "reef.engine.search.specs": ("IndexDefinition", "filter_index", "text_index", "vector_index"),
+    "reef.engine.stats": ("NamespaceInfo",),
+    "reef.errors": ("ErrorKind", *(name for name in __all__ if name.endswith("Error"))),
+    "reef.types": ("Receipt",),
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+_RENAMED = {"Info": "NamespaceInfo", "Kind": "ErrorKind"}
+"""Names of earlier releases, which still work with a DeprecationWarning."""
 _PARTS = {
     *("aio", "catalog", "config", "errors", "jobs", "keys"),
-    *("locallog", "spark", "stores", "telemetry", "testing", "types"),
+    *("locallog", "polars", "spark", "stores", "telemetry", "testing", "types"),
 }
 
 
-if not TYPE_CHECKING:  # a checker that saw it would take any name for one of ours, misspelt or not
+if not TYPE_CHECKING:  # type checkers would otherwise accept any misspelt name
 
     def __getattr__(name: str) -> Any:
         if name in _PARTS:
             return import_module(f"{__name__}.{name}")
+        if name in _RENAMED:
+            warn(f"reef.{name} is now reef.{_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+            name = _RENAMED[name]
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    """Show what is meant for users, and not what this module needs for itself."""
+    """Return the public names."""
     return sorted({*__all__, *_PARTS, *(name for name in globals() if name.startswith("__"))})

@@ -4,11 +4,10 @@ import os
 from typing import Any
 
 from reef import stores
-from reef.engine.database import Database
+from reef.config import BackgroundSettings
+from reef.engine.handles.database import Database
+from reef.engine.handles.writer import Worker, Writer
 from reef.engine.registry import Registry
-from reef.jobs.background import start_background
-
-__all__ = ["open"]
 
 
 def open(url: str | os.PathLike[str], **options: Any) -> Database:
@@ -19,4 +18,11 @@ def open(url: str | os.PathLike[str], **options: Any) -> Database:
     `retry`, `meter`, `disk_cache` and others (docs/operations/stores.md).
     """
     store = stores.open(url, **options)
-    return Database(store, start_background, Registry(store))
+    return Database(store, _start_worker, Registry(store))
+
+
+def _start_worker(db: Database, writer: Writer, settings: BackgroundSettings) -> Worker:
+    """Start the background work of a writer; its jobs are loaded only then."""
+    from reef.jobs.background import start_background
+
+    return start_background(db, writer, settings)

@@ -1,6 +1,6 @@
 """Settings, as frozen groups of values. Nothing here reads the environment.
 
-Each has a reason for its default; sizes are in bytes, times say their unit.
+Each default has its reason next to it; sizes are in bytes, names of times end with their unit.
 """
 
 import math
@@ -8,43 +8,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self, TypedDict
 
-from reef.errors import InvalidInputError, Kind
-
-__all__ = [
-    "BackgroundSettings",
-    "CompactSettings",
-    "FoldSettings",
-    "IngestSettings",
-    "ReaderOptions",
-    "ReaderSettings",
-    "SweepSettings",
-    "WriterOptions",
-    "WriterSettings",
-]
+from reef.errors import ErrorKind, InvalidInputError
 
 KIB, MIB = 1 << 10, 1 << 20
 WAIT_MAX_S = 1e9
-"""Thirty years: what is longer, or has no end, is a mistake, and more than clocks can count."""
+"""Thirty years: a longer or infinite time is a mistake, and more than clocks can count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Settings:
-    def changed(self, words: Mapping[str, Any]) -> Self:
+    def changed(self, changes: Mapping[str, Any]) -> Self:
         """Return the settings with these changes; InvalidInputError names a wrong one."""
         known = [field.name for field in fields(self)]
-        for name in words:
+        for name in changes:
             if name not in known:
                 raise InvalidInputError(
                     f"there is no setting {name!r}",
-                    kind=Kind.INVALID_OPTION,
+                    kind=ErrorKind.INVALID_OPTION,
                     hint=f"There are: {', '.join(known)}",
                 )
-        changed = replace(self, **words)
+        changed = replace(self, **changes)
         changed.check()
         return changed
 
     def check(self) -> None:
-        """Types too: some settings are recorded in the bucket, for everyone to read."""
+        """Check values and types: some settings are stored in the bucket."""
         for field in fields(self):
             value = getattr(self, field.name)
             if field.type is int and (not isinstance(value, int) or isinstance(value, bool)):
@@ -59,12 +47,12 @@ class _Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterSettings(_Settings):
-    """How a writer gathers, sends and bounds what it is given."""
+    """How a writer groups, sends and bounds its batches."""
 
     group_window_ms: float = 5.0
     """How long batches gather while others are in flight: short next to any PUT."""
     group_bytes_max: int = 4 * MIB
-    """A group this large goes out at once: larger ones cost latency and save little."""
+    """A group this large is sent at once: larger ones cost latency and save little."""
     batch_bytes_max: int = 64 * MIB
     """The largest batch; larger loads are for bulk jobs."""
     skip_memtable_bytes: int = 1 * MIB
@@ -74,36 +62,36 @@ class WriterSettings(_Settings):
     ack: Literal["prefix", "independent"] = "prefix"
     """Acknowledge in order, or each object as it lands."""
     queue_bytes_max: int = 64 * MIB
-    """What may wait to be sent; past it, writers wait."""
+    """Bytes that may be queued; beyond it, writers wait."""
     unfolded_bytes_max: int = 256 * MIB
-    """What may stand in the log unfolded, and so in memory, where a row takes some 150 bytes more
-    than in the log; past it, writers wait."""
+    """Bytes of the log that may be unfolded, and so in memory, where they take up to twice as
+    much; beyond it, writers wait."""
     write_deadline_s: float = 30.0
-    """How long a writer waits for room before it is told UnavailableError."""
+    """How long a writer waits for room before it raises UnavailableError."""
     commit_deadline_s: float = 120.0
-    """How long a PUT without an answer is sent again before its outcome is told as unknown."""
+    """How long a PUT without a response is sent again before its outcome is reported as unknown."""
     lease_ttl_s: float = 60.0
     cache_bytes: int = 256 * MIB
     """Decoded groups and segment tails in memory."""
     row_cache_bytes: int = 64 * MIB
-    """Rows that were read by key, ready to hand out."""
+    """Decoded rows that were read by key."""
     footprint_bytes_max: int = 64 * MIB
-    """Keys remembered for open transactions; one that is older than that has to begin anew."""
+    """Keys remembered for open transactions; an older transaction has to be restarted."""
     transaction_reads_max: int = 100_000
     """Keys and ranges that one transaction may read."""
     stale_reads: bool = False
-    """Whether reads are served after another writer has taken over: from rows as old as that.
+    """Whether reads are served after another writer has acquired the role, with rows as of then.
     Otherwise they raise FencedError, as writes do."""
     upload_interval_ms: float = 100.0
-    """With a local log: how long batches gather before they are uploaded. Ten objects a second
-    cost less than one put each, and a disk that dies takes a tenth of a second with it."""
+    """With a local log: how long batches are collected before they are uploaded. Ten objects a
+    second cost less than one PUT each, and a disk failure loses a tenth of a second."""
     upload_bytes: int = 4 * MIB
     """With a local log: so many bytes are uploaded at once, as one object."""
     local_backlog_bytes_max: int = 256 * MIB
-    """What may stand in a local log and not in the bucket, and so in memory; past it, writers
-    wait."""
+    """Bytes that may be in a local log and not yet in the bucket, and so in memory; beyond it,
+    writers wait."""
     local_segment_bytes: int = 64 * MIB
-    """How large the files of a local log are; one goes when all in it is uploaded."""
+    """Size of the files of a local log; one is deleted when all its entries are uploaded."""
 
     def check(self) -> None:
         _Settings.check(self)
@@ -116,7 +104,7 @@ class WriterSettings(_Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderSettings(_Settings):
-    """How often a reader looks, and how much it keeps."""
+    """How often a reader polls, and how much it caches."""
 
     refresh_interval_ms: float = 2000.0
     """Two probes each: about one request a second."""
@@ -125,9 +113,9 @@ class ReaderSettings(_Settings):
     cache_bytes: int = 256 * MIB
     """Decoded groups and segment tails in memory."""
     row_cache_bytes: int = 64 * MIB
-    """Rows that were read by key, ready to hand out."""
+    """Decoded rows that were read by key."""
     lease_ttl_s: float = 60.0
-    """How long a pinned view holds what it needs after its process has died."""
+    """How long the objects of a pinned view are kept after its process has crashed."""
 
     def check(self) -> None:
         _Settings.check(self)
@@ -139,12 +127,12 @@ class FoldSettings(_Settings):
     """How the log becomes segments."""
 
     log_bytes: int = 128 * MIB
-    """How much of the log one publish takes: it is in memory, decoded, while it is sorted."""
+    """How much of the log one publish folds: it is in memory, decoded, while it is sorted."""
     stretches_max: int = 10_000
     """How many publishes one call makes; the rest of a longer log waits for the next."""
     shuffle_bytes_min: int = 32 * MIB
-    """From how long a log on an executor that can shuffle folds it in ranges of keys, side by
-    side, all of it in one publish; a shorter one is one task."""
+    """From how long a log on an executor that can shuffle folds it in ranges of keys, in
+    parallel, all of it in one publish; a shorter one is one task."""
     segment_bytes_max: int = 64 * MIB
     group_bytes: int = 64 * KIB
     codec: Literal["zstd", "lz4", "none"] = "zstd"
@@ -166,7 +154,7 @@ class IngestSettings(_Settings):
     group_bytes: int = 64 * KIB
     codec: Literal["zstd", "lz4", "none"] = "zstd"
     lease_ttl_s: float = 120.0
-    """How long after its driver's death a job counts as alive, and keeps what it has staged."""
+    """How long after its driver's crash a job counts as alive, and its staged segments are kept."""
 
     def check(self) -> None:
         _Settings.check(self)
@@ -176,7 +164,7 @@ class IngestSettings(_Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactSettings(_Settings):
-    """When segments are merged, into what, and how much memory that may take."""
+    """When segments are merged, into which sizes, and how much memory that may take."""
 
     tier_bytes: int = 256 * MIB
     """Tiered: level 0 is merged once its smallest segments add up to this: some four folds."""
@@ -186,31 +174,31 @@ class CompactSettings(_Settings):
     tier_segments_min: int = 4
     """Tiered: fewer are not worth a rewrite, however large they are."""
     level0_bytes: int = 512 * MIB
-    """Leveled: level 0 goes down once it holds this much: as much as one level-1 segment."""
+    """Leveled: level 0 is merged into level 1 at this size: that of one level-1 segment."""
     level0_segments_max: int = 8
     """Leveled: this many small ones are merged among themselves before that, since every read
-    looks into each of them."""
+    checks each of them."""
     segment_bytes_min: int = 512 * MIB
     """Leveled: a smaller segment is joined with its neighbour."""
     segment_bytes: int = 768 * MIB
-    """What outputs aim at: half-way between the bounds, so that neither is met soon."""
+    """Target size of outputs: half-way between the bounds."""
     segment_bytes_max: int = 1024 * MIB
-    """A join above this is split in two; and what a store copies in one request."""
+    """A join above this is split in two; also the most that a store copies in one request."""
     segment_rows_max: int = 6_000_000
-    """Whatever their size: a filter is built from 8 bytes a row, in memory."""
+    """Independent of their size: a filter is built from 8 bytes a row, in memory."""
     inputs_max: int = 64
-    """Segments that one merge of a level takes: each is a source with a buffer of its own."""
+    """Inputs of one merge of a level: each has a buffer of its own."""
     merge_bytes: int = 8 * MIB
     """Decoded rows of all inputs that one task holds; it needs a few times as much at its peak."""
     tasks_max: int = 1
     """Tasks at once in this process. Two take nearly 500 MB at their peak, and background work is
     not to starve serving."""
     rounds_max: int = 1000
-    """Jobs of one call: a bound, for what ought to end by itself."""
+    """Jobs of one call: a bound on a loop that ends by itself."""
     expiry_margin_s: float = 600.0
-    """How long after its expiry a row is dropped: readers judge by clocks of their own."""
+    """How long after its expiry a row is dropped: readers use their own clocks."""
     patience_s: float = 900.0
-    """How long a background compactor waits for another one, before it takes its place."""
+    """How long a background compactor waits for another one before it replaces it."""
     group_bytes: int = 64 * KIB
     codec: Literal["zstd", "lz4", "none"] = "zstd"
 
@@ -231,29 +219,29 @@ class CompactSettings(_Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepSettings(_Settings):
-    """What a sweep keeps, and how much it takes on at once."""
+    """How long a sweep retains objects, and how much it deletes at once."""
 
     retain_generations_s: float = 24 * 3600.0
-    """How long a generation can be read after another one took its place."""
+    """How long a generation can be read after it was replaced."""
     dropped_s: float = 24 * 3600.0
-    """How long a dropped namespace can be brought back."""
+    """How long a dropped namespace can be undropped."""
     retain_generations_max: int = 900
-    """Whatever their age: a listing of them fits into one page."""
+    """Independent of their age: a listing of them fits into one page."""
     condemned_max: int = 10_000
-    """Keys in the manifest's list: it is read with every manifest."""
-    deletes_max: int = 10_000
+    """Keys, and ranges of slots and manifests, in the manifest: they are read with each."""
+    deletes_max: int = 500_000
     """Objects deleted by one call; the rest waits for the next."""
     share_max: float = 0.5
-    """A larger share of all segments' bytes goes only with `force`: it may be a mistake."""
+    """A larger share of all segments' bytes is deleted only with `force`: it may be a mistake."""
     share_bytes_min: int = 64 * MIB
-    """Below this, any share may go."""
+    """Below this, any share may be deleted."""
     stale_upload_s: float = 24 * 3600.0
-    """Parts of an upload that was begun longer ago than this are given up."""
+    """Uploads that began longer ago than this are aborted."""
     silent_job_s: float = 3600.0
     """A bulk job that began longer ago than this and has no lease is aborted: its driver died."""
 
     silent_compactor_s: float = 24 * 3600.0
-    """What a compactor staged longer ago than this and has not published is not kept for it."""
+    """Segments that a compactor staged longer ago than this and did not publish are collected."""
 
     def check(self) -> None:
         _Settings.check(self)
@@ -270,31 +258,31 @@ class BackgroundSettings(_Settings):
     fold_objects: int = 256
     """Or so many objects: each is a request at every open."""
     fold_interval_s: float = 60.0
-    """Or something that has stood there so long."""
+    """Or when its oldest object is this old."""
     compact: bool = True
     strategy: Literal["tiered", "leveled"] = "tiered"
     sweep: bool = True
     sweep_interval_s: float = 300.0
-    """A third of the grace period: what is condemned goes soon after its time."""
+    """A third of the grace period: condemned objects are deleted soon after it."""
     retain_generations_s: float = 24 * 3600.0
-    """How long the sweep lets a generation be read after another one took its place."""
+    """How long a generation can be read after it was replaced."""
     requests_per_s: float = 100.0
     """Of all background work together; 0: no limit. A bucket's prefix takes thousands."""
     bytes_per_s: float = 128.0 * MIB
     """In both directions; 0: no limit."""
-    look_s: float = 0.5
-    """How often it looks, in memory only, whether something is due."""
+    poll_interval_s: float = 0.5
+    """How often it checks, in memory only, whether a job is due."""
 
     def check(self) -> None:
         _Settings.check(self)
         if self.strategy not in ("tiered", "leveled"):
             raise _bad("strategy", self.strategy, "'tiered' or 'leveled'")
-        if self.look_s <= 0:
-            raise _bad("look_s", self.look_s, "more than zero")
+        if self.poll_interval_s <= 0:
+            raise _bad("poll_interval_s", self.poll_interval_s, "more than zero")
 
 
 class WriterOptions(TypedDict, total=False):
-    """`WriterSettings` as words, so that an editor knows them; a test keeps the two alike."""
+    """`WriterSettings` as keyword arguments, for editors; a test keeps the two equal."""
 
     group_window_ms: float
     group_bytes_max: int
@@ -319,7 +307,7 @@ class WriterOptions(TypedDict, total=False):
 
 
 class ReaderOptions(TypedDict, total=False):
-    """`ReaderSettings` as words."""
+    """`ReaderSettings` as keyword arguments."""
 
     refresh_interval_ms: float
     list_interval_s: float
@@ -328,8 +316,65 @@ class ReaderOptions(TypedDict, total=False):
     lease_ttl_s: float
 
 
+class FoldOptions(TypedDict, total=False):
+    """`FoldSettings` as keyword arguments."""
+
+    log_bytes: int
+    stretches_max: int
+    shuffle_bytes_min: int
+    segment_bytes_max: int
+    group_bytes: int
+    codec: Literal["zstd", "lz4", "none"]
+
+
+class IngestOptions(TypedDict, total=False):
+    """`IngestSettings` as keyword arguments."""
+
+    segment_bytes: int
+    group_bytes: int
+    codec: Literal["zstd", "lz4", "none"]
+    lease_ttl_s: float
+
+
+class CompactOptions(TypedDict, total=False):
+    """`CompactSettings` as keyword arguments."""
+
+    tier_bytes: int
+    tier_growth: int
+    tier_segments_min: int
+    level0_bytes: int
+    level0_segments_max: int
+    segment_bytes_min: int
+    segment_bytes: int
+    segment_bytes_max: int
+    segment_rows_max: int
+    inputs_max: int
+    merge_bytes: int
+    tasks_max: int
+    rounds_max: int
+    expiry_margin_s: float
+    patience_s: float
+    group_bytes: int
+    codec: Literal["zstd", "lz4", "none"]
+
+
+class SweepOptions(TypedDict, total=False):
+    """`SweepSettings` as keyword arguments."""
+
+    retain_generations_s: float
+    dropped_s: float
+    retain_generations_max: int
+    condemned_max: int
+    deletes_max: int
+    share_max: float
+    share_bytes_min: int
+    stale_upload_s: float
+    silent_job_s: float
+    silent_compactor_s: float
+
+
 def _check_waits(settings: _Settings) -> None:
-    """Refuse times for which nobody can wait: a lock would raise in the middle of a commit."""
+    """Raise if a time is longer than a lock can wait: it would raise in the middle of a commit."""
     for field in fields(settings):
         value, unit = getattr(settings, field.name), 1000 if field.name.endswith("_ms") else 1
         if field.name.endswith(("_s", "_ms")) and value > WAIT_MAX_S * unit:
@@ -342,5 +387,5 @@ def _is_number(value: object) -> bool:
 
 def _bad(name: str, value: object, expected: str) -> InvalidInputError:
     return InvalidInputError(
-        f"setting {name}={value!r} is not {expected}", kind=Kind.INVALID_OPTION
+        f"setting {name}={value!r} is not {expected}", kind=ErrorKind.INVALID_OPTION
     )

@@ -1,4 +1,4 @@
-"""Every error Reef raises, sorted by what the caller does next.
+"""Every error that Reef raises, by the caller's next step.
 
     ReefError                    .kind  .hint  .context  (picklable)
     ├── ConflictError            lost the race: refresh and retry
@@ -6,20 +6,21 @@
     ├── OutcomeUnknownError      the write may have landed: resolve(receipt) before retrying
     ├── UnavailableError         store or network: retry later
     ├── NotFoundError            (also KeyError)
-    ├── InvalidInputError        (also ValueError) the caller's words are wrong: change them
+    ├── InvalidInputError        (also ValueError) an argument is wrong: change it
     ├── ConditionFailedError     a conditional write's predicate was false
     ├── ClosedError              the handle was closed: open another
-    ├── CorruptionError          the bytes contradict themselves: stop, run verify
+    ├── CorruptionError          checksum or structure is broken: stop, run verify
     ├── UnsupportedFormatError   valid bytes from a newer release: upgrade
     └── InternalError            our bug
 
-`kind` is finer than the class, stable, and only ever grows; programs may match on it.
-`hint` is one sentence that tells a person what to do. `context` holds the facts of the
-message (object, offset, …) as values.
+`kind` is finer than the class, stable, and append-only; programs may match on it. `hint` is one
+sentence that says what to do. `context` holds the facts of the message (object, offset, …) as
+values.
 """
 
+import warnings
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
@@ -28,10 +29,10 @@ __all__ = [
     "ConditionFailedError",
     "ConflictError",
     "CorruptionError",
+    "ErrorKind",
     "FencedError",
     "InternalError",
     "InvalidInputError",
-    "Kind",
     "NotFoundError",
     "OutcomeUnknownError",
     "ReefError",
@@ -40,12 +41,12 @@ __all__ = [
 ]
 
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding JSON or msgpack raises over bytes that are something else: wrong structure, text
-that is not UTF-8, nesting without end."""
+"""Raised by decoders of JSON and msgpack for foreign bytes: wrong structure, text that is not
+UTF-8, unbounded nesting."""
 
 
-class Kind(StrEnum):
-    """What happened, as a stable word. Append only: a kind that was published never goes."""
+class ErrorKind(StrEnum):
+    """A stable name of the cause. Append-only: a published kind is never removed."""
 
     CONFLICT = "conflict"
     FENCED = "fenced"
@@ -77,19 +78,22 @@ class Kind(StrEnum):
     INTERNAL = "internal"
     NOT_DURABLE = "not_durable"
     DROPPED = "dropped"
+    RENAMED = "renamed"
     LOG_FORKED = "log_forked"
     CHANGED_WINNER = "changed_winner"
-    """A slot holds another write than the one that was seen there: the store overwrote it."""
+    """A slot has another write than the one that was read there before: the store overwrote it."""
     REGISTER_RESTORED = "register_restored"
+    WRONG_CHECKPOINT = "wrong_checkpoint"
+    """A checkpoint of Spark that was deleted, moved, copied or used with another namespace."""
 
 
 class ReefError(Exception):
-    """The root of the tree; every error of Reef's own is one."""
+    """The base class of all errors that Reef raises."""
 
-    default_kind: ClassVar[Kind] = Kind.INTERNAL
+    default_kind: ClassVar[ErrorKind] = ErrorKind.INTERNAL
 
     def __init__(
-        self, message: str, *, kind: Kind | None = None, hint: str = "", **context: Any
+        self, message: str, *, kind: ErrorKind | None = None, hint: str = "", **context: Any
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -105,80 +109,89 @@ class ReefError(Exception):
 
 
 def _rebuild(
-    cls: type[ReefError], message: str, kind: Kind, hint: str, context: dict[str, Any]
+    cls: type[ReefError], message: str, kind: ErrorKind, hint: str, context: dict[str, Any]
 ) -> ReefError:
-    """Errors cross process borders (Spark, multiprocessing) with all their facts."""
+    """Rebuild a pickled error, with its kind, hint and context."""
     return cls(message, kind=kind, hint=hint, **context)
 
 
 class ConflictError(ReefError):
     """Lost the race: refresh and retry."""
 
-    default_kind = Kind.CONFLICT
+    default_kind = ErrorKind.CONFLICT
 
 
 class FencedError(ReefError):
     """A newer writer owns this namespace: reopen."""
 
-    default_kind = Kind.FENCED
+    default_kind = ErrorKind.FENCED
 
 
 class OutcomeUnknownError(ReefError):
     """The write may have landed: resolve it before retrying."""
 
-    default_kind = Kind.OUTCOME_UNKNOWN
+    default_kind = ErrorKind.OUTCOME_UNKNOWN
 
     @property
     def receipt(self) -> Any:
-        """What to resolve; None where the write was not a batch."""
+        """The receipt to resolve; None where the write was not a batch."""
         return self.context.get("receipt")
 
 
 class UnavailableError(ReefError):
     """Store or network: retry later."""
 
-    default_kind = Kind.UNAVAILABLE
+    default_kind = ErrorKind.UNAVAILABLE
 
 
 class NotFoundError(ReefError, KeyError):
-    """What was asked for is not there."""
+    """The object, row, generation or name does not exist, or not any more."""
 
-    default_kind = Kind.NOT_FOUND
+    default_kind = ErrorKind.NOT_FOUND
 
     __str__ = ReefError.__str__  # KeyError would print the message in quotes
 
 
 class InvalidInputError(ReefError, ValueError):
-    """The caller's words are wrong; nothing was changed."""
+    """An argument is wrong; nothing was changed."""
 
-    default_kind = Kind.INVALID_INPUT
+    default_kind = ErrorKind.INVALID_INPUT
 
 
 class ConditionFailedError(ReefError):
     """A conditional write's predicate was false."""
 
-    default_kind = Kind.CONDITION_FAILED
+    default_kind = ErrorKind.CONDITION_FAILED
 
 
 class ClosedError(ReefError):
     """The handle was closed."""
 
-    default_kind = Kind.CLOSED
+    default_kind = ErrorKind.CLOSED
 
 
 class CorruptionError(ReefError):
-    """The bytes contradict themselves: stop, and run verify."""
+    """A checksum or structure is broken: stop, and run verify."""
 
-    default_kind = Kind.CORRUPTION
+    default_kind = ErrorKind.CORRUPTION
 
 
 class UnsupportedFormatError(ReefError):
     """Valid bytes, written by a newer release: upgrade."""
 
-    default_kind = Kind.UNSUPPORTED_FORMAT
+    default_kind = ErrorKind.UNSUPPORTED_FORMAT
 
 
 class InternalError(ReefError):
-    """A bug of Reef's own."""
+    """A bug in Reef."""
 
-    default_kind = Kind.INTERNAL
+    default_kind = ErrorKind.INTERNAL
+
+
+if not TYPE_CHECKING:  # type checkers would otherwise accept any misspelt name
+
+    def __getattr__(name: str) -> Any:
+        if name != "Kind":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        warnings.warn("reef.errors.Kind is now ErrorKind", DeprecationWarning, stacklevel=2)
+        return ErrorKind

@@ -1,6 +1,6 @@
 """Order-preserving tuple keys: `pack(("user", 42, when))` sorts as the tuple does.
 
-A packed key is its elements, one after the other, each a tag and what the tag says follows:
+A packed key is its elements, one after the other, each a tag and the bytes that the tag defines:
 
     00      the end of a nested tuple      40 41   False, True
     08      None                           48      datetime: 8 bytes, microseconds since year 1
@@ -8,7 +8,7 @@ A packed key is its elements, one after the other, each a tag and what the tag s
     18      str as UTF-8, then 00          58      nested tuple: its elements, then 00
     20-36   a number
 
-In bytes and str a zero byte is written as 00 ff; no tag is ff, so nothing else looks like it.
+In bytes and str a zero byte is written as 00 ff; no tag is ff, so it is unambiguous.
 Elements compare by type first, in the order of the tags, then by value; a shorter tuple
 comes before the longer ones that it begins.
 
@@ -33,7 +33,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn
 from uuid import UUID  # noqa: TID251 - the type alone; none is drawn here
 
-from reef.errors import InvalidInputError, Kind
+from reef.errors import ErrorKind, InvalidInputError
 
 __all__ = ["pack", "range", "unpack"]
 
@@ -50,9 +50,9 @@ SHORT_BYTES_MAX = 8
 
 DOUBLE = struct.Struct(">d")
 ALL_ONES = (1 << 64) - 1
-FIRST_MOMENT = datetime(1, 1, 1, tzinfo=UTC)
+FIRST_TIME = datetime(1, 1, 1, tzinfo=UTC)
 DAY_US = 86_400_000_000
-LAST_US = (datetime.max.replace(tzinfo=UTC) - FIRST_MOMENT) // timedelta(microseconds=1)
+LAST_US = (datetime.max.replace(tzinfo=UTC) - FIRST_TIME) // timedelta(microseconds=1)
 
 Element = None | bytes | str | int | float | bool | datetime | UUID | Sequence[Any]
 Encoder = Callable[[Any, bytearray, int], None]
@@ -192,12 +192,12 @@ def _encode_time(value: datetime, out: bytearray, _depth: int) -> None:
             f"{value!r} has no time zone, so its order would depend on the machine; "
             "give it one, such as tzinfo=UTC"
         )
-    since = value - FIRST_MOMENT
-    moment_us = since.days * DAY_US + since.seconds * 1_000_000 + since.microseconds
-    if not 0 <= moment_us <= LAST_US:
+    since = value - FIRST_TIME
+    time_us = since.days * DAY_US + since.seconds * 1_000_000 + since.microseconds
+    if not 0 <= time_us <= LAST_US:
         raise _UnfitError(f"{value!r} is outside the years 1 to 9999 in UTC")
     out.append(TIME)
-    out += moment_us.to_bytes(8, "big")
+    out += time_us.to_bytes(8, "big")
 
 
 def _encode_id(value: UUID, out: bytearray, _depth: int) -> None:
@@ -301,10 +301,10 @@ def _joined(magnitude: int, fraction: float, offset: int) -> float:
 
 
 def _decode_time(key: bytes, offset: int, _depth: int) -> tuple[datetime, int]:
-    moment_us = int.from_bytes(_take(key, offset + 1, 8), "big")
-    if moment_us > LAST_US:
+    time_us = int.from_bytes(_take(key, offset + 1, 8), "big")
+    if time_us > LAST_US:
         _fail(offset, "a time after the year 9999")
-    return FIRST_MOMENT + timedelta(microseconds=moment_us), offset + 9
+    return FIRST_TIME + timedelta(microseconds=time_us), offset + 9
 
 
 def _decode_id(key: bytes, offset: int, _depth: int) -> tuple[UUID, int]:
@@ -352,9 +352,9 @@ def _complement(data: bytes) -> bytes:
     return (int.from_bytes(data, "big") ^ ALL_ONES).to_bytes(8, "big")
 
 
-def _fail(offset: int, what: str) -> NoReturn:
-    raise _refusal(f"not a packed key: offset {offset}: {what}", offset=offset)
+def _fail(offset: int, problem: str) -> NoReturn:
+    raise _refusal(f"not a packed key: offset {offset}: {problem}", offset=offset)
 
 
 def _refusal(message: str, **context: Any) -> InvalidInputError:
-    return InvalidInputError(message, kind=Kind.INVALID_KEY, **context)
+    return InvalidInputError(message, kind=ErrorKind.INVALID_KEY, **context)

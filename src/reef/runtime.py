@@ -1,12 +1,12 @@
-"""The one door to time, chance, ids, threads and locks.
+"""The only source of time, randomness, ids, threads and locks.
 
 All of Reef takes these from a `Runtime`; no other module may import `time`, `random` or
-`threading` (the linter checks). `REAL` is thin: it is the machine. The simulated one, in
+`threading` (the linter checks). `REAL` is this machine. The simulated one, in
 `reef.testing.simulation`, runs the same code on virtual time and one seeded scheduler.
 
 Two kinds of lock, on purpose. `Runtime.lock()` may be held over a store call or a wait,
-so the simulator must know of it. `leaf_lock()` guards a few instructions and nothing
-that could hand over control; it stays an ordinary lock everywhere.
+so the simulator must schedule it. `leaf_lock()` guards a few instructions without any
+call that could switch threads; it is an ordinary lock everywhere.
 """
 
 import os
@@ -16,29 +16,17 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future as Future  # noqa: PLC0414 - others import it from here
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import copy_context
 from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
 
-from reef.errors import ClosedError, InvalidInputError, Kind
+from reef.errors import ClosedError, ErrorKind, InvalidInputError
 
-__all__ = [
-    "REAL",
-    "Condition",
-    "Deadline",
-    "Future",
-    "Lock",
-    "Pool",
-    "ProcessBound",
-    "Runtime",
-    "Stopwatch",
-    "Task",
-    "leaf_lock",
-]
-
+A = TypeVar("A")
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -61,8 +49,12 @@ class Lock(Protocol):
     ) -> Any: ...
 
 
-class Condition(Lock, Protocol):
+class ConditionVariable(Lock, Protocol):
     """A lock that its holder can wait on."""
+
+    @property
+    def lock(self) -> Lock:
+        """The same lock, quicker to enter."""
 
     def wait(self, timeout: float | None = None, /) -> bool: ...
     def notify(self, n: int = 1, /) -> None: ...
@@ -83,13 +75,23 @@ class Pool(Protocol):
     def close(self) -> None: ...
 
 
+class Executor(Protocol):
+    """Runs the tasks of a job: a runtime in threads of this process, `reef.spark` on a cluster.
+
+    A task is a picklable value, and `run` a module-level function.
+    """
+
+    def map(self, run: Callable[[A], T], tasks: Sequence[A], /) -> list[T]:
+        """Run all tasks; return the results in order, or raise the first error."""
+
+
 class Runtime(ABC):
-    """What a process may ask of the machine it runs on."""
+    """The clock, randomness and threads of a process."""
 
     # --- time, in seconds ---------------------------------------------------------
     @abstractmethod
     def wall_s(self) -> float:
-        """Unix time, as this machine believes it."""
+        """Return Unix time by this machine's clock."""
 
     def wall_ns(self) -> int:
         """The same in nanoseconds, as finely as the machine has it."""
@@ -97,23 +99,23 @@ class Runtime(ABC):
 
     @abstractmethod
     def monotonic_s(self) -> float:
-        """Never steps back; may stand still while the machine is suspended."""
+        """Return a time that never steps back; it may stop while the machine is suspended."""
 
     @abstractmethod
     def boottime_s(self) -> float:
-        """Never steps back; counts the time a machine was suspended, where it can."""
+        """Return a time that never steps back, and includes suspensions where the machine can."""
 
     @abstractmethod
     def sleep(self, seconds: float) -> None: ...
 
     # --- chance and ids -----------------------------------------------------------
     @abstractmethod
-    def uniform(self, low: float, high: float) -> float:
+    def uniform(self, a: float, b: float) -> float:
         """Jitter; not for secrets."""
 
     @abstractmethod
     def random_bytes(self, count: int) -> bytes:
-        """Bytes that no other process will draw."""
+        """Return bytes that no other process will get."""
 
     def ulid(self) -> str:
         """26 characters, unique, and sorted by time to the millisecond."""
@@ -126,18 +128,18 @@ class Runtime(ABC):
 
     @abstractmethod
     def thread_id(self) -> object:
-        """Tells the threads of one process apart while they run."""
+        """Return an id that is unique among the running threads of this process."""
 
     # --- concurrency --------------------------------------------------------------
     @abstractmethod
     def lock(self) -> Lock: ...
 
     @abstractmethod
-    def condition(self) -> Condition: ...
+    def condition(self) -> ConditionVariable: ...
 
     @abstractmethod
     def spawn(self, call: Callable[[], object], *, name: str) -> Task:
-        """Run `call` beside the caller. It ends with the process at the latest."""
+        """Run `call` in a new thread. It ends with the process at the latest."""
 
     @abstractmethod
     def pool(self, workers: int, *, name: str) -> Pool: ...
@@ -150,9 +152,13 @@ class Runtime(ABC):
     def gather(self, calls: Sequence[Callable[[], T]]) -> list[T]:
         """Run all, a bounded number at a time; results in order, or the first error."""
 
+    def map(self, call: Callable[[A], T], items: Iterable[A]) -> list[T]:
+        """Call with each item, a bounded number at a time; results in order, or the first error."""
+        return self.gather([partial(call, item) for item in items])
+
     # --- the simulator's hook -----------------------------------------------------
     def aside(self, workers: int) -> "Runtime":
-        """Return a runtime that gathers on threads of its own: who waits there holds up nobody."""
+        """Return a runtime that gathers on threads of its own: slow calls delay no others."""
         return self
 
     def reach(self, point: str) -> None:  # noqa: B027 - a real machine has nothing to do here
@@ -182,10 +188,10 @@ class Deadline:
 
 
 class Stopwatch:
-    """How long ago something was, at the most, by clocks of which any may stand still.
+    """Measures elapsed time by the clock that shows most, since any of them may stop.
 
-    A suspended machine's monotonic clock does not move, a wall clock may be set back. What
-    must not be younger than it seems is judged by whichever says longest (H62).
+    A suspended machine's monotonic clock does not move, a wall clock may be set back. Ages that
+    must not be underestimated are measured by the one that shows the longest time (H62).
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -195,14 +201,15 @@ class Stopwatch:
 
     def elapsed_s(self) -> float:
         boottime_s = self._runtime.boottime_s() - self._boottime_s
-        return max(boottime_s, self._runtime.wall_s() - self._wall_s)
+        wall_s = self._runtime.wall_s() - self._wall_s
+        return wall_s if wall_s > boottime_s else boottime_s
 
 
 class ProcessBound:
     """A handle that belongs to the process that opened it: a writer, in whatever form.
 
     A copy in another process, by pickling or by fork, would be a second writer with the
-    same epoch, and nothing could tell them apart (H43). So neither works.
+    same epoch, and could not be distinguished (H43). So neither works.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -214,14 +221,14 @@ class ProcessBound:
         if self._home_runtime.process_id() != self._home_process:
             raise ClosedError(
                 f"this {type(self).__name__} belongs to process {self._home_process}",
-                kind=Kind.FORKED,
-                hint="Open another one in this process: it takes over the writer role",
+                kind=ErrorKind.FORKED,
+                hint="Open another one in this process: it acquires the writer role",
             )
 
     def __reduce__(self) -> NoReturn:
         raise InvalidInputError(
             f"a {type(self).__name__} cannot be pickled",
-            kind=Kind.NOT_PICKLABLE,
+            kind=ErrorKind.NOT_PICKLABLE,
             hint="Send the URL, or a reader, and open a writer where it is needed",
         )
 
@@ -265,6 +272,12 @@ class _ThreadPool:
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
+class _RealCondition(threading.Condition):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()  # entered in C, while `Condition.__enter__` is Python
+        super().__init__(self.lock)
+
+
 class _RealRuntime(Runtime):
     def __init__(self) -> None:
         self._gather_pool: ThreadPoolExecutor | None = None
@@ -291,8 +304,8 @@ class _RealRuntime(Runtime):
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def uniform(self, low: float, high: float) -> float:
-        return random.uniform(low, high)
+    # Not the module's generator: its state belongs to the program that uses this library.
+    uniform = staticmethod(random.SystemRandom().uniform)
 
     def random_bytes(self, count: int) -> bytes:
         return os.urandom(count)
@@ -303,8 +316,8 @@ class _RealRuntime(Runtime):
     def lock(self) -> Lock:
         return threading.Lock()
 
-    def condition(self) -> Condition:
-        return threading.Condition(threading.Lock())
+    def condition(self) -> ConditionVariable:
+        return _RealCondition()
 
     def spawn(self, call: Callable[[], object], *, name: str) -> Task:
         return _Thread(call, name)

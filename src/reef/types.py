@@ -2,14 +2,12 @@
 
 from dataclasses import dataclass
 
-from reef.errors import InvalidInputError, Kind
-
-__all__ = ["KeyRange", "Receipt"]
+from reef.errors import ErrorKind, InvalidInputError
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a commit returns: where in the log a batch stands."""
+    """The result of a commit: the position of a batch in the log."""
 
     namespace: str
     lsn: int | None
@@ -20,7 +18,7 @@ class Receipt:
     write_id: str
     ops: int
     replayed: bool = False
-    """Whether this answers a repeated idempotency key, and nothing was written now."""
+    """Whether the idempotency key was committed before, and nothing was written now."""
     idempotency_key: str | None = None
 
     def wait(self, timeout_s: float | None = None) -> int:
@@ -30,8 +28,8 @@ class Receipt:
         """
         if self.lsn is None:
             raise InvalidInputError(
-                f"nobody here knows whether this batch reached {self.namespace}",
-                hint="Ask a writer: writer.resolve(receipt)",
+                f"it is unknown whether this batch was committed to {self.namespace}",
+                hint="Resolve it with a writer: writer.resolve(receipt)",
             )
         return self.lsn
 
@@ -52,8 +50,8 @@ class KeyRange:
     ) -> "KeyRange":
         """Return the range of a scan's arguments; text is UTF-8."""
         first, last, begins = (_bound(bound) for bound in (start, end, prefix))
-        wanted = cls(first or b"", last)
-        return wanted.both(cls.of_prefix(begins)) if begins else wanted
+        bounds = cls(first or b"", last)
+        return bounds.both(cls.of_prefix(begins)) if begins else bounds
 
     @classmethod
     def of_prefix(cls, prefix: bytes) -> "KeyRange":
@@ -63,7 +61,7 @@ class KeyRange:
         return cls(prefix, end)
 
     def both(self, other: "KeyRange") -> "KeyRange":
-        """Return the keys that lie in both ranges."""
+        """Return the intersection of both ranges."""
         ends = [end for end in (self.end, other.end) if end is not None]
         return KeyRange(max(self.start, other.start), min(ends, default=None))
 
@@ -71,12 +69,12 @@ class KeyRange:
         return key >= self.start and (self.end is None or key < self.end)
 
     def overlaps(self, other: "KeyRange") -> bool:
-        """Whether some key may lie in both."""
+        """Whether some key may be in both."""
         both = self.both(other)
         return both.end is None or both.start < both.end
 
     def touches(self, low: bytes, high: bytes) -> bool:
-        """Whether some key from `low` to `high`, both included, may lie in the range."""
+        """Whether some key from `low` to `high`, both included, may be in the range."""
         return high >= self.start and (self.end is None or low < self.end)
 
 
@@ -86,11 +84,11 @@ def _bound(bound: bytes | str | None) -> bytes | None:
             return bound.encode()
         except UnicodeEncodeError as error:
             raise InvalidInputError(
-                f"the bound of a range is not text: {error}", kind=Kind.INVALID_KEY
+                f"the bound of a range is not text: {error}", kind=ErrorKind.INVALID_KEY
             ) from error
     if bound is not None and not isinstance(bound, bytes):
         raise InvalidInputError(
             f"the bound of a range is bytes or text, got {type(bound).__name__}",
-            kind=Kind.INVALID_KEY,
+            kind=ErrorKind.INVALID_KEY,
         )
     return bound

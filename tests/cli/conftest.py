@@ -8,7 +8,7 @@ from reef.cli.main import run
 
 
 class Ran(NamedTuple):
-    """What a command did."""
+    """The outcome of a command."""
 
     code: int
     out: str

@@ -37,7 +37,7 @@ def heed_interrupts():
 
 
 def call_on_terminal(*words, width=120):
-    """Run the installed command on a terminal; return its exit code and what a person saw."""
+    """Run the installed command on a terminal; return its exit code and output."""
     main, terminal = pty.openpty()
     environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(width)}
     environ.pop("NO_COLOR", None)

@@ -5,7 +5,7 @@ import json
 from reef import catalog as catalogs
 
 
-def test_a_sound_catalog_is_told_with_its_figures(cli, tmp_path):
+def test_an_intact_catalog_is_reported_with_its_figures(cli, tmp_path):
     """The registry of a bucket by default; exit code 0."""
     url = str(tmp_path / "data")
     catalogs.open(url, prefix="catalog").transact(lambda session: session.put("a", b"1"))
@@ -16,7 +16,7 @@ def test_a_sound_catalog_is_told_with_its_figures(cli, tmp_path):
     assert "keys" in cli("catalog", "verify", url).out
 
 
-def test_damage_is_told_with_its_place(cli, tmp_path):
+def test_damage_is_reported_with_its_position(cli, tmp_path):
     """Object and offset, and exit code 2."""
     url = str(tmp_path / "data")
     catalog = catalogs.open(url)
@@ -27,5 +27,5 @@ def test_damage_is_told_with_its_place(cli, tmp_path):
     assert ran.code == 2
     [problem] = json.loads(ran.out)["problems"]
     assert problem["object"] == name
-    assert "offset" in problem["what"]
+    assert "offset" in problem["message"]
     assert name in cli("catalog", "verify", url, "--prefix", "").out

@@ -4,13 +4,13 @@ import json
 import shutil
 
 import reef
-from reef.jobs.ingest import BulkJob
+from reef.jobs.ingest.job import BulkJob
 
 
 def test_drop_and_undrop(cli, tmp_path):
-    """It goes from the list, whoever asks is told how to bring it back, and it comes back."""
+    """It goes from the list, errors name the command that restores it, and that restores it."""
     url = str(tmp_path / "data")
-    assert cli("put", url, "users", "u1", "Ada").code == 0
+    assert cli("put", "--create", url, "users", "u1", "Ada").code == 0
     assert "users" in cli("drop", url, "users").out
     assert json.loads(cli("namespaces", url, "--output", "json").out) == []
     dropped = cli("namespaces", url, "--dropped", "--output", "json").out
@@ -22,7 +22,7 @@ def test_drop_and_undrop(cli, tmp_path):
     assert kind == "dropped"
     assert cli("undrop", url, "users").code == 0
     assert "Ada" in cli("get", url, "users", "u1").out
-    assert cli("undrop", url, "nobody").code == 1
+    assert cli("undrop", url, "unknown").code == 1
 
 
 def test_jobs(cli, tmp_path):

@@ -1,4 +1,4 @@
-"""Options that would have no effect are refused, and errors name what they are about."""
+"""Options that would have no effect are refused, and errors name their subject."""
 
 import dataclasses
 import subprocess
@@ -17,7 +17,7 @@ def test_a_key_needs_columns(cli, data):
     """A plain namespace has its own key column: another one is not left out in silence."""
     ran = cli("create", data, "users", "--key", "name:string")
     assert ran.code == 64
-    assert "--key needs a --column" in ran.err
+    assert "--key requires --column" in ran.err
     assert cli("create", data, "users", "--key", "name", "-c", "age:int8").code == 0
     assert reef.open(data).info("users").key == "name"
 
@@ -25,17 +25,17 @@ def test_a_key_needs_columns(cli, data):
 def test_a_patch_sets_no_expiry(cli, data):
     """A row that was to expire, and does not, would be noticed too late."""
     cli("create", data, "events", "-c", "a:int64")
-    ran = cli("put", data, "events", "e", '{"a": 1}', "--patch", "--ttl", 5)
+    ran = cli("put", "--create", data, "events", "e", '{"a": 1}', "--patch", "--ttl", 5)
     assert ran.code == 64
-    assert "a patch cannot change when a row expires" in ran.err
+    assert "--ttl and --patch exclude each other" in ran.err
 
 
 def test_a_timeout_needs_follow(cli, data):
     """The error speaks of options, not of arguments of Python."""
-    cli("put", data, "users", "k", "v")
+    cli("put", "--create", data, "users", "k", "v")
     ran = cli("changes", data, "users", "--timeout", 1)
     assert ran.code == 64
-    assert "--timeout is for --follow" in ran.err
+    assert "--timeout requires --follow" in ran.err
 
 
 @pytest.mark.parametrize(
@@ -64,14 +64,14 @@ def test_a_row_that_is_wrong_names_its_key(cli, data):
     """Of several rows in one call, which one."""
     cli("create", data, "events", "-c", "a:float64")
     for row in ('{"a": "much"}', "no JSON", "[]"):
-        ran = cli("put", data, "events", "e1", '{"a": 1}', "e2", row)
+        ran = cli("put", "--create", data, "events", "e1", '{"a": 1}', "e2", row)
         assert ran.code == 1
         assert "error: key e2: " in ran.err
 
 
 def test_lists_of_texts_have_one_heading(cli, data):
     """Not the same word twice, one below the other."""
-    cli("put", data, "users", "k", "v")
+    cli("put", "--create", data, "users", "k", "v")
     with (data / "namespaces/users/wal" / f"{2:020}.wal").open("ab") as damaged:
         damaged.write(b"x")
     lines = cli("repair", data, "users").out.splitlines()
@@ -83,13 +83,13 @@ def test_lists_of_texts_have_one_heading(cli, data):
 @pytest.mark.parametrize(
     ("page", "settings"),
     [
-        ("cli/index.md", FoldSettings),
-        ("cli/gc.md", SweepSettings),
+        ("cli/fold.md", FoldSettings),
+        ("cli/sweep.md", SweepSettings),
         ("operations/compaction.md", CompactSettings),
     ],
 )
 def test_every_setting_is_documented(page, settings):
-    """What `--set` takes stands on a page, and what stands there is taken."""
+    """Every setting that `--set` accepts is on a page, and every one on the page is accepted."""
     text = (DOCS / page).read_text()
     for field in dataclasses.fields(settings):
         assert f"`{field.name}`" in text, field.name
@@ -97,10 +97,10 @@ def test_every_setting_is_documented(page, settings):
 
 @pytest.mark.parametrize(("command", "settings"), [("index", FoldSettings), ("gc", SweepSettings)])
 def test_help_has_every_setting(cli, command, settings):
-    """Whoever has no docs at hand finds them too."""
-    told = cli(command, "--help").out
+    """They are in the help too."""
+    report = cli(command, "--help").out
     for field in dataclasses.fields(settings):
-        assert field.name in told
+        assert field.name in report
 
 
 @pytest.mark.parametrize("module", ["reef", "reef_command"])

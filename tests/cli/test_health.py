@@ -1,4 +1,4 @@
-"""`reef.jobs.health` and `reef health`: what is not well, and why."""
+"""`reef.jobs.health` and `reef health`: problems and their causes."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 import reef
 from reef.jobs.health import HealthLimits
 from reef.paths import Namespace
-from tests.collecting import DAY_S, NAME, World
+from tests.support.sweep_world import DAY_S, NAME, World
 
 USERS = Namespace("users")
 
@@ -23,22 +23,22 @@ def db(data):
 
 
 def names(report):
-    """Return what is not well."""
+    """Return the problems."""
     return [problem.name for problem in report.problems]
 
 
 def test_all_is_well(cli, db, data):
-    """Exit code 0, and what was measured."""
+    """Exit code 0, and the measures."""
     ran = cli("health", data, "users")
-    assert (ran.code, ran.out.splitlines()[0]) == (0, "users is well")
-    told = json.loads(cli("health", data, "users", "--output", "json").out)
-    assert told["healthy"] is True
-    assert told["measures"]["fold_lag_lsns"] == 3
-    assert told["measures"]["unfolded_bytes"] > 1000
+    assert (ran.code, ran.out.splitlines()[0]) == (0, "users is healthy")
+    printed = json.loads(cli("health", data, "users", "--output", "json").out)
+    assert printed["healthy"] is True
+    assert printed["measures"]["fold_lag_lsns"] == 3
+    assert printed["measures"]["unfolded_bytes"] > 1000
 
 
 @pytest.mark.parametrize(
-    ("limit", "told"),
+    ("limit", "printed"),
     [
         (("--fold-lag-lsns", 2), "fold lag: 3 objects of the log are not folded, from LSN 1 to 3"),
         (("--fold-lag", 0), "fold lag: rows have waited"),
@@ -46,17 +46,17 @@ def test_all_is_well(cli, db, data):
         (("--writer-silent", 0), "writer gone: the last writer"),
     ],
 )
-def test_past_a_limit(cli, db, data, limit, told):
+def test_past_a_limit(cli, db, data, limit, printed):
     """Exit code 2, the reason, and what to do."""
     db.store.runtime.sleep(0.01)
     ran = cli("health", data, "users", *limit)
     assert ran.code == 2
-    assert ran.out.startswith("users is not well\n")
-    assert told in ran.out
+    assert ran.out.startswith("users is not healthy\n")
+    assert printed in ran.out
 
 
 def test_a_fold_makes_it_well(cli, db, data):
-    """What waits in the log is what counts, not what was folded."""
+    """Only the unfolded log counts."""
     assert cli("health", data, "users", "--fold-lag-lsns", 0, "--unfolded-bytes", 0).code == 2
     assert cli("index", data, "users").code == 0
     words = ("--fold-lag-lsns", 0, "--unfolded-bytes", 0, "--fold-lag", 0)
@@ -69,19 +69,19 @@ def test_a_writer_that_never_came(cli, data):
     assert cli("health", data, "new").code == 0
     ran = cli("health", data, "new", "--writer-silent", 60)
     assert ran.code == 2
-    assert "nobody has ever written" in ran.out
+    assert "the namespace never had a writer" in ran.out
 
 
 def test_a_damaged_head(cli, db, data):
-    """Named, whether or not an older manifest stands in for it (H18)."""
+    """Named, whether or not an older manifest is used in its place (H18)."""
     paths = sorted((data / USERS.manifests).iterdir())
     for path in reversed(paths):
         path.write_bytes(b"{}")
         ran = cli("health", data, "users", "--output", "json")
-        told = json.loads(ran.out)
+        printed = json.loads(ran.out)
         assert ran.code == 2
-        assert told["problems"][0]["name"] == "damaged head"
-        assert paths[-1].name in told["problems"][0]["message"]
+        assert printed["problems"][0]["name"] == "damaged head"
+        assert paths[-1].name in printed["problems"][0]["message"]
 
 
 @pytest.mark.parametrize("lsn", [2, 3])
@@ -97,7 +97,7 @@ def test_a_damaged_end_of_the_log(cli, db, data, lsn):
 
 def test_a_namespace_that_is_not_there(cli, data):
     """An error, which is not the same as not being well."""
-    assert cli("health", data, "nobody").code == 1
+    assert cli("health", data, "unknown").code == 1
 
 
 @pytest.mark.parametrize("words", [("--fold-lag", "soon"), ("--nonsense",)])
@@ -112,7 +112,7 @@ def test_a_limit_below_zero(cli, db, data):
 
 
 def test_every_limit_is_an_option(cli):
-    """And the help tells its default."""
+    """And the help names its default."""
     out = cli("health", "--help").out
     for name in HealthLimits.__slots__:
         assert f"--{name.removesuffix('_s').replace('_', '-')} " in out
@@ -134,7 +134,7 @@ def test_rows_that_wait_for_a_day():
         assert world.run(lambda: reef.jobs.health(world.db, NAME)).healthy
 
 
-def test_nobody_sweeps():
+def test_no_process_sweeps():
     """Generations that no sweep takes away are lag, whether or not any was condemned."""
     world = World()
     with world.run(lambda: world.db.writer(NAME)) as writer:
@@ -146,13 +146,13 @@ def test_nobody_sweeps():
     assert names(world.run(lambda: reef.jobs.health(world.db, NAME))) == ["sweep lag"]
     world.run(lambda: reef.jobs.sweep(world.db, NAME, apply=True))
     assert world.run(lambda: reef.jobs.health(world.db, NAME)).healthy
-    world.advance(2 * DAY_S)  # condemned, and nobody came to delete it
+    world.advance(2 * DAY_S)  # condemned, and nothing has deleted it
     assert names(world.run(lambda: reef.jobs.health(world.db, NAME))) == ["sweep lag"]
     world.run(lambda: reef.jobs.sweep(world.db, NAME, apply=True))
     assert world.run(lambda: reef.jobs.health(world.db, NAME)).healthy
 
 
-def test_what_is_pinned_is_no_lag():
+def test_pinned_objects_are_no_lag():
     """A snapshot keeps an old generation on purpose: no sweep could take it."""
     world = World()
     with world.run(lambda: world.db.writer(NAME)) as writer:

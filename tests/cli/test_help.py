@@ -41,7 +41,7 @@ def example_of(command):
 
 @pytest.mark.parametrize(("path", "command"), ALL, ids=NAMES)
 def test_every_command_has_help_with_an_example(cli, path, command):
-    """Help says what it does and shows one call."""
+    """Help describes the command and shows one call."""
     assert example_of(command).startswith(f"reef {' '.join(path)} ")
     ran = cli(*path, "--help")
     assert ran.code == 0
@@ -51,7 +51,7 @@ def test_every_command_has_help_with_an_example(cli, path, command):
 
 @pytest.mark.parametrize(("path", "command"), ALL, ids=NAMES)
 def test_every_option_has_help(path, command):
-    """What an option does is never left to its name."""
+    """Every option has a help text."""
     for option in command.params:
         if isinstance(option, click.Option):
             assert option.help, option.name
@@ -82,7 +82,7 @@ def test_every_page_shows_and_explains(path, command):
 
 
 def test_no_page_without_a_command():
-    """What was removed or renamed leaves no page behind."""
+    """Removed and renamed commands have no page."""
     pages = {page.stem for page in DOCS.glob("*.md")} - {"README"}
     assert pages == root.commands.keys() - ALIASES.keys()
 
@@ -95,7 +95,9 @@ def prepared(tmp_path_factory):
     log = {"durability": "local", "local_log": path / "users-log"}
     with db.writer("users", background=False, **log) as writer:
         writer.put("u1", b"Ada")
+    db.create("docs", pa.schema([("id", pa.string()), ("body", pa.string())]))
     pq.write_table(pa.table({"id": ["p1", "p2"], "age": [36, 41]}), path / "people.parquet")
+    (path / "keys.txt").write_text("u9\n")
     with LocalLog(path / "log") as log:
         log.store_logs([LogEntry(1), LogEntry(2)])
     return path
@@ -123,18 +125,25 @@ def test_every_example_runs(prepared, request, path, command):
             found.release()
     if path in (("snapshot", "extend"), ("snapshot", "release")):
         db.snapshot("users", "monday")
+    if path == ("indexes", "drop"):
+        db.alter("docs", add_index=reef.text_index("body", language="english"))
+    if path[0] == "backup" and not path[1].startswith("create"):
+        reef.jobs.backup(db, "users", prepared / "backup")
+        reef.jobs.backup(db, None, prepared / "backup")
     if path == ("cursors", "drop"):
         db.cursor("users", "billing").close()
     code, _, err = call(*words, cwd=prepared)
     assert code == 0, err
+    if path == ("rename",):
+        db.rename("accounts", "users")
 
 
 def test_the_order_of_the_help(cli):
-    """Commands stand in the order in which people meet them, aliases last."""
+    """Commands are in the order in which people meet them, aliases last."""
     out = cli("--help").out
     places = [re.search(rf"^  {name} ", out, re.MULTILINE).start() for name in root.commands]
     assert places == sorted(places)
-    assert "The same as index." in out
+    assert "Alias of fold." in out
 
 
 def test_the_module_runs_too():
@@ -149,3 +158,29 @@ def test_the_module_runs_too():
         check=True,
     )
     assert done.stdout == f"reef {reef.__version__}\n"
+
+
+REPOSITORY = DOCS.parent.parent
+MENTIONED = re.compile(r"`reef ([a-z][^`]*)`")
+
+
+def problem_of(mention):
+    """Return why a command that a page mentions cannot be run; None if it can."""
+    command, words = root, mention.split()
+    while isinstance(command, click.Group) and words:
+        found = command.get_command(None, words[0])
+        if found is None:
+            return f"no command {words[0]}"
+        command, words = found, words[1:]
+    known = {name for option in command.params for name in option.opts}
+    unknown = [word for word in words if word.startswith("-") and word not in known]
+    return f"no option {unknown[0]}" if unknown else None
+
+
+def test_pages_mention_commands_that_exist():
+    """Also within a sentence, where no test runs them: names of commands and of options."""
+    pages = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+    mentions = {(page.name, text) for page in pages for text in MENTIONED.findall(page.read_text())}
+    assert len(mentions) > 20
+    wrong = {mention: problem_of(mention[1]) for mention in mentions}
+    assert {mention: problem for mention, problem in wrong.items() if problem} == {}

@@ -54,8 +54,8 @@ def test_snapshots_for_people(cli, users):
 
 def test_a_snapshot_that_is_not_there(cli, users):
     """It cannot be extended or released; a name that is taken cannot be taken again."""
-    assert cli("snapshot", "extend", users, "users", "nobody").code == 1
-    assert cli("snapshot", "release", users, "users", "nobody").code == 1
+    assert cli("snapshot", "extend", users, "users", "unknown").code == 1
+    assert cli("snapshot", "release", users, "users", "unknown").code == 1
     cli("snapshot", "take", users, "users", "monday")
     assert cli("snapshot", "take", users, "users", "monday").code == 1
     assert cli("snapshot", "take", users, "users", "later", "--generation", 99).code == 1
@@ -66,13 +66,13 @@ def test_a_snapshot_that_is_not_there(cli, users):
 
 def test_changes_for_programs(cli, users):
     """One JSON object per change, in order."""
-    told = lines(cli("changes", users, "users", "--output", "json").out)
-    assert [(change["_lsn"], change["_op"]) for change in told] == [
+    report = lines(cli("changes", users, "users", "--output", "json").out)
+    assert [(change["_lsn"], change["_op"]) for change in report] == [
         *((2, "put"), (3, "put"), (4, "delete")),
         (5, "delete_range"),
     ]
-    assert told[1]["_key"] == {"base64": "/w=="}
-    assert told[3]["_end_key"] == "b"
+    assert report[1]["_key"] == {"base64": "/w=="}
+    assert report[3]["_end_key"] == "b"
 
 
 def test_changes_for_people(cli, users):
@@ -91,7 +91,7 @@ def test_a_part_of_the_changes(cli, users):
     assert cli("changes", users, "users", "--after", 999).code == 1
 
 
-def test_a_cursor_goes_on_where_it_was_committed(cli, users):
+def test_a_cursor_resumes_where_it_was_committed(cli, users):
     """Reading moves nothing; --commit does."""
     assert cli("cursors", "register", users, "users", "billing", "--after", 3).code == 0
     words = ("changes", users, "users", "--cursor", "billing", "--output", "json")
@@ -107,7 +107,7 @@ def test_the_life_of_a_cursor(cli, users):
     assert json.loads(cli(*words).out) == {"name": "billing", "lsn": 5}
     assert json.loads(cli(*words, "--after", 2).out) == {"name": "billing", "lsn": 5}
     listed = cli("cursors", "list", users, "users", "--output", "json")
-    assert json.loads(listed.out) == [{"name": "billing", "lsn": 5}]
+    assert json.loads(listed.out) == [{"name": "billing", "lsn": 5, "lag": 0}]
     assert cli("cursors", "drop", users, "users", "billing").code == 0
     assert cli("cursors", "drop", users, "users", "billing").code == 1
     assert cli("cursors", "list", users, "users").out == "cursors of users: none\n"
@@ -116,7 +116,7 @@ def test_the_life_of_a_cursor(cli, users):
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        (("--cursor", "nobody"), 1),
+        (("--cursor", "unknown"), 1),
         (("--cursor", "billing", "--after", 2), 64),
         (("--commit",), 64),
         (("--cursor", "billing", "--commit", "--limit", 1), 64),

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import reef
-from reef.manifest.leases import Lease
+from reef.manifest.roots import take_lease
 from reef.paths import Namespace
 
 USERS = Namespace("users")
@@ -45,8 +45,8 @@ def flip(data, key, offset):
     path.write_bytes(body)
 
 
-def look(cli, data, *words):
-    """Return the exit code and what is told to programs."""
+def inspect(cli, data, *words):
+    """Return the exit code and the JSON output."""
     ran = cli("inspect", data, "users", *words, "--output", "json")
     return ran.code, json.loads(ran.out)
 
@@ -56,16 +56,16 @@ def look(cli, data, *words):
 
 def test_the_newest_manifest(cli, db, data):
     """Without a name it is the head that is shown, with its segments."""
-    code, told = look(cli, data)
-    assert (code, told["damage"]) == (0, [])
-    assert told["generation"] == db.info("users").generation
-    assert [segment["rows"] for segment in told["segments"]] == [500]
-    assert told["segments"][0]["min_key"] == "u000"
+    code, report = inspect(cli, data)
+    assert (code, report["damage"]) == (0, [])
+    assert report["generation"] == db.info("users").generation
+    assert [segment["rows"] for segment in report["segments"]] == [500]
+    assert report["segments"][0]["min_key"] == "u000"
 
 
 def test_an_older_manifest(cli, db, data):
-    """Generations that are kept can be looked at by number."""
-    assert look(cli, data, "--generation", 1)[1]["generation"] == 1
+    """Generations that are kept can be inspected by number."""
+    assert inspect(cli, data, "--generation", 1)[1]["generation"] == 1
     ran = cli("inspect", data, "users", "--generation", 99)
     assert ran.code == 1
     assert "99.manifest.json" in ran.err
@@ -73,19 +73,19 @@ def test_an_older_manifest(cli, db, data):
 
 def test_an_object_of_the_log(cli, db, data):
     """Header and operations."""
-    code, told = look(cli, data, "--lsn", 3)
-    assert (code, told["kind"], told["lsn"]) == (0, "batches", 3)
-    assert told["operations"] == [{"batch": 0, "op": "delete_range", "key": "x", "end_key": "y"}]
-    assert look(cli, data, "--lsn", 1)[1]["kind"] == "fence"
+    code, report = inspect(cli, data, "--lsn", 3)
+    assert (code, report["kind"], report["lsn"]) == (0, "batches", 3)
+    assert report["operations"] == [{"batch": 0, "op": "delete_range", "key": "x", "end_key": "y"}]
+    assert inspect(cli, data, "--lsn", 1)[1]["kind"] == "fence"
 
 
 def test_a_segment(cli, db, data):
     """Footer, range tombstones and every group, in order."""
-    code, told = look(cli, data, "--segment", segment_of(db))
-    assert (code, told["damage"]) == (0, [])
-    assert (told["rows"], told["level"]) == (500, 0)
-    assert [(t["start"], t["end"]) for t in told["range_tombstones"]] == [("x", "y")]
-    groups = told["groups"]
+    code, report = inspect(cli, data, "--segment", segment_of(db))
+    assert (code, report["damage"]) == (0, [])
+    assert (report["rows"], report["level"]) == (500, 0)
+    assert [(t["start"], t["end"]) for t in report["range_tombstones"]] == [("x", "y")]
+    groups = report["groups"]
     assert len(groups) > 5
     assert sum(group["rows"] for group in groups) == 500
     assert groups[0]["first_key"] == "u000"
@@ -94,13 +94,13 @@ def test_a_segment(cli, db, data):
 
 
 def test_a_lease(cli, db, data):
-    """Whose it is, what it holds, how long it has to live."""
+    """Its owner, its generation, its remaining time."""
     manifest = reef.manifest.head.HeadFinder(db.store, USERS).find().manifest
-    lease = Lease.take(db.store, USERS, manifest, owner="me", ttl_s=60)
-    code, told = look(cli, data, "--lease", lease.record.id)
-    assert (code, told["owner"], told["generation"]) == (0, "me", manifest.generation)
-    assert 0 < told["seconds_left"] <= 60
-    assert told["lapsed"] is False
+    lease = take_lease(db.store, USERS, manifest, owner="me", ttl_s=60)
+    code, report = inspect(cli, data, "--lease", lease.record.id)
+    assert (code, report["owner"], report["generation"]) == (0, "me", manifest.generation)
+    assert 0 < report["seconds_left"] <= 60
+    assert report["expired"] is False
 
 
 def test_for_people(cli, db, data):
@@ -111,11 +111,11 @@ def test_for_people(cli, db, data):
     assert "published at" in cli("inspect", data, "users").out
 
 
-def test_what_is_not_there(cli, db, data):
+def test_missing_objects(cli, db, data):
     """An object that is missing is an error; two names are a wrong command line."""
     for words in (("--lsn", 99), ("--segment", "none"), ("--lease", "none")):
         assert cli("inspect", data, "users", *words).code == 1
-    assert cli("inspect", data, "nobody").code == 1
+    assert cli("inspect", data, "unknown").code == 1
     assert cli("inspect", data, "users", "--lsn", 1, "--generation", 1).code == 64
 
 
@@ -123,36 +123,36 @@ def test_what_is_not_there(cli, db, data):
 
 
 def test_a_damaged_head(cli, db, data):
-    """It is the newest one that is looked at, not what stands in for it (H18)."""
+    """It is the newest one that is inspected, not its fallback (H18)."""
     key = last(db, USERS.manifests)
     flip(data, key, 100)
-    code, told = look(cli, data)
-    assert (code, told["object"]) == (2, key)
-    (damage,) = told["damage"]
+    code, report = inspect(cli, data)
+    assert (code, report["object"]) == (2, key)
+    (damage,) = report["damage"]
     assert damage["offset"] == 21
     assert "checksum" in damage["message"]
 
 
 def test_a_damaged_record(cli, db, data):
-    """The footer's checksum tells that it is damaged, the frame's tells where (H17)."""
+    """The footer's checksum shows the damage, the frame's shows where it is (H17)."""
     key = USERS.wal_object(2)
     size = (data / key).stat().st_size
     flip(data, key, size - 100)
-    code, told = look(cli, data, "--lsn", 2)
+    code, report = inspect(cli, data, "--lsn", 2)
     assert code == 2
-    assert told["kind"] == "batches"
-    assert told["damage"][0]["offset"] == size - 8
-    assert "record 0" in told["damage"][1]["message"]
-    assert 0 < told["damage"][1]["offset"] < size - 100
+    assert report["kind"] == "batches"
+    assert report["damage"][0]["offset"] == size - 8
+    assert "record 0" in report["damage"][1]["message"]
+    assert 0 < report["damage"][1]["offset"] < size - 100
 
 
 def test_a_damaged_header_of_the_log(cli, db, data):
     """Nothing is known of it then but where the damage is."""
     flip(data, USERS.wal_object(2), 40)
-    code, told = look(cli, data, "--lsn", 2)
+    code, report = inspect(cli, data, "--lsn", 2)
     assert code == 2
-    assert "the header" in told["damage"][1]["message"]
-    assert told["operations"] == []
+    assert "the header" in report["damage"][1]["message"]
+    assert report["operations"] == []
 
 
 def test_a_cut_object_of_the_log(cli, db, data):
@@ -161,23 +161,23 @@ def test_a_cut_object_of_the_log(cli, db, data):
     whole = path.read_bytes()
     for size in (0, 5, 20, 1000, len(whole) - 1):
         path.write_bytes(whole[:size])
-        code, told = look(cli, data, "--lsn", 2)
-        assert (code, told["bytes"]) == (2, size)
+        code, report = inspect(cli, data, "--lsn", 2)
+        assert (code, report["bytes"]) == (2, size)
 
 
 def test_damaged_groups(cli, db, data):
-    """Each is named with its offset; the others are still told."""
+    """Each is named with its offset; the others are still reported."""
     segment = segment_of(db)
-    groups = look(cli, data, "--segment", segment)[1]["groups"]
+    groups = inspect(cli, data, "--segment", segment)[1]["groups"]
     for number in (1, 3):
         flip(data, USERS.segment(segment), groups[number]["offset"] + 50)
-    code, told = look(cli, data, "--segment", segment)
+    code, report = inspect(cli, data, "--segment", segment)
     assert code == 2
-    assert len(told["damage"]) == 2
-    for number, damage in zip((1, 3), told["damage"], strict=True):
+    assert len(report["damage"]) == 2
+    for number, damage in zip((1, 3), report["damage"], strict=True):
         start = groups[number]["offset"]
         assert start <= damage["offset"] < start + groups[number]["bytes"]
-    assert told["groups"] == groups
+    assert report["groups"] == groups
 
 
 @pytest.mark.parametrize("offset", [0, 9, -1, -20])
@@ -192,6 +192,6 @@ def test_damaged_ends_of_a_segment(cli, db, data, offset):
 def test_a_damaged_lease(cli, db, data):
     """It holds everything for a day: worth knowing."""
     db.store.put(USERS.lease("L"), b"{")
-    code, told = look(cli, data, "--lease", "L")
+    code, report = inspect(cli, data, "--lease", "L")
     assert code == 2
-    assert "not a lease" in told["damage"][0]["message"]
+    assert "not a lease" in report["damage"][0]["message"]

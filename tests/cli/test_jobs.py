@@ -7,8 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import reef
-from reef.cli.progress import CountingExecutor, Meter
-from reef.jobs.executor import LocalExecutor
+from reef.cli.options import CountingExecutor, ProgressMeter
 from reef.paths import Namespace
 from reef.runtime import REAL
 from tests.cli.process import call_on_terminal
@@ -36,8 +35,8 @@ def objects(db):
     return {info.key for info in db.store.list("namespaces/")}
 
 
-def told(ran):
-    """Return what programs are told."""
+def printed(ran):
+    """Return the JSON output."""
     return json.loads(ran.out)
 
 
@@ -55,16 +54,16 @@ def damage(data, lsn):
 @pytest.mark.parametrize("name", ["index", "fold"])
 def test_index(cli, db, data, name):
     """The log becomes segments; once more there is nothing to do."""
-    report = told(cli(name, data, "users", "--output", "json"))
+    report = printed(cli(name, data, "users", "--output", "json"))
     assert (report["rows"], report["published"]) == (20, True)
     assert db.stats("users").log.objects == 0
-    assert told(cli(name, data, "users", "--output", "json"))["published"] is False
+    assert printed(cli(name, data, "users", "--output", "json"))["published"] is False
 
 
 def test_settings(cli, db, data):
     """Numbers and words; a wrong one is an error that names those there are."""
     words = ("--set", "segment_bytes_max=200", "--set", "codec=none")
-    assert told(cli("index", data, "users", *words, "--output", "json"))["segments"] > 1
+    assert printed(cli("index", data, "users", *words, "--output", "json"))["segments"] > 1
     ran = cli("index", data, "users", "--set", "nonsense=1")
     assert ran.code == 1
     assert "segment_bytes_max" in ran.err
@@ -76,7 +75,7 @@ def test_settings(cli, db, data):
 def test_compact(cli, db, data):
     """Segments are merged; the rows are the same."""
     before = dict(db.reader("users").scan())
-    report = told(cli("compact", data, "users", "--full", "--output", "json"))
+    report = printed(cli("compact", data, "users", "--full", "--output", "json"))
     assert (report["inputs"], report["outputs"], report["published"]) == (2, 1, True)
     assert dict(db.reader("users").scan()) == before
     assert "idle" in cli("compact", data, "users", "--strategy", "leveled").out
@@ -94,21 +93,21 @@ def test_gc_is_a_dry_run(cli, db, data, name):
     assert ran.code == 0
     assert "dry run" in ran.err
     assert objects(db) == before
-    would = told(cli(name, data, "users", *words, "--output", "json"))
+    would = printed(cli(name, data, "users", *words, "--output", "json"))
     assert would["applied"] is False
-    assert len(would["condemned"]) > 2
+    assert sum(one["objects"] for one in would["condemned"]) > 2
     assert db.stats("users").condemned == 0
-    done = told(cli(name, data, "users", *words, "--apply", "--output", "json"))
+    done = printed(cli(name, data, "users", *words, "--apply", "--output", "json"))
     assert done["applied"] is True
-    assert db.stats("users").condemned >= len(would["condemned"])
+    assert db.stats("users").condemned >= sum(one["objects"] for one in would["condemned"])
 
 
 # --- verify, repair, rebuild --------------------------------------------------------
 
 
 def test_verify(cli, db, data):
-    """All is well: exit code 0, and what was looked at."""
-    report = told(cli("verify", data, "users", "--deep", "--output", "json"))
+    """All is well: exit code 0, and the checked objects."""
+    report = printed(cli("verify", data, "users", "--deep", "--output", "json"))
     assert (report["problems"], report["segments"], report["deep"]) == ([], 2, True)
     assert cli("verify", data, "users").code == 0
 
@@ -121,7 +120,7 @@ def test_verify_names_every_problem(cli, db, data):
     ).unlink()
     ran = cli("verify", data, "users", "--output", "json")
     assert ran.code == 2
-    kinds = {problem["kind"] for problem in told(ran)["problems"]}
+    kinds = {problem["kind"] for problem in printed(ran)["problems"]}
     assert kinds == {"wal_damaged", "segment_missing"}
     ran = cli("verify", data, "users")
     assert ran.code == 2
@@ -139,14 +138,14 @@ def test_repair(cli, db, data):
     assert objects(db) == before
     ran = cli("repair", data, "users", "--apply", "--output", "json")
     assert ran.code == 0
-    assert [lost["lsn"] for lost in told(ran)["lost"]["lsns"]] == [4]
+    assert [lost["lsn"] for lost in printed(ran)["lost"]["lsns"]] == [4]
     assert cli("verify", data, "users").code == 0
     assert cli("repair", data, "users").code == 0
     assert len(dict(db.reader("users").scan())) == 40
 
 
 def test_a_repair_for_people(cli, db, data):
-    """What is lost stands in a table of its own."""
+    """Losses are in a table of their own."""
     damage(data, 4)
     out = cli("repair", data, "users").out
     assert "lost lsns" in out
@@ -157,7 +156,7 @@ def test_rebuild(cli, db, data):
     """Compares; publishes only where there is none, and then the rows are those from before."""
     before = dict(db.reader("users").scan())
     ran = cli("rebuild", data, "users", "--output", "json")
-    assert (ran.code, told(ran)["rows_equal"], told(ran)["applied"]) == (0, True, False)
+    assert (ran.code, printed(ran)["rows_equal"], printed(ran)["applied"]) == (0, True, False)
     for path in (data / USERS.manifests).iterdir():
         path.unlink()
     assert cli("scan", data, "users").code == 1
@@ -198,7 +197,7 @@ def test_a_spark_that_does_not_start(cli, data, monkeypatch):
 )
 def test_a_namespace_that_is_not_there(cli, data, command):
     """Is an error, and is not made."""
-    ran = cli(command, data, "nobody", "--output", "json")
+    ran = cli(command, data, "unknown", "--output", "json")
     assert (ran.code, json.loads(ran.err)["kind"]) == (1, "not_found")
     assert reef.open(str(data)).namespaces() == []
 
@@ -216,21 +215,21 @@ def people(data, tmp_path):
 
 
 def test_there_and_back(cli, data, tmp_path, people):
-    """What is exported and imported again is the same."""
-    ran = cli("import", data, "people", people, "--create", "--output", "json")
-    assert (ran.code, told(ran)["rows"]) == (0, 1000), ran.err
+    """Exported rows can be imported again, unchanged."""
+    ran = cli("import", "--create", data, "people", people, "--create", "--output", "json")
+    assert (ran.code, printed(ran)["rows"]) == (0, 1000), ran.err
     ran = cli(
         "export", data, "people", tmp_path / "out", "--rows-per-file", 300, "--output", "json"
     )
-    assert (ran.code, told(ran)["rows"]) == (0, 1000), ran.err
-    assert len(told(ran)["files"]) >= 4
-    assert cli("import", data, "copies", tmp_path / "out", "--create").code == 0
+    assert (ran.code, printed(ran)["rows"]) == (0, 1000), ran.err
+    assert len(printed(ran)["files"]) >= 4
+    assert cli("import", "--create", data, "copies", tmp_path / "out", "--create").code == 0
     db = reef.open(str(data))
     assert dict(db.reader("copies").scan()) == dict(db.reader("people").scan())
 
 
 def test_a_part_is_exported(cli, db, data, tmp_path):
-    """A range, columns, a past moment, another format."""
+    """A range, columns, a point in time, another format."""
     words = ("--prefix", "u0", "--columns", "id", "--format", "arrow", "--lsn", 3)
     ran = cli("export", data, "users", tmp_path / "out", *words)
     assert ran.code == 0, ran.err
@@ -253,7 +252,7 @@ def test_an_export_does_not_mix(cli, db, data, tmp_path):
 def test_an_unfinished_export_is_removed(cli, db, data, tmp_path, monkeypatch, error):
     """Whether it fails or is interrupted: else it would be in the way of the next one."""
     from reef.jobs import export as job
-    from reef.jobs.export_task import Exported, run_export_task
+    from reef.jobs.transfer.export import Exported, run_export_task
 
     done = []
 
@@ -267,7 +266,7 @@ def test_an_unfinished_export_is_removed(cli, db, data, tmp_path, monkeypatch, e
         return Exported(result.files, error)
 
     monkeypatch.setitem(job.__globals__, "run_export_task", failing)
-    monkeypatch.setattr("reef.cli.bulk.TASKS_AT_ONCE", 1)
+    monkeypatch.setattr("reef.cli.read.TASKS_AT_ONCE", 1)
     target = tmp_path / "out"
     ran = cli("export", data, "users", target, "--rows-per-file", 10)
     assert ran.code == (130 if isinstance(error, KeyboardInterrupt) else 1)
@@ -281,24 +280,29 @@ def test_import_does_not_take_the_role_by_accident(cli, data, people):
     db.create("people", pa.schema([("id", pa.string()), ("age", pa.int64())]))
     with db.writer("people", background=False) as writer:
         writer.put("p", {"age": 1})
-        ran = cli("import", data, "people", people)
+        ran = cli("import", "--create", data, "people", people)
         assert ran.code == 1
         assert "--take-over" in ran.err
         assert len(list(db.reader("people").scan())) == 1
-    assert cli("import", data, "people", people, "--take-over").code == 0
+    assert cli("import", "--create", data, "people", people, "--take-over").code == 0
     assert len(list(db.reader("people").scan())) == 1001
 
 
-def test_import_what_is_not_there(cli, data, tmp_path):
+def test_import_of_missing_files(cli, data, tmp_path):
     """No file, no namespace, no key: each is an error."""
-    assert cli("import", data, "people", tmp_path / "none.parquet", "--create").code == 1
+    assert (
+        cli("import", "--create", data, "people", tmp_path / "none.parquet", "--create").code == 1
+    )
     (tmp_path / "bad.parquet").write_bytes(b"nonsense")
-    assert cli("import", data, "people", tmp_path / "bad.parquet", "--create").code in (1, 2)
+    assert cli("import", "--create", data, "people", tmp_path / "bad.parquet", "--create").code in (
+        1,
+        2,
+    )
 
 
 def test_import_shows_its_progress(data, people):
     """Rows, and how many a second."""
-    code, seen = call_on_terminal("import", data, "people", people, "--create")
+    code, seen = call_on_terminal("import", "--create", data, "people", people, "--create")
     assert code == 0, seen
     assert "importing into people" in seen
     assert "rows/s" in seen
@@ -310,8 +314,8 @@ def test_import_shows_its_progress(data, people):
 @pytest.mark.parametrize("at_once", [None, 1, 3, 100])
 def test_tasks_are_counted(at_once):
     """The results in order, whatever the number at a time."""
-    meter = Meter()
-    executor = CountingExecutor(LocalExecutor(REAL), REAL, meter, at_once)
+    meter = ProgressMeter()
+    executor = CountingExecutor(REAL, REAL, meter, at_once)
     assert executor.map(lambda n: n * n, list(range(10))) == [n * n for n in range(10)]
     assert (meter.done, meter.total) == (10, 10)
     assert executor.map(lambda n: n, []) == []
@@ -320,7 +324,7 @@ def test_tasks_are_counted(at_once):
 def test_stopping():
     """What runs is waited for, and nothing more begins."""
     begun, ended = [], []
-    executor = CountingExecutor(LocalExecutor(REAL), REAL, Meter())
+    executor = CountingExecutor(REAL, REAL, ProgressMeter())
 
     def task(number):
         begun.append(number)
@@ -355,5 +359,5 @@ def test_no_more_tasks_than_allowed_at_once():
         with guard:
             running -= 1
 
-    CountingExecutor(LocalExecutor(REAL), REAL, Meter(), 2).map(task, list(range(10)))
+    CountingExecutor(REAL, REAL, ProgressMeter(), 2).map(task, list(range(10)))
     assert most == 2

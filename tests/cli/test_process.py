@@ -25,13 +25,13 @@ def users(data):
 
 
 def test_a_first_session(tmp_path):
-    """Put, get, scan, fold, look: each a process of its own, in one directory."""
-    assert call("put", "./data", "users", "u1", "Ada", cwd=tmp_path)[0] == 0
+    """Put, get, scan, fold, inspect: each a process of its own, in one directory."""
+    assert call("put", "--create", "./data", "users", "u1", "Ada", cwd=tmp_path)[0] == 0
     assert call("get", "./data", "users", "u1", cwd=tmp_path) == (0, "Ada\n", "")
-    code, _, err = call("put", "./data", "users", "u2", "Bob", cwd=tmp_path)
+    code, _, err = call("put", "./data", "uesrs", "u2", "Bob", cwd=tmp_path)
     assert code == 1
-    assert "--take-over" in err
-    code, out, _ = call("put", "./data", "users", "u2", "Bob", "--take-over", cwd=tmp_path)
+    assert "Did you mean users? --create creates uesrs" in err
+    code, out, _ = call("put", "./data", "users", "u2", "Bob", cwd=tmp_path)
     assert (code, out) == (0, "committed at LSN 4: 1 operation in users\n")
     assert call("index", "./data", "users", cwd=tmp_path)[0] == 0
     assert call("scan", "./data", "users", cwd=tmp_path)[1] == "id  value\nu1  Ada\nu2  Bob\n"
@@ -41,18 +41,18 @@ def test_a_first_session(tmp_path):
 def test_a_value_from_stdin(data):
     """All of it, line breaks and all."""
     body = os.urandom(100_000)
-    process = start("put", data, "users", "k", "--from", "-", stdin=subprocess.PIPE)
+    process = start("put", "--create", data, "users", "k", "--from", "-", stdin=subprocess.PIPE)
     process.communicate(body, timeout=240)
     assert process.returncode == 0
     assert reef.open(str(data)).reader("users").get("k") == body
 
 
 def test_exit_codes(users, cli):
-    """0 fine, 1 error, 2 problems found, 64 usage: of the process, and of what it runs."""
+    """0 fine, 1 error, 2 problems found, 64 usage: of the process, and of each command."""
     assert call("get", users, "users", "u00001")[0] == 0
-    assert call("scan", users, "nobody")[0] == 1
+    assert call("scan", users, "unknown")[0] == 1
     assert call("scan", users)[0] == 64
-    assert cli("get", users, "users", "nobody").code == 1
+    assert cli("get", users, "users", "unknown").code == 1
     assert cli("scan", users, "not/a/name").code == 1
     assert cli("scan", users, "users", "--limit", "many").code == 64
     path = users / "namespaces/users/wal/00000000000000000002.wal"
@@ -65,8 +65,8 @@ def test_exit_codes(users, cli):
 
 
 def test_logs_go_to_stderr(data):
-    """With -v, what happens is told; the result stays alone on stdout."""
-    code, out, err = call("-v", "put", data, "users", "u1", "Ada", "--output", "json")
+    """With -v, events are logged; stdout has the result alone."""
+    code, out, err = call("-v", "put", "--create", data, "users", "u1", "Ada", "--output", "json")
     assert code == 0
     assert json.loads(out)["lsn"] == 2
     assert "opened namespace='users'" in err
@@ -148,14 +148,14 @@ def test_interrupted_while_writing(data):
     assert "Traceback" not in err
     db = reef.open(str(data))
     assert list(db.store.list("namespaces/users/leases/")) == []
-    with db.writer("users", background=False) as writer:  # opens, replays, goes on
+    with db.writer("users", background=False) as writer:  # opens, replays, continues
         assert writer.get("u1") == b"Ada"
         writer.put("u3", b"Eve")
     assert dict(db.reader("users").scan(prefix="u"))[b"u3"] == b"Eve"
 
 
 def test_interrupted_while_reading(users):
-    """A pinned scan that nobody reads on gives its lease back."""
+    """A pinned scan that is not read to its end releases its lease."""
     reef.open(str(users)).snapshot("users", "now")
     process = start("scan", users, "users", "--snapshot", "now", "--output", "json")
     process.stdout.readline()  # it fills the pipe, and waits
@@ -204,7 +204,7 @@ def test_a_picture_that_fits_the_screen(users):
 
 
 def test_progress_on_a_terminal(users):
-    """A bar with rate and time left while it works; nothing of it where nobody looks."""
+    """A bar with rate and time left while it works; none if stderr is not a terminal."""
     code, seen = call_on_terminal("index", users, "users")
     assert code == 0
     assert "folding users" in seen

@@ -1,11 +1,11 @@
-"""`reef get` and `scan`, and how bytes are told."""
+"""`reef get` and `scan`, and how bytes are reported."""
 
 import json
 
 import pytest
 
 import reef
-from reef.cli.values import Encoding, printable, to_json
+from reef.cli.output import Encoding, printable, to_json
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_get(cli, users):
 
 
 def test_get_for_programs(cli, users):
-    """Bytes that are no text are told apart from text."""
+    """Bytes that are no text are distinguished from text."""
     assert lines(cli("get", users, "users", "u1", "--output", "json").out) == [
         {"id": "u1", "value": "Ada"}
     ]
@@ -49,9 +49,9 @@ def test_get_raw(users):
     assert process.communicate(timeout=240) == (b"\x00\x80", b"")
 
 
-def test_get_what_is_not_there(cli, users):
+def test_get_of_a_missing_key(cli, users):
     """Exit code 1, and nothing on stdout."""
-    ran = cli("get", users, "users", "nobody", "--output", "json")
+    ran = cli("get", users, "users", "unknown", "--output", "json")
     assert (ran.code, ran.out) == (1, "")
     assert json.loads(ran.err)["kind"] == "not_found"
 
@@ -59,7 +59,7 @@ def test_get_what_is_not_there(cli, users):
 def test_get_a_row(cli, data):
     """Where there are columns, one per line; --raw has no one value to print."""
     cli("create", data, "events", "-c", "amount:float64")
-    cli("put", data, "events", "e1", '{"amount": 7.5}')
+    cli("put", "--create", data, "events", "e1", '{"amount": 7.5}')
     assert cli("get", data, "events", "e1").out == "e1\nid      e1\namount  7.5\n"
     assert cli("get", data, "events", "e1", "--raw").code == 64
 
@@ -68,7 +68,7 @@ def test_get_a_row(cli, data):
 
 
 def test_scan_for_people(cli, users):
-    """Aligned columns; control characters are told, not sent to the terminal."""
+    """Aligned columns; control characters are reported, not sent to the terminal."""
     assert cli("scan", users, "users").out == (
         "id    value\nu1    Ada\nu2    two\\nlines\n0xff  0x0080\n"
     )
@@ -96,8 +96,8 @@ def test_scan_for_programs(cli, users):
 def test_parts_of_a_scan(cli, users, words, keys):
     """A range, an end of it, a number of rows."""
     ran = cli("scan", users, "users", *words, "--output", "json", "--columns", "id")
-    told = [row["id"] if isinstance(row["id"], str) else "ff" for row in lines(ran.out)]
-    assert told == keys
+    report = [row["id"] if isinstance(row["id"], str) else "ff" for row in lines(ran.out)]
+    assert report == keys
 
 
 def test_bounds_in_another_encoding(cli, users):
@@ -109,15 +109,24 @@ def test_bounds_in_another_encoding(cli, users):
 def test_scan_where(cli, data):
     """Rows are chosen by their columns, and columns by name."""
     cli("create", data, "events", "-c", "amount:float64", "-c", "state:string")
-    cli("put", data, "events", "e1", '{"amount": 1}', "e2", '{"amount": 9, "state": "open"}')
+    cli(
+        "put",
+        "--create",
+        data,
+        "events",
+        "e1",
+        '{"amount": 1}',
+        "e2",
+        '{"amount": 9, "state": "open"}',
+    )
     words = ("--where", "amount > 5", "--columns", "state,id")
     assert cli("scan", data, "events", *words).out == "state  id\nopen   e2\n"
     ran = cli("scan", data, "events", "--where", "amount >")
     assert ran.code == 1
 
 
-def test_moments(cli, data):
-    """An LSN, a generation, a time, a snapshot: what was there then."""
+def test_points_in_time(cli, data):
+    """An LSN, a generation, a time, a snapshot: the rows as of then."""
     db = reef.open(str(data))
     with db.writer("users", background=False) as writer:
         lsn = writer.put("u1", b"old").lsn
@@ -131,30 +140,31 @@ def test_moments(cli, data):
 
     time = datetime.fromtimestamp(between, UTC).isoformat()
     assert cli("get", data, "users", "u1").out == "new\n"
-    moments = {"lsn": lsn, "generation": generation, "time": time, "snapshot": "before"}
-    for name, value in moments.items():
+    times = {"lsn": lsn, "generation": generation, "time": time, "snapshot": "before"}
+    for name, value in times.items():
         assert cli("get", data, "users", "u1", f"--{name}", value).out == "old\n", name
         assert "old" in cli("scan", data, "users", f"--{name}", value).out, name
     assert list(db.store.list("namespaces/users/leases/")) == []
 
 
-def test_moments_that_are_none(cli, users):
-    """Two moments, or a time that is none: the command line is wrong. A past too far: an error."""
+def test_values_that_are_no_point_in_time(cli, users):
+    """Two points in time, or an invalid time: a usage error. A time too far in the past: an
+    error."""
     assert cli("scan", users, "users", "--lsn", "1", "--generation", "1").code == 64
     assert cli("scan", users, "users", "--time", "yesterday").code == 64
     assert cli("scan", users, "users", "--generation", "99").code == 1
     assert cli("scan", users, "users", "--snapshot", "none").code == 1
 
 
-def test_a_damaged_end_of_the_log_is_told(cli, users):
-    """A reader serves what is before the damage; whoever looks is told so, on stderr (H17)."""
+def test_a_damaged_end_of_the_log_is_reported(cli, users):
+    """A reader serves the rows before the damage, and the command warns on stderr (H17)."""
     with reef.open(str(users)).writer("users", background=False) as writer:
         receipt = writer.put("u3", b"Eve")
     path = users / f"namespaces/users/wal/{receipt.lsn:020}.wal"
     path.write_bytes(path.read_bytes()[:-1])
     for words in (["scan", users, "users", "--prefix", "u"], ["get", users, "users", "u1"]):
         ran = cli(*words)
-        assert ran.code == 2, "what is printed may not be all"
+        assert ran.code == 2, "the output may be incomplete"
         assert "Ada" in ran.out
         assert "damaged" in ran.err
         assert path.name in ran.err
@@ -185,6 +195,18 @@ def test_printable(data, encoding, text):
 
 
 def test_json_has_no_nan():
-    """What JSON lacks is told as text, so that every reader can read it."""
+    """Values that JSON lacks are text, so that every program can read them."""
     found = to_json({"a": float("nan"), "b": [float("-inf"), 1.5]}, Encoding.AUTO)
     assert json.loads(json.dumps(found, allow_nan=False)) == {"a": "NaN", "b": ["-Infinity", 1.5]}
+
+
+def test_get_selects_columns(cli, data):
+    """In the given order; a column that does not exist is an error."""
+    cli("create", data, "people", "-c", "name:string", "-c", "age:int64")
+    cli("put", data, "people", "p1", '{"name": "Ada", "age": 36}')
+    got = cli("get", data, "people", "p1", "--columns", "age, id", "--output", "json")
+    assert list(json.loads(got.out).items()) == [("age", 36), ("id", "p1")]
+    text = cli("get", data, "people", "p1", "--columns", "age")
+    assert "36" in text.out
+    assert "Ada" not in text.out
+    assert cli("get", data, "people", "p1", "--columns", "size").code == 1

@@ -5,12 +5,12 @@ import json
 import pytest
 
 import reef
-from reef.cli.picture import level_lanes
+from reef.cli.output import level_lanes
 from reef.engine.stats import LevelStats, SegmentStats
 from reef.jobs import sweep
 from reef.paths import Namespace
-from tests.bulk import ingest
-from tests.collecting import GRACE_S, NAME, World
+from tests.support.bulk_jobs import ingest
+from tests.support.sweep_world import GRACE_S, NAME, World
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def db(data):
 
 
 def test_levels_and_log(db):
-    """Counts, bytes, rows and key ranges by level, and what is not folded."""
+    """Counts, bytes, rows and key ranges by level, and the unfolded log."""
     stats = db.stats("users")
     (level,) = stats.levels
     assert (level.level, level.rows, len(level.segments)) == (0, 20, 2)
@@ -47,7 +47,7 @@ def test_levels_and_log(db):
 
 
 def test_who_wrote_last(db, data):
-    """The log tells, also when all of it was folded."""
+    """By the log, also when all of it was folded."""
     with db.writer("users", background=False) as writer:
         writer_id = writer._committer.opened.writer_id
         lsn = writer.put("k", b"v").lsn
@@ -59,7 +59,7 @@ def test_who_wrote_last(db, data):
     assert db.stats("users").writer.id == writer_id
 
 
-def test_nobody_has_written(db):
+def test_no_writer_has_written(db):
     """A namespace that was only made has no writer, no levels and no log."""
     db.create("new")
     stats = db.stats("new")
@@ -88,7 +88,7 @@ def test_pins(db):
     assert db.stats("users").leases == 0
 
 
-def test_what_a_sweep_left_to_do():
+def test_deletions_that_a_sweep_left():
     """Condemned objects, and since when they could be gone."""
     world = World()
     with world.run(lambda: world.db.writer(NAME)) as writer:
@@ -104,7 +104,7 @@ def test_what_a_sweep_left_to_do():
     assert 490 < world.run(lambda: world.db.stats(NAME)).overdue_s < 520
 
 
-def test_a_damaged_head_is_told(db, data):
+def test_a_damaged_head_is_reported(db, data):
     """The manifest before it is shown, and the damage (H18)."""
     generation = db.stats("users").generation
     path = data / Namespace("users").manifest(generation)
@@ -115,7 +115,7 @@ def test_a_damaged_head_is_told(db, data):
 
 
 def test_it_is_read_only(db):
-    """Looking puts nothing into the bucket."""
+    """`stats` writes nothing."""
     before = {info.key for info in db.store.list()}
     db.stats("users")
     assert {info.key for info in db.store.list()} - before <= {"store/clock"}
@@ -123,10 +123,10 @@ def test_it_is_read_only(db):
 
 def test_stats_for_programs(cli, db, data):
     """All of it as JSON."""
-    told = json.loads(cli("stats", data, "users", "--output", "json").out)
-    assert told["levels"][0]["segments"][1]["max_key"] == "l"
-    assert (told["rows"], told["segments"]) == (20, 2)
-    assert told["writer"]["epoch"] == 1
+    report = json.loads(cli("stats", data, "users", "--output", "json").out)
+    assert report["levels"][0]["segments"][1]["max_key"] == "l"
+    assert (report["rows"], report["segments"]) == (20, 2)
+    assert report["writer"]["epoch"] == 1
 
 
 def test_stats_for_people(cli, db, data):
@@ -154,12 +154,12 @@ def level(number, *ranges):
 
 
 def test_neighbours_share_a_line():
-    """Segments that do not overlap stand beside one another, in two shades."""
+    """Segments that do not overlap are next to one another, in two shades."""
     lanes = level_lanes([level(1, ("a", "b"), ("c", "d"), ("e", "f"))], 10)
     assert lanes == {1: ["██  ▓▓  ██"]}
 
 
-def test_overlaps_stand_below_one_another():
+def test_overlapping_segments_are_on_separate_lines():
     """Each line has segments that do not overlap."""
     lanes = level_lanes([level(0, ("a", "c"), ("b", "d")), level(1, ("a", "d"))], 9)
     assert lanes == {0: ["██████", "   ██████"], 1: ["█████████"]}
@@ -182,7 +182,7 @@ def test_many_overlaps_are_counted():
 
 
 def test_namespaces(cli, data):
-    """In order, also where a name begins as another one does; what is none is not listed."""
+    """In order, also where a name begins as another one does; other folders are not listed."""
     names = ["users", "users-1", "users.old", "users0", "a", "Z"]
     db = reef.open(str(data))
     for name in names:
@@ -191,8 +191,8 @@ def test_namespaces(cli, data):
     db.store.put("namespaces/.hidden/x", b"")
     db.store.put("namespaces/empty/wal/00000000000000000001.wal", b"")
     assert db.namespaces() == sorted(names)
-    told = json.loads(cli("namespaces", data, "--output", "json").out)
-    assert [row["namespace"] for row in told] == sorted(names)
+    report = json.loads(cli("namespaces", data, "--output", "json").out)
+    assert [row["namespace"] for row in report] == sorted(names)
 
 
 def test_no_namespaces(cli, data):

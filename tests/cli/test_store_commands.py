@@ -10,7 +10,7 @@ from tests.cli.process import call
 
 
 def test_version():
-    """The installed command tells its version."""
+    """The installed command prints its version."""
     assert call("--version") == (0, f"reef {reef.__version__}\n", "")
 
 
@@ -78,7 +78,7 @@ def test_errors_for_programs():
     ],
 )
 def test_usage_errors_exit_with_64(words):
-    """A wrong command line is told apart from a failure."""
+    """A wrong command line is distinguished from a failure."""
     assert call(*words)[0] == 64
 
 
@@ -115,7 +115,7 @@ def unfinished(tmp_path):
     """Return the words for a bucket in which a writer died between its insert and its copy."""
     from reef import stores
     from reef.stores.two_phase import find_two_phase
-    from reef.stores.two_phase.record import new_record
+    from reef.stores.two_phase.register import new_record
 
     cas = f"sqlite:///{tmp_path}/register.db"
     store = stores.open(str(tmp_path / "data"), cas=cas)
@@ -148,10 +148,10 @@ def test_recover_exits_with_2_if_bytes_are_nowhere(cli, tmp_path):
         assert json.loads(out)["stuck"][0]["destination"] == "wal/1"
 
 
-def test_recover_after_a_restore_removes_what_the_register_forgot(cli, tmp_path):
+def test_recover_after_a_restore_removes_forgotten_sources(cli, tmp_path):
     """H72: a new incarnation; sources without a record go, those with one are finished."""
     from reef.stores.two_phase import find_two_phase
-    from reef.stores.two_phase.record import new_record
+    from reef.stores.two_phase.register import new_record
 
     store, _, words = unfinished(tmp_path)
     register = find_two_phase(store).register
@@ -184,12 +184,12 @@ def test_recover_wants_the_bucket_s_own_register(cli, tmp_path):
         (("namespaces",), ()),
         (("verify",), ("users",)),
         (("get",), ("users", "u1")),
-        (("get",), ("nobody", "u1")),
+        (("get",), ("unknown", "u1")),
     ],
 )
 def test_no_password_of_a_register_is_shown(cli, data, command, rest):
-    """It stands in the URL that was given; what is printed says where, and not how to get in."""
-    assert cli("put", data, "users", "u1", "Ada").code == 0
+    """It is in the URL that was given; the output has the host, and not the password."""
+    assert cli("put", "--create", data, "users", "u1", "Ada").code == 0
     ran = cli(*command, f"{data}?cas=postgresql://ada:geheim@127.0.0.1:1/x", *rest)
     assert ran.code in (0, 1, 2)
     assert "geheim" not in ran.out + ran.err

@@ -8,7 +8,7 @@ import reef
 
 
 def values(data, name="users"):
-    """Return what a namespace holds."""
+    """Return the rows of a namespace."""
     return dict(reef.open(str(data)).reader(name).scan())
 
 
@@ -52,7 +52,7 @@ def test_create_twice(cli, data):
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "report"),
     [
         (("-c", "a:money"), 1, "'money'"),
         (("-c", "a"), 64, "NAME:TYPE"),
@@ -61,11 +61,11 @@ def test_create_twice(cli, data):
         (("--key", "id:int64", "-c", "a:int8"), 1, "a key is string or binary"),
     ],
 )
-def test_create_with_wrong_columns(cli, data, words, code, told):
+def test_create_with_wrong_columns(cli, data, words, code, report):
     """The message names the column, and nothing is made."""
     ran = cli("create", data, "events", *words)
     assert ran.code == code
-    assert told in ran.err
+    assert report in ran.err
     assert reef.open(str(data)).namespaces() == []
 
 
@@ -73,16 +73,16 @@ def test_create_with_wrong_columns(cli, data, words, code, told):
 
 
 def test_put_is_one_batch(cli, data):
-    """Several pairs share one LSN; the receipt is told."""
-    ran = cli("put", data, "users", "u1", "Ada", "u2", "Bob", "--output", "json")
+    """Several pairs share one LSN; the receipt is reported."""
+    ran = cli("put", "--create", data, "users", "u1", "Ada", "u2", "Bob", "--output", "json")
     receipt = json.loads(ran.out)
     assert (ran.code, receipt["lsn"], receipt["ops"]) == (0, 2, 2)
     assert values(data) == {b"u1": b"Ada", b"u2": b"Bob"}
 
 
 def test_put_for_people(cli, data):
-    """One line, that says where it stands."""
-    assert cli("put", data, "users", "u1", "Ada").out == (
+    """One line, with the position."""
+    assert cli("put", "--create", data, "users", "u1", "Ada").out == (
         "committed at LSN 2: 1 operation in users\n"
     )
 
@@ -92,22 +92,23 @@ def test_put_for_people(cli, data):
     [("hex", "ff00", "0x0102"), ("base64", "/wA=", "AQI=")],
 )
 def test_put_bytes(cli, data, encoding, key, value):
-    """What is no text can be written as hexadecimal digits or base64."""
-    assert cli("put", data, "users", key, value, "--encoding", encoding).code == 0
+    """Bytes can be written as hexadecimal digits or base64."""
+    assert cli("put", "--create", data, "users", key, value, "--encoding", encoding).code == 0
     assert values(data) == {b"\xff\x00": b"\x01\x02"}
 
 
 @pytest.mark.parametrize("encoding", ["hex", "base64"])
 def test_put_bytes_that_are_none(cli, data, encoding):
     """A value in another encoding than said is refused before anything is written."""
-    ran = cli("put", data, "users", "zz!", "00", "--encoding", encoding)
+    ran = cli("put", "--create", data, "users", "zz!", "00", "--encoding", encoding)
     assert ran.code == 1
     assert f"is not {encoding}" in ran.err
     assert objects(data) == {}
 
 
 def test_put_a_row(cli, data):
-    """Where there are columns, a value is a JSON object; JSON lacks moments, bytes and NaN."""
+    """Where there are columns, a value is a JSON object; JSON lacks points in time, bytes and
+    NaN."""
     columns = ("at:timestamp[us, UTC]", "day:date", "price:decimal(10, 2)", "raw:binary")
     words = [
         word
@@ -124,9 +125,9 @@ def test_put_a_row(cli, data):
         "v": [0.5, 1],
         "n": 9007199254740993,
     }
-    assert cli("put", data, "events", "e1", json.dumps(row)).code == 0
-    told = json.loads(cli("get", data, "events", "e1", "--output", "json").out)
-    assert told == {
+    assert cli("put", "--create", data, "events", "e1", json.dumps(row)).code == 0
+    report = json.loads(cli("get", data, "events", "e1", "--output", "json").out)
+    assert report == {
         "id": "e1",
         "at": "2026-01-02 03:04:05.000006Z",
         "day": "2026-01-02",
@@ -138,16 +139,18 @@ def test_put_a_row(cli, data):
     }
 
 
-def test_patch_sets_only_what_is_named(cli, data):
+def test_patch_sets_only_the_named_columns(cli, data):
     """The other columns stay as they are."""
     cli("create", data, "events", "-c", "a:int64", "-c", "b:string")
-    cli("put", data, "events", "e1", '{"a": 1, "b": "x"}')
-    assert cli("put", data, "events", "e1", '{"a": 2}', "--patch", "--take-over").code == 0
+    cli("put", "--create", data, "events", "e1", '{"a": 1, "b": "x"}')
+    assert (
+        cli("put", "--create", data, "events", "e1", '{"a": 2}', "--patch", "--take-over").code == 0
+    )
     assert reef.open(str(data)).reader("events").get("e1") == {"id": "e1", "a": 2, "b": "x"}
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "report"),
     [
         ("nonsense", "not JSON"),
         ("[1]", "not a JSON object"),
@@ -156,12 +159,12 @@ def test_patch_sets_only_what_is_named(cli, data):
         ('{"at": "yesterday"}', "'yesterday' is not timestamp"),
     ],
 )
-def test_rows_that_do_not_fit(cli, data, value, told):
+def test_rows_that_do_not_fit(cli, data, value, report):
     """Each is an error that names the column or the text, and nothing is committed."""
     cli("create", data, "events", "-c", "a:int64", "-c", "at:timestamp[us, UTC]")
-    ran = cli("put", data, "events", "e1", value)
+    ran = cli("put", "--create", data, "events", "e1", value)
     assert ran.code == 1
-    assert told in ran.err
+    assert report in ran.err
     assert values(data, "events") == {}
 
 
@@ -169,30 +172,43 @@ def test_put_from_a_file(cli, data, tmp_path):
     """The file's bytes are the value, whatever the encoding."""
     (tmp_path / "value").write_bytes(b"\x00\xff\n")
     words = ("--from", tmp_path / "value", "--encoding", "hex")
-    assert cli("put", data, "users", "6b", *words).code == 0
+    assert cli("put", "--create", data, "users", "6b", *words).code == 0
     assert values(data) == {b"k": b"\x00\xff\n"}
 
 
 def test_put_with_conditions(cli, data):
     """A condition that is false is an error, and nothing is changed."""
-    assert cli("put", data, "users", "u1", "Ada", "--if-absent").code == 0
-    ran = cli("put", data, "users", "u1", "Eve", "--if-absent", "--take-over", "--output", "json")
+    assert cli("put", "--create", data, "users", "u1", "Ada", "--if-absent").code == 0
+    ran = cli(
+        "put",
+        "--create",
+        data,
+        "users",
+        "u1",
+        "Eve",
+        "--if-absent",
+        "--take-over",
+        "--output",
+        "json",
+    )
     assert ran.code == 1
     assert json.loads(ran.err)["kind"] == "condition_failed"
-    assert cli("put", data, "users", "u1", "Eve", "--if-present", "--take-over").code == 0
+    assert (
+        cli("put", "--create", data, "users", "u1", "Eve", "--if-present", "--take-over").code == 0
+    )
     assert values(data) == {b"u1": b"Eve"}
 
 
 def test_put_once(cli, data):
-    """The same idempotency key is answered, and nothing is written again."""
-    words = ("put", data, "users", "u1", "Ada", "--idempotency-key", "job-1", "--take-over")
+    """The same idempotency key returns the first receipt, and nothing is written again."""
+    words = ("put", data, "users", "u1", "Ada", "--idempotency-key", "job-1", "--create")
     assert "committed at LSN 2" in cli(*words).out
     assert "was committed before at LSN 2" in cli(*words).out
 
 
 def test_put_that_expires(cli, data):
     """A row with a time to live is gone when that has passed."""
-    assert cli("put", data, "users", "u1", "Ada", "--ttl", "0.01").code == 0
+    assert cli("put", "--create", data, "users", "u1", "Ada", "--ttl", "0.01").code == 0
     reef.open(str(data)).store.runtime.sleep(0.05)
     assert cli("get", data, "users", "u1").code == 1
 
@@ -210,13 +226,13 @@ def test_put_that_expires(cli, data):
 )
 def test_put_wrongly(cli, data, words):
     """The command line is wrong, and nothing is made."""
-    assert cli("put", data, "users", *words).code == 64
+    assert cli("put", "--create", data, "users", *words).code == 64
     assert not data.exists() or objects(data) == {}
 
 
 def test_patching_a_plain_namespace(cli, data):
     """There are no columns to choose from."""
-    ran = cli("put", data, "users", "u1", "Ada", "--patch")
+    ran = cli("put", "--create", data, "users", "u1", "Ada", "--patch")
     assert ran.code == 1
     assert "--patch" in ran.err
 
@@ -243,19 +259,20 @@ def test_the_role_is_taken_on_request(cli, data):
     """The other writer is fenced."""
     with reef.open(str(data)).writer("users", background=False) as users:
         users.put("u1", b"Ada")
-        assert cli("put", data, "users", "u1", "Eve", "--take-over").code == 0
+        assert cli("put", "--create", data, "users", "u1", "Eve", "--take-over").code == 0
         with pytest.raises(reef.FencedError):
             users.put("u1", b"Ada again")
     assert values(data) == {b"u1": b"Eve"}
 
 
 def test_a_refusal_for_programs(cli, data):
-    """The kind tells it apart from other errors."""
-    cli("put", data, "users", "u1", "Ada")
-    ran = cli("put", data, "users", "u1", "Eve", "--output", "json")
-    told = json.loads(ran.err)
-    assert (ran.code, told["kind"]) == (1, "conflict")
-    assert "--take-over" in told["hint"]
+    """Its kind distinguishes it from other errors."""
+    writer = reef.open(str(data)).writer("users")
+    writer.put("u1", b"Ada")
+    ran = cli("put", "--create", data, "users", "u1", "Eve", "--output", "json")
+    report = json.loads(ran.err)
+    assert (ran.code, report["kind"]) == (1, "conflict")
+    assert "--take-over" in report["hint"]
 
 
 # --- delete -------------------------------------------------------------------------
@@ -264,8 +281,8 @@ def test_a_refusal_for_programs(cli, data):
 def test_delete(cli, data):
     """Keys, a range, all that begin alike: in one batch."""
     pairs = [word for key in ("a1", "a2", "b1", "b2", "c", "d") for word in (key, "x")]
-    cli("put", data, "users", *pairs)
-    words = ("a1", "nobody", "--prefix", "b", "--start", "c", "--end", "d", "--take-over")
+    cli("put", "--create", data, "users", *pairs)
+    words = ("a1", "unknown", "--prefix", "b", "--start", "c", "--end", "d", "--take-over")
     ran = cli("delete", data, "users", *words, "--output", "json")
     assert (ran.code, json.loads(ran.out)["ops"]) == (0, 4)
     assert values(data) == {b"a2": b"x", b"d": b"x"}
@@ -274,7 +291,7 @@ def test_delete(cli, data):
 @pytest.mark.parametrize("words", [(), ("--start", "a"), ("--prefix", ""), ("u1", "--end", "b")])
 def test_delete_wrongly(cli, data, words):
     """A range needs both ends; nothing at all is not everything."""
-    cli("put", data, "users", "u1", "Ada")
+    cli("put", "--create", data, "users", "u1", "Ada")
     before = objects(data)
     assert cli("delete", data, "users", *words, "--take-over").code == 64
     assert objects(data) == before

@@ -8,9 +8,10 @@ import pytest
 from reef import stores
 from reef.stores.local import LocalStore
 from reef.stores.memory import MemoryStore
-from reef.stores.wrappers import DiskCache, Faults, Latency, LatencyProfile, Meter, Recorder
+from reef.stores.wrappers import DiskCache, Meter
+from reef.testing import Faults, Latency, LatencyProfile, Recorder
 from reef.testing.contract import StoreContract
-from tests.gcs_service import GcsService
+from tests.support.gcs_service import GcsService
 
 
 class TestMemory(StoreContract):
@@ -20,7 +21,7 @@ class TestMemory(StoreContract):
 
 
 class TestMemoryOnePerPage(StoreContract):
-    """Pages of one object: what a listing must survive."""
+    """Pages of one object: a listing must span them."""
 
     @pytest.fixture
     def store(self):
@@ -120,7 +121,7 @@ class TestAzurite(StoreContract):
 
 
 class TestGcsAsDocumented(StoreContract):
-    """The real client, and a service that answers as Google's documentation says."""
+    """The real client, and a service that responds as Google documents."""
 
     @pytest.fixture
     def store(self):

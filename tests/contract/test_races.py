@@ -8,7 +8,7 @@ from threading import Barrier
 import pytest
 
 from reef import stores
-from reef.errors import InvalidInputError, Kind
+from reef.errors import ErrorKind, InvalidInputError
 from reef.stores.local import LocalStore
 from reef.stores.memory import MemoryStore
 from reef.stores.probe import agree_on_cas, probe, remembered
@@ -82,7 +82,7 @@ def _race_in_process(root, racer, start, rounds, wins):
 
 
 def test_4_processes_on_a_directory(tmp_path):
-    """500 rounds between processes: the kernel's link() is the judge."""
+    """500 rounds between processes: the kernel's link() decides."""
     spawn = multiprocessing.get_context("spawn")
     start, wins = spawn.Barrier(4), spawn.Queue()
     processes = [
@@ -161,7 +161,7 @@ def test_seaweedfs_without_the_option_is_refused(seaweedfs):
 
 
 class IgnoresConditions(Wrapper):
-    """A server that answers 200 whatever the condition says."""
+    """A server that responds 200 whatever the condition is."""
 
     def create(self, key, body):
         self.inner.put(key, body)
@@ -174,7 +174,7 @@ def test_h4_rclone_is_refused(rclone):
     store = stores.open("s3://refused/here", **rclone.options())
     with pytest.raises(InvalidInputError, match=r"cas=<register URL>") as caught:
         agree_on_cas(store)
-    assert caught.value.kind is Kind.NOT_EXCLUSIVE
+    assert caught.value.kind is ErrorKind.NOT_EXCLUSIVE
     assert remembered(store) is None
     assert [info.key for info in store.list("store/probe/")] == []
 
@@ -186,16 +186,16 @@ def test_h4_a_store_that_ignores_the_header_is_refused():
 
 
 class RacyCreate(Wrapper):
-    """Right when called one after another, wrong in a race: a look, then a put."""
+    """Right when called one after another, wrong in a race: a check, then a put."""
 
     def __init__(self, inner):
         super().__init__(inner)
-        self.all_looked = Barrier(4)
+        self.all_checked = Barrier(4)
 
     def create(self, key, body):
         exists = any(info.key == key for info in self.inner.list(key))
         if "create-" in key:
-            self.all_looked.wait(60)
+            self.all_checked.wait(60)
         if exists:
             return stores.WriteResult(stores.Outcome.EXISTS)
         self.inner.put(key, body)
@@ -203,7 +203,7 @@ class RacyCreate(Wrapper):
 
 
 def test_h4_a_store_that_excludes_only_one_after_another_is_refused():
-    """H4: creating twice in a row looks fine; the race shows it."""
+    """H4: creating twice in a row passes; the race detects it."""
     with pytest.raises(InvalidInputError, match="or more than one"):
         probe(RacyCreate(MemoryStore()))
 
@@ -214,7 +214,7 @@ def test_a_writer_with_another_way_is_refused(tmp_path):
     agree_on_cas(store, "native")
     with pytest.raises(InvalidInputError, match=r"'native'.*'sqlite-1'") as caught:
         agree_on_cas(store, "sqlite-1")
-    assert caught.value.kind is Kind.OTHER_CAS
+    assert caught.value.kind is ErrorKind.OTHER_CAS
 
 
 def test_a_bucket_that_knows_costs_one_get(tmp_path):
@@ -226,7 +226,7 @@ def test_a_bucket_that_knows_costs_one_get(tmp_path):
 
 
 def test_many_first_writers_agree(tmp_path):
-    """Processes that all come first probe side by side, and keep one verdict."""
+    """Processes that open a new store together probe concurrently and store one verdict."""
     opened = [stores.open(str(tmp_path)) for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
         verdicts = list(pool.map(agree_on_cas, opened))

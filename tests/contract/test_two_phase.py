@@ -11,7 +11,7 @@ from reef import stores
 from reef.stores.probe import agree_on_cas, remembered
 from reef.testing.contract import StoreContract
 from tests.contract.test_races import check_winners, race
-from tests.two_phase import REGISTERS, register_url, unconditional_bucket
+from tests.support.registers import REGISTERS, register_url, unconditional_bucket
 
 BUCKET = "two-phase"
 
@@ -88,7 +88,7 @@ del OnTwoPhase  # it has no register of its own
 
 @pytest.mark.parametrize("register", REGISTERS)
 def test_racing_creates_have_one_winner(servers, tmp_path, register):
-    """Eight threads a round, on each register: the insert is the judge."""
+    """Eight threads a round, on each register: the insert decides."""
     store = stores.open(str(tmp_path / "b"), cas=register_url(servers, register, tmp_path))
     check_winners(store, race(store, racers=8, rounds=10))
 
@@ -98,7 +98,7 @@ def test_racing_creates_have_one_winner(servers, tmp_path, register):
     ["sqlite", *(pytest.param(name, marks=pytest.mark.slow) for name in REGISTERS[1:])],
 )
 def test_h4_rclone_is_accepted_with_a_register(servers, rclone_options, tmp_path, register):
-    """H4: what is refused without a register is proved with one; the bucket remembers which."""
+    """H4: a store refused without a register passes with one; the bucket remembers which."""
     cas = register_url(servers, register, tmp_path)
     store = stores.open(f"s3://{BUCKET}/probed-{register}", cas=cas, **rclone_options)
     verdict = agree_on_cas(store)

@@ -1,10 +1,10 @@
-"""All that the deaths of a process can leave in a bucket, from one run of it.
+"""All buckets that crashes of a process can leave, from one run of it.
 
-What a process leaves when it dies is the bucket as it stands then, and nothing else. So it need
-not be killed: at every seam that it passes the bucket is noted, with what had been answered by
-then. Most seams lie between two writes, and leave the same: each bucket is kept once, with all
-that was promised while it stood so.
-`test_matrix` shows that real deaths (`reef.testing.crash_points`) leave just these.
+A crashed process leaves the bucket as it is at that point, and nothing else. So it need not be
+crashed: at every yield point the objects of the bucket are recorded, with the operations that were
+acknowledged by then. Most yield points are between two writes and leave the same objects: each
+bucket is kept once, with all acknowledgements that were given in it. `test_matrix` shows that real
+crashes (`reef.testing.crash_points`) leave exactly these.
 """
 
 from dataclasses import dataclass, field
@@ -19,23 +19,23 @@ VICTIM = "victim"
 
 @dataclass(frozen=True)
 class Death:
-    """The bucket that a death leaves, and what was answered before it."""
+    """The bucket that a crash leaves, and the acknowledgements before it."""
 
     time_s: float
     objects: tuple[tuple[str, bytes, float], ...]
     """Names, bytes and dates."""
-    seams: list[str] = field(default_factory=list)
-    """Where a death leaves just this."""
+    yield_points: list[str] = field(default_factory=list)
+    """Yield points at which a crash leaves this bucket."""
     ledgers: dict[str, Ledger] = field(default_factory=dict)
-    """What was promised at those places."""
+    """Acknowledgements up to those points."""
     facts: dict[str, object] = field(default_factory=dict)
 
     @property
     def where(self):
-        return f"after a death at {self.seams[0]}"
+        return f"after a crash at {self.yield_points[0]}"
 
     def restore(self):
-        """Return a world that goes on from here."""
+        """Return a world that continues from here."""
         world = World()
         for key, body, date_s in sorted(self.objects, key=lambda one: one[2]):
             world.sim.scheduler.now_s = date_s
@@ -59,20 +59,20 @@ class Watched(Simulation):
         self.ledger = Ledger()
         self.deaths: dict[object, Death] = {}
 
-    def seam(self, process, kind, what):
-        super().seam(process, kind, what)
+    def yield_point(self, process, kind, detail):
+        super().yield_point(process, kind, detail)
         if process.name != VICTIM:
             return
         tags = tuple((info.key, info.tag) for info in self.bucket.list())
         if tags not in self.deaths:
             self.deaths[tags] = Death(self.scheduler.now_s, contents(self.bucket))
         death = self.deaths[tags]
-        death.seams.append(f"{kind} {what}")
+        death.yield_points.append(f"{kind} {detail}")
         death.ledgers.setdefault(repr(self.ledger), self.ledger.copy())
 
 
 class World:
-    """A bucket, a clock, and a process that works on them without a mishap."""
+    """A bucket, a clock, and a process without faults."""
 
     def __init__(self, sim=None):
         self.sim = sim or Simulation(0)
@@ -83,18 +83,18 @@ class World:
         return Hand(db, self.ledger, runtime.sleep, self.facts)
 
     def calmly(self, call):
-        """Run something to its end, with requests that are no seams."""
+        """Run a call to its end, without any yield point."""
         node = self.sim.process("calm")
         errors = []
 
-        def told():
+        def run():
             try:
                 agree_on_cas(self.sim.bucket)
                 call(self.hand(reef.Database(self.sim.bucket), node.runtime))
-            except Exception as error:  # raised again outside, where a traceback tells more
+            except Exception as error:  # raised again outside of the simulation
                 errors.append(error)
 
-        node.spawn(told)
+        node.spawn(run)
         self.sim.run()
         if errors:
             raise errors[0]
@@ -104,7 +104,7 @@ class World:
 
 
 def play(operation, sim):
-    """Prepare, and let the victim do its work."""
+    """Run the preparation of an operation, and its work in the victim."""
     world = World(sim)
     world.ledger = sim.ledger if isinstance(sim, Watched) else world.ledger
     world.calmly(operation.prepare)
@@ -115,13 +115,13 @@ def play(operation, sim):
 
 
 def deaths_of(operation):
-    """Return what the deaths of an operation leave, and the points that it passes."""
+    """Return the buckets that crashes of an operation leave, and its named points."""
     sim = Watched()
     try:
         world = play(operation, sim)
         for death in sim.deaths.values():
             death.facts.update(world.facts)
-        points = {step.what for step in sim.trace if step.seam == "point"}
+        points = {step.detail for step in sim.trace if step.kind == "point"}
         return list(sim.deaths.values()), points
     finally:
         sim.close()

@@ -1,10 +1,10 @@
-"""Forks writers on a directory store and kills each at a random moment.
+"""Forks writers on a directory store and kills each at a random time.
 
-    python -m tests.crash.kill_worker ROOT KILLS SEED     print what was acknowledged, as JSON
+    python -m tests.crash.kill_worker ROOT KILLS SEED     print the acknowledged keys, as JSON
     python -m tests.crash.kill_worker --check KILLS       in a fresh directory, and check it
 
 A writer creates objects whose bytes follow from their names, and writes a name to a pipe
-once its create was answered. Beside it a reader lists and reads without pause.
+once its create was acknowledged. A concurrent reader lists and reads without pause.
 """
 
 import hashlib
@@ -75,7 +75,7 @@ def drain(pipe, first=b""):
 
 
 def kill_writers(root, kills, seed):
-    """Kill `kills` writers, one after another; return what they and the reader said."""
+    """Kill `kills` writers, one after another; return the acknowledgements and the reads."""
     chance = random.Random(seed)
     reader, complaints = fork(read_until_killed, root)
     acknowledged, killed = [], 0

@@ -1,9 +1,9 @@
-"""Forks writers with a local log on a directory store, and kills each at a random moment.
+"""Forks writers with a local log on a directory store, and kills each at a random time.
 
-    python -m tests.crash.local_front_worker ROOT KILLS SEED     print what was seen, as JSON
+    python -m tests.crash.local_front_worker ROOT KILLS SEED     print the results, as JSON
 
-Every writer opens the same local log, and so takes up what the one before it has left. It writes a
-key to a pipe once its put was answered. At the end one opens it in peace.
+Every writer opens the same local log, and so recovers the pending batches of the one before it. It
+writes a key to a pipe once its put was acknowledged. The last writer is not killed.
 """
 
 import json
@@ -36,7 +36,7 @@ def write_until_killed(root, prefix, pipe):
 
 
 def kill_writers(root, kills, seed):
-    """Kill `kills` writers, one after another; return what they said, and what is there."""
+    """Kill `kills` writers, one after another; return their output, and the rows."""
     chance, acknowledged, killed = random.Random(seed), [], 0
     for number in range(kills):
         child, pipe = fork(write_until_killed, root, f"writer-{number}")

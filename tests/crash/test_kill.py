@@ -11,7 +11,7 @@ from tests.crash.kill_worker import check_directory
 
 
 def _rounds(root, kills, seed):
-    """Run the worker, which forks writers and kills them; return what was acknowledged."""
+    """Run the worker, which forks writers and kills them; return the acknowledgements."""
     command = [sys.executable, "-m", "tests.crash.kill_worker", root, str(kills), str(seed)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
     return json.loads(done.stdout)
@@ -19,7 +19,7 @@ def _rounds(root, kills, seed):
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_killed_writers_tear_and_lose_nothing(tmp_path, seed):
-    """H7: 200 writers are killed in the middle of at least as many creates; a reader looks on."""
+    """H7: 200 writers are killed within at least as many creates, while a reader reads."""
     report = _rounds(str(tmp_path), kills=200, seed=seed)
     assert report["killed"] == 200, "some writers ended before they were killed"
     assert len(report["acknowledged"]) >= 200

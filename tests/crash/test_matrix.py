@@ -19,9 +19,9 @@ from reef.jobs import ProblemKind, compact, fold, sweep, verify
 from reef.manifest.head import newest_incarnation
 from reef.paths import Namespace
 from reef.testing import crash_points
-from tests.compacting import head_of
 from tests.crash.deaths import VICTIM, contents, deaths_of, play
 from tests.crash.operations import NAME, OWN_TABLES, elsewhere, operations
+from tests.support.compaction import head_of
 
 USERS = Namespace(NAME)
 SOURCES = Path(reef.__file__).parent
@@ -29,10 +29,10 @@ DAY_S = 24 * 3600.0
 LEFTOVERS = {
     ProblemKind.ORPHAN,
     ProblemKind.CONDEMNED,
-    ProblemKind.LEASE_LAPSED,
+    ProblemKind.LEASE_EXPIRED,
     ProblemKind.SKIPPED,
 }
-"""What a death may leave: it takes nothing from anyone, and a sweep takes it."""
+"""Problems that a crash may leave: harmless, and removed by a sweep."""
 SWEEPS_MAX = 8
 WAYS_TO_DIE = ("crash_points(", "crash_at=", "deaths_of(", "simulate(", "explore_states(")
 
@@ -41,7 +41,7 @@ WAYS_TO_DIE = ("crash_points(", "crash_at=", "deaths_of(", "simulate(", "explore
 
 
 def rows_of(db):
-    """Return what a new reader sees; nothing where there is no namespace yet."""
+    """Return the rows of a new reader; none without a namespace."""
     try:
         with db.reader(NAME) as reader:
             assert reader.damage is None
@@ -51,7 +51,7 @@ def rows_of(db):
 
 
 def check_found(hand, death):
-    """Whoever comes after sees what was answered, damages nothing, and can go on."""
+    """Check that the next process sees all acknowledged rows, and can continue."""
     where = death.where
     if NAME in hand.db.namespaces():
         found = verify(hand.db, NAME, deep=True)
@@ -78,7 +78,7 @@ def sweep_all(hand):
 
 
 def check_end(hand, where):
-    """Everything goes on, and in the end nothing is left that nobody needs."""
+    """Check that all jobs continue, and that no unneeded object is left in the end."""
     fold(hand.db, NAME)
     compact(hand.db, NAME, full=True)
     hand.sleep(2 * DAY_S)
@@ -87,17 +87,18 @@ def check_end(hand, where):
     assert not found.problems, where
     left = {note.kind for note in found.notes if "/manifest/" not in note.object}
     assert left <= {ProblemKind.SKIPPED}, where
-    needed = {entry.id for entry in head_of(hand.db, NAME).segments}
-    names = newest_incarnation(hand.db.store, NAME)
+    head, names = head_of(hand.db, NAME), newest_incarnation(hand.db.store, NAME)
+    needed = [names.segment(entry.id) for entry in head.segments]
+    needed += [names.centroids(index.centroids) for index in head.indexes if index.centroids]
     for earlier in map(names.at, range(1, names.incarnation)):
         assert list(hand.db.store.list(earlier.segments)) == [], where
     there = [info.key for info in hand.db.store.list(names.segments)]
-    assert sorted(there) == sorted(map(names.segment, needed)), where
+    assert sorted(there) == sorted(needed), where
     assert rows_of(hand.db) == hand.ledger.rows(), where
 
 
 def survive(operation, death):
-    """Reopen what a death left, check it, and go on with it to the end."""
+    """Reopen the bucket that a crash left, check it, and continue to the end."""
     world = death.restore()
 
     def after(hand):
@@ -182,7 +183,7 @@ def test_every_named_point_is_reached():
 
 @pytest.mark.parametrize("area", OWN_TABLES)
 def test_an_area_with_a_table_of_its_own_kills_its_processes(area):
-    """Whatever has named points in such an area dies in its own tests: at every seam, or any."""
+    """Code with named points in such an area is crashed by tests of its own."""
     if not any(place.startswith(area) for place in named_points()):
         return
     root = Path(__file__).parents[2]
@@ -210,7 +211,7 @@ def test_tests_elsewhere_exist():
 
 
 @pytest.mark.parametrize("name", ["a fold", "a pinned reader"])
-def test_a_state_that_was_noted_is_what_a_death_leaves(name):
+def test_a_recorded_state_equals_the_state_after_a_crash(name):
     """The short way (one run, all states) and the long one (a run for each death) agree."""
     (operation,) = [op for op in operations() if op.name == name]
     deaths, _ = deaths_of(operation)
@@ -229,5 +230,5 @@ def test_a_death_that_loses_something_is_noticed():
     *_, last = deaths
     (lost,) = sorted(key for key, _, _ in last.objects if "/wal/" in key)[-1:]
     short = replace(last, objects=tuple(one for one in last.objects if one[0] != lost))
-    with pytest.raises(AssertionError, match="after a death at"):
+    with pytest.raises(AssertionError, match="after a crash at"):
         survive(operation, short)

@@ -57,8 +57,8 @@ def steps(calls, root):
     return short
 
 
-def test_h7_create_syncs_before_it_answers(servers, tmp_path):
-    """Temp file written and synced, then linked, then the directory synced, then answered."""
+def test_h7_create_syncs_before_it_returns(servers, tmp_path):
+    """Temp file written and synced, then linked, then the directory synced, then acknowledged."""
     calls = trace(servers, tmp_path, 'store.create("wal/1", b"x" * 100)')
     assert steps(calls, tmp_path / "bucket") == [
         "openat temp",

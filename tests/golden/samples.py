@@ -3,14 +3,13 @@
 import numpy as np
 import pyarrow as pa
 
-from reef.formats.batch import Ops, encode_ops
 from reef.formats.block import Codec
 from reef.formats.manifest import Manifest, Recent, encode_manifest
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.segment import Lineage
 from reef.formats.segment_writer import SegmentWriter
 from reef.formats.versions import Versions
-from reef.formats.wal_object import BatchHeader, WalHeader, WalKind, WalObject
+from reef.formats.wal_object import BatchHeader, Ops, WalHeader, WalKind, WalObject, encode_ops
 
 
 def wal_object():

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from reef.formats.batch import decode_ops
 from reef.formats.manifest import decode_manifest
 from reef.formats.schema import DEFAULT_SCHEMA
-from reef.formats.segment_tail import check_segment
-from reef.formats.wal_object import WalObject
+from reef.formats.wal_object import WalObject, decode_ops
 from tests.golden import samples
+from tests.support.segment_checks import check_segment
 
 PAGES = Path(__file__).parent.parent.parent / "docs" / "format"
 ROW = re.compile(r"^[0-9a-f]{4}  ((?:[0-9a-f]{2} ?){1,16})", re.MULTILINE)
@@ -31,7 +30,7 @@ def shown(page):
     ],
     ids=["wal", "segment", "manifest"],
 )
-def test_the_dump_is_what_is_written(page, make):
+def test_the_dump_equals_the_written_bytes(page, make):
     """Byte for byte; a change of format must change the page, and its version."""
     assert shown(page) == make()
     assert samples.dump(make()) in (PAGES / page).read_text()
@@ -53,7 +52,7 @@ def test_the_segment_dump_decodes():
 
 
 def test_the_manifest_on_the_page_decodes():
-    """The page's manifest is read for ever, and is what is written."""
+    """The page's manifest is read for ever, and equals the one that is written."""
     page = (PAGES / "manifest.md").read_text()
     (text,) = re.findall(r"^\{\"crc32c\".*\}$", page, re.MULTILINE)
     assert text.encode() == samples.manifest()

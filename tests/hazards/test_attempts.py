@@ -6,12 +6,12 @@ What Spark itself does to tasks (kills, retries, speculation) is in tests/spark/
 import pytest
 
 import reef
-from reef.engine.database import Database
+from reef.engine.handles.database import Database
 from reef.jobs import BulkJob, fold, verify
 from reef.stores.memory import MemoryStore
-from tests.collecting import NAME
 from tests.spark.writing import named_segments, segments_of, sweep_everything
-from tests.unit.test_ingest import _plain as plain
+from tests.support.sweep_world import NAME
+from tests.unit.jobs.test_ingest import _plain as plain
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_H38_parts_that_overlap_are_refused_whole(db):
 
 
 def test_H38_a_part_that_is_not_there_is_refused_whole(db):
-    """H38: the commit looks for every object that it names, with its size."""
+    """H38: the commit checks that every object it names exists, with its size."""
     with BulkJob(db, NAME) as job:
         staged = [*job.staging.stage([plain([b"a"])]), *job.staging.stage([plain([b"c"])])]
         db.store.delete(job.staging.namespace.segment(staged[1].id))
@@ -69,7 +69,7 @@ def test_H38_a_part_that_is_not_there_is_refused_whole(db):
 
 
 def test_H38_the_place_of_a_load_among_live_writes_is_its_commit(db):
-    """H38: what a writer wrote before it has lost, what it writes after has won."""
+    """H38: rows written before the load are overwritten by it; rows written after it win."""
     with db.writer(NAME, background=False) as writer, BulkJob(db, NAME) as job:
         staged = job.staging.stage([plain([b"k", b"l"])])
         writer.put("k", b"before")

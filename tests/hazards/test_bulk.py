@@ -1,4 +1,4 @@
-"""H10, H28, H31, H35, H53, H57, H59: bulk jobs beside others who append, fold, sweep and fail."""
+"""H10, H28, H31, H35, H53, H57, H59: bulk jobs next to appends, folds, sweeps and failures."""
 
 import threading
 import time
@@ -7,19 +7,20 @@ from dataclasses import replace
 import pytest
 
 import reef
-from reef.engine.database import Database
+from reef.engine.handles.database import Database
 from reef.formats.manifest import Snapshot
 from reef.formats.wal_object import Job, WalKind
-from reef.jobs import BulkJob, appending, fold, ingest, sweep
-from reef.jobs.appending import Appender
+from reef.jobs import BulkJob, fold, ingest, sweep
+from reef.jobs.ingest import append as appending
+from reef.jobs.ingest.append import Appender
 from reef.manifest.head import HeadFinder
-from reef.manifest.leases import Lease, find_leases
-from reef.stores import Fault, Faults, Rule, Wrapper
+from reef.manifest.roots import find_generation_leases, take_lease
+from reef.stores import Wrapper
 from reef.stores.memory import MemoryStore
-from reef.stores.wrappers.latency import Latency, LatencyProfile
-from tests.bulk import make_with_window
-from tests.collecting import DAY_S, GRACE_S, NAME, USERS, At, World, folded_world
-from tests.unit.test_ingest import _plain as plain
+from reef.testing import Fault, Faults, Latency, LatencyProfile, Rule
+from tests.support.bulk_jobs import make_with_window
+from tests.support.sweep_world import DAY_S, GRACE_S, NAME, USERS, At, World, folded_world
+from tests.unit.jobs.test_ingest import _plain as plain
 
 
 @pytest.fixture
@@ -37,9 +38,9 @@ def db(store):
 
 
 def kinds(store):
-    """Return what stands in the log, by LSN."""
+    """Return the objects of the log, by LSN."""
     found = Appender(store, USERS)
-    found.look()
+    found.read_log()
     return {lsn: str(header.kind) for lsn, header in sorted(found._headers.items())}
 
 
@@ -64,10 +65,10 @@ class ActsOnPut(Wrapper):
         self.puts += 1
         if self._before:
             self._before.pop(0)()
-        answer = self.inner.create(key, body)
+        result = self.inner.create(key, body)
         if self._after:
             self._after.pop(0)()
-        return answer
+        return result
 
     def list(self, prefix="", start_after=""):
         """Act first."""
@@ -77,7 +78,7 @@ class ActsOnPut(Wrapper):
 
 
 def interpose(job, **acts):
-    """Let others act around what a job puts into the log; return the store that lets them."""
+    """Return a store that runs other processes around each append of a job to the log."""
     acting = job._appender._log._store = ActsOnPut(job._store, **acts)
     return acting
 
@@ -86,7 +87,7 @@ def interpose(job, **acts):
 
 
 class Hammer:
-    """Clients who keep a writer's pipeline full, and remember what was acknowledged."""
+    """Clients that keep a writer's pipeline full and record the acknowledged writes."""
 
     def __init__(self, writer, clients):
         self.acknowledged, self.errors = [], []
@@ -115,7 +116,7 @@ class Hammer:
             self.errors.append(error)
 
 
-def test_H59_a_job_commits_within_seconds_beside_a_writer_at_full_speed(store, monkeypatch):
+def test_H59_a_job_commits_within_seconds_next_to_a_saturated_writer(store, monkeypatch):
     """H59: 20 ms for each request, M = 8: it aims where the writer is not yet, and no write that
     was acknowledged is lost by the slots that it took.
     """
@@ -129,10 +130,10 @@ def test_H59_a_job_commits_within_seconds_beside_a_writer_at_full_speed(store, m
         started, before = time.monotonic(), len(hammer.acknowledged)
         job, staged = staged_job(db)
         receipt = job.commit(staged)
-        took_s, beside = time.monotonic() - started, len(hammer.acknowledged) - before
+        took_s, concurrent = time.monotonic() - started, len(hammer.acknowledged) - before
     assert not hammer.errors
     assert took_s < 10
-    assert beside > 100, "the writer was not saturated"
+    assert concurrent > 100, "the writer was not saturated"
     log = kinds(store)
     assert log[receipt.lsn] == "ingest"
     rows = dict(Database(store).reader(NAME).scan())
@@ -140,7 +141,7 @@ def test_H59_a_job_commits_within_seconds_beside_a_writer_at_full_speed(store, m
 
 
 def test_H59_a_slot_that_was_lost_ahead_is_followed_by_no_skips(db, store):
-    """H59: skips close the gap below what stands ahead; where nothing does, they only harm."""
+    """H59: skips close the gap below a stored object; without one they only cost requests."""
     writer = db.writer(NAME, max_parallel_writes=4)
     job, staged = staged_job(db)
     ahead = [lambda: [writer.put(b"k", b"v") for _ in range(20)]]
@@ -156,19 +157,19 @@ def test_H59_a_slot_that_was_lost_ahead_is_followed_by_no_skips(db, store):
     assert dict(db.reader(NAME).scan()) == {b"k": b"v", b"mine": b"v", b"after": b"v"}
 
 
-# --- H31: what was sent may have counted --------------------------------------------------
+# --- H31: a request without a response may have been committed ----------------------------
 
 
 class Away(Wrapper):
-    """Answers no listing once something was put into the log."""
+    """Fails every listing after the first append to the log."""
 
     armed = away = False
 
     def create(self, key, body):
         """Put, and then be gone."""
-        answer = self.inner.create(key, body)
+        result = self.inner.create(key, body)
         self.away = self.away or (self.armed and "/wal/" in key)
-        return answer
+        return result
 
     def list(self, prefix="", start_after=""):
         """List, unless it is away."""
@@ -178,25 +179,25 @@ class Away(Wrapper):
 
 
 @pytest.mark.parametrize("key", [None, "load-7"])
-def test_H31_an_ingest_that_cannot_be_looked_up_is_unknown(store, key):
-    """H31: it counted, so it must not be told as if it had not; its key finds it again."""
+def test_H31_an_ingest_whose_commit_cannot_be_checked_is_unknown(store, key):
+    """H31: it is committed, so it must not be reported as failed; its key resolves it."""
     away = Away(store)
     db = Database(away)
     db.create(NAME)
     job, staged = staged_job(db, idempotency_key=key)
     away.armed = True
-    with pytest.raises(reef.OutcomeUnknownError) as told:
+    with pytest.raises(reef.OutcomeUnknownError) as raised:
         job.commit(staged)
     away.armed = away.away = False
     assert dict(db.reader(NAME).scan()) == {b"mine": b"v"}
-    assert repr(job.key) in told.value.hint
-    again = ingest(db, NAME, [(b"other", b"v")], idempotency_key=job.key)
+    assert repr(job.key) in raised.value.hint
+    again = ingest(db, NAME, [{"id": b"other", "value": b"v"}], idempotency_key=job.key)
     assert (again.replayed, again.rows) == (True, 1)
     receipt = job.commit(staged)
     assert (receipt.lsn, receipt.replayed) == (again.lsn, False), "the job itself knows it too"
 
 
-def test_H31_a_begin_that_cannot_be_looked_up_is_unavailable(store):
+def test_H31_a_begin_that_cannot_be_checked_is_unavailable(store):
     """Nothing can have become visible: it can simply be run again."""
     away = Away(store)
     db = Database(away)
@@ -206,14 +207,14 @@ def test_H31_a_begin_that_cannot_be_looked_up_is_unavailable(store):
         BulkJob(db, NAME)
 
 
-def test_H31_a_put_without_any_answer_is_unknown_and_a_refused_one_is_not(db, store, monkeypatch):
-    """H31: what may have been written is told apart from what was turned down each time."""
+def test_H31_a_put_without_a_response_is_unknown_and_a_refused_one_is_not(db, store, monkeypatch):
+    """H31: a request that may have landed is unknown; one that was refused every time is not."""
     monkeypatch.setattr(appending, "DEADLINE_S", 0.0)
     job, staged = staged_job(db)
     job._appender._log._store = Faults(store, [Rule(Fault.FAIL_AFTER, "create", "*/wal/*")])
-    with pytest.raises(reef.OutcomeUnknownError) as told:
+    with pytest.raises(reef.OutcomeUnknownError) as raised:
         job.commit(staged)
-    assert repr(job.key) in told.value.hint
+    assert repr(job.key) in raised.value.hint
     job, staged = staged_job(db)
     job._appender._log._store = Refuses(store)
     with pytest.raises(reef.UnavailableError, match="refused"):
@@ -228,7 +229,7 @@ class Refuses(Wrapper):
         raise reef.UnavailableError(f"{key} was refused")
 
 
-def test_H31_the_last_try_is_looked_at(db, monkeypatch):
+def test_H31_the_last_attempt_is_checked(db, monkeypatch):
     """H31: a commit that took the last try has counted all the same."""
     job, staged = staged_job(db)
     monkeypatch.setattr(appending, "TRIES_MAX", 1)
@@ -246,7 +247,7 @@ def test_H31_no_slot_at_all_is_unavailable(db, monkeypatch):
     assert dict(db.reader(NAME).scan()) == {b"k": b"v"}
 
 
-# --- H53: what lies below the floor -------------------------------------------------------
+# --- H53: jobs below the floor -------------------------------------------------------
 
 
 def roll_window(db):
@@ -271,26 +272,26 @@ def test_H53_an_ingest_whose_key_was_forgotten_at_once_counts(narrow):
 
 
 def test_H53_an_ingest_that_was_folded_and_forgotten_is_known_by_its_segments(narrow):
-    """H53: neither log nor window tell, and the manifest names what it staged."""
+    """H53: neither log nor window has the job, and the manifest names its staged segments."""
     job, staged = staged_job(narrow)
     interpose(job, after=[lambda: (roll_window(narrow), fold(narrow, NAME))])
     receipt = job.commit(staged)
     assert (receipt.lsn, receipt.replayed) == (2, False)
 
 
-def test_H53_what_nothing_can_tell_is_unknown():
+def test_H53_a_job_without_any_trace_is_unknown():
     """H53: folded, forgotten and compacted: it is not said that it did not count."""
     world = World()
     make_with_window(world.db, NAME, 1)
     job, staged = world.run(lambda: staged_job(world.db))
     others = [lambda: (roll_window(world.db), world.fold(), world.compact())]
     interpose(job, after=others)
-    with pytest.raises(reef.OutcomeUnknownError, match="not in the window"):
+    with pytest.raises(reef.OutcomeUnknownError, match="has left the dedup window"):
         world.run(lambda: job.commit(staged))
 
 
-def test_H28_a_job_that_was_aborted_and_folded_is_told_so(db, store):
-    """H28: the abort stands in the log for good, below the floor too: nothing is unknown."""
+def test_H28_a_job_that_was_aborted_and_folded_is_reported_as_aborted(db, store):
+    """H28: the abort stays in the log, also below the floor: the outcome is known."""
     job, staged = staged_job(db)
     abort = Job(job.id, key=job.key)
     ends = Appender(store, USERS)
@@ -302,7 +303,7 @@ def test_H28_a_job_that_was_aborted_and_folded_is_told_so(db, store):
 
 
 def test_H28_an_abort_in_a_slot_that_was_collected_proves_nothing():
-    """H28, H53: after so long a time it may have been put where a batch stood before, and have
+    """H28, H53: after so long a time it may have been put where a batch was before, and have
     ended nothing.
     """
     world = World()
@@ -332,28 +333,28 @@ def test_H35_a_begin_that_was_reaped_and_folded_is_not_begun_again(db, store):
     appender._log._store = ActsOnPut(store, after=reap)
     assert not appender.append(WalKind.BEGIN, job, schema).counts
     assert HeadFinder(store, USERS).find().manifest.open_jobs == ()
-    assert appender.look().open_jobs == {}
+    assert appender.read_log().open_jobs == {}
 
 
-def test_H10_a_look_counts_only_while_its_head_is_fresh():
-    """H10: the log went on, was folded and swept after it was listed: it is looked at again."""
+def test_H10_a_listing_counts_only_while_its_head_is_fresh():
+    """H10: the log was extended, folded and swept after the listing: it is listed again."""
     world = World()
     world.db.create(NAME)
 
-    def go_on():
+    def extend_the_log():
         with world.db.writer(NAME) as writer:
             writer.put(b"k", b"v")
         world.fold()
         world.advance(GRACE_S)
 
-    slow = At(world.bucket, "list", "/wal/", go_on, after=True)
-    seen = world.run(lambda: Appender(slow, USERS).look())
+    slow = At(world.bucket, "list", "/wal/", extend_the_log, after=True)
+    seen = world.run(lambda: Appender(slow, USERS).read_log())
     assert seen.manifest == world.head()
     assert seen.open_slot == world.head().wal_floor
 
 
-def test_a_slot_that_a_repair_gave_up_is_stepped_over():
-    """H17: jobs go by what a repair has published, as everyone does."""
+def test_H17_a_slot_that_a_repair_voided_is_skipped():
+    """H17: jobs follow the published repairs, as every reader does."""
     world = World()
     with world.db.writer(NAME) as writer:
         lsn = writer.put(b"lost", b"v").lsn
@@ -395,11 +396,11 @@ def test_H57_of_three_drivers_with_one_key_one_counts(db, folds):
 
 
 def test_H57_an_ingest_that_lands_behind_the_winners_does_not_count(db):
-    """H57: the rival came between the look and the last listing; everyone skips the second one."""
+    """H57: the rival came between the read and the last listing; replays skip the second one."""
     writer = db.writer(NAME)
     job, staged = staged_job(db, idempotency_key="k")
     rival, theirs = staged_job(db, b"theirs", idempotency_key="k")
-    nothing = dict  # does nothing at the first look and the second
+    nothing = dict  # does nothing at the first read and the second
     interpose(
         job,
         before=[lambda: writer.put(b"k", b"v")],
@@ -437,14 +438,14 @@ def test_H28_a_lease_that_moves_while_it_is_read_is_seen(store):
     moving.capabilities = replace(store.capabilities, if_match=False)
     Database(moving).create(NAME)
     head = HeadFinder(store, USERS).find().manifest
-    lease = Lease.take(moving, USERS, head, owner="me", ttl_s=60.0)
+    lease = take_lease(moving, USERS, head, owner="me", ttl_s=60.0)
     moving.act = lease.renew
-    (found,) = find_leases(moving, USERS, moving.now(), 1.0)
-    assert (found.owner, found.lapsed, found.key) == ("me", False, USERS.lease(lease.record.id))
+    (found,) = find_generation_leases(moving, USERS, moving.now(), 1.0)
+    assert (found.owner, found.expired, found.key) == ("me", False, USERS.lease(lease.record.id))
 
 
 def test_H28_leases_that_never_come_to_rest_hold_everything():
-    """H28: what was not seen may hold anything: nothing is deleted, and nobody is reaped."""
+    """H28: an unseen object may hold anything: nothing is deleted and no job is reaped."""
     world = folded_world()
     job, _ = world.run(lambda: staged_job(world.db))
     world.run(job.let_go)
@@ -452,10 +453,12 @@ def test_H28_leases_that_never_come_to_rest_hold_everything():
     world.advance(DAY_S)
     moving = ActsOnLease(world.bucket)
     moving.capabilities = replace(world.bucket.capabilities, if_match=False)
-    lease = Lease.take(moving, USERS, world.head(), owner="me", ttl_s=60.0)
+    lease = take_lease(moving, USERS, world.head(), owner="me", ttl_s=60.0)
     moving.act, moving.always = lease.renew, True
-    found = list(find_leases(moving, USERS, moving.now(), 1.0))
-    assert [(lease.generation, lease.lapsed, lease.owner) for lease in found] == [(0, False, None)]
+    found = list(find_generation_leases(moving, USERS, moving.now(), 1.0))
+    assert [(lease.record.generation, lease.expired, lease.owner) for lease in found] == [
+        (0, False, None)
+    ]
     report = world.sweep(Database(moving))
     assert (report.deleted, report.jobs_reaped) == ((), 0)
     moving.act = None
@@ -465,7 +468,7 @@ def test_H28_leases_that_never_come_to_rest_hold_everything():
 
 
 def test_H28_a_job_that_another_process_resumes_is_not_reaped():
-    """H28: the new lease is there before the old one goes, whenever the sweep looks."""
+    """H28: the new lease exists before the old one is deleted, whenever the sweep lists."""
     world = World()
     world.db.create(NAME)
     job, staged = world.run(lambda: staged_job(world.db, lease_ttl_s=10 * DAY_S))
@@ -481,18 +484,18 @@ def test_H28_a_job_that_another_process_resumes_is_not_reaped():
 
 @pytest.mark.parametrize("ending", ["commit", "abort", "let_go"])
 def test_H28_a_resumed_job_has_one_lease_and_leaves_none(db, store, ending):
-    """H28: its own from the start, and the one it took over is gone."""
+    """H28: it has its own lease from the start, and the lease it adopted is gone."""
     job, staged = staged_job(db)
     resumed = BulkJob.resume(job.handle)
-    (lease,) = find_leases(store, USERS, store.now(), 1.0)
+    (lease,) = find_generation_leases(store, USERS, store.now(), 1.0)
     assert lease.key == USERS.lease(resumed.handle.lease_id)
     assert lease.key != USERS.lease(job.handle.lease_id)
     getattr(resumed, ending)(*([staged] if ending == "commit" else []))
-    assert list(find_leases(store, USERS, store.now(), 1.0)) == []
+    assert list(find_generation_leases(store, USERS, store.now(), 1.0)) == []
 
 
 def test_H28_a_job_is_reaped_when_it_was_silent_for_so_long():
-    """H28: a lease may be lost for a moment, by a driver that lives."""
+    """H28: a lease may be lost for a short time by a live driver."""
     world = World()
     world.db.create(NAME)
     job, _ = world.run(lambda: staged_job(world.db))
@@ -503,7 +506,7 @@ def test_H28_a_job_is_reaped_when_it_was_silent_for_so_long():
 
 
 def test_H28_a_dead_job_that_staged_nothing_is_reaped_too():
-    """H28: or the head would carry it along for ever; an abort is not told twice."""
+    """H28: or the head would carry it along for ever; an abort is not reported twice."""
     world = World()
     world.db.create(NAME)
     job = world.run(lambda: BulkJob(world.db, NAME))
@@ -517,7 +520,7 @@ def test_H28_a_dead_job_that_staged_nothing_is_reaped_too():
 
 
 def test_H54_a_repair_since_does_not_stop_the_sweep_of_an_old_log():
-    """H54, H17: a snapshot's log has a slot that was given up later: it is stepped over there."""
+    """H54, H17: a snapshot's log has a slot that was voided later: readers of it skip the slot."""
     world = World()
     with world.db.writer(NAME) as writer:
         lsn = writer.put(b"lost", b"v").lsn
@@ -535,7 +538,7 @@ def test_H54_a_repair_since_does_not_stop_the_sweep_of_an_old_log():
 
 
 def test_H28_a_job_that_commits_while_it_is_being_reaped_wins():
-    """H28: the log decides; it is not aborted, and not told as reaped."""
+    """H28: the log decides; it is not aborted and not reported as reaped."""
     world = World()
     world.db.create(NAME)
     job, staged = world.run(lambda: staged_job(world.db))

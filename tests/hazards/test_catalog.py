@@ -5,13 +5,14 @@ import threading
 import pytest
 
 from reef.catalog import Catalog, Retention
-from reef.catalog.limits import Turnstile
+from reef.catalog.snapshot import Turnstile
 from reef.errors import ConflictError, NotFoundError, OutcomeUnknownError
 from reef.runtime import REAL
-from reef.stores import Fault, Faults, Outcome, ReadBack, RetryPolicy, Rule, Wrapper, WriteResult
+from reef.stores import Outcome, ReadBack, RetryPolicy, Wrapper, WriteResult
 from reef.stores.memory import MemoryStore
-from reef.testing.buckets import ContentBucket
-from tests.catalog.conftest import AT_ONCE, put, without_if_match
+from reef.testing import Fault, Faults, Rule
+from reef.testing.explore.states import ContentBucket
+from tests.unit.catalog.conftest import AT_ONCE, put, without_if_match
 
 NO_PATIENCE = RetryPolicy(attempts_max=1)
 
@@ -73,7 +74,7 @@ def value(bucket):
 
 
 def test_H21_a_refused_transaction_is_never_adopted(bucket):
-    """H21: segment durable, head lost, told "conflict": the next one does not publish it."""
+    """H21: segment durable, head lost, "conflict" reported: the next one does not publish it."""
     Catalog(bucket).transact(increment)
     rival = Catalog(bucket)
     slow = Catalog(Hook(bucket, names=HEADS, before=lambda: rival.transact(increment)))
@@ -88,7 +89,7 @@ def test_H21_a_refused_transaction_is_never_adopted(bucket):
 
 
 def test_H21_a_commit_under_another_one_is_no_conflict(bucket):
-    """H21: the answer of the head is lost, another commits on top: the chain tells, committed."""
+    """H21: the response to the head PUT is lost, another commits on top: still "committed"."""
     Catalog(bucket).transact(increment)
     rival = Catalog(bucket)
     hook = Hook(bucket, names=HEADS, after=lambda: rival.transact(increment), lost=True)
@@ -97,11 +98,11 @@ def test_H21_a_commit_under_another_one_is_no_conflict(bucket):
 
 
 def test_H21_an_adopted_writer_finds_itself_committed(bucket):
-    """H21: somebody publishes the segment before its slow writer does: it says "committed"."""
+    """H21: another process publishes the segment before its slow writer: "committed"."""
     Catalog(bucket).transact(increment)
 
     def adopt():
-        bucket.delete_many([info.key for info in bucket.list("leases/")])  # lapsed, and reaped
+        bucket.delete_many([info.key for info in bucket.list("leases/")])  # expired and reaped
         assert Catalog(bucket).recover_orphans() == 1
 
     slow = Catalog(Hook(bucket, names=HEADS, before=adopt))
@@ -158,7 +159,7 @@ def test_H21_a_living_writer_is_left_alone(bucket):
 
 
 def test_H21_an_unknown_commit_is_settled(bucket):
-    """H21: no answer at all, not even a look: resolve publishes what is durable, once."""
+    """H21: no response at all, not even to a read: resolve publishes the durable segment, once."""
     faults = Faults(bucket)
     catalog = Catalog(ReadBack(faults, NO_PATIENCE), backoff=NO_PATIENCE)
     catalog.transact(increment)
@@ -231,8 +232,8 @@ def test_H21_transact_asks_before_another_try(bucket, fault, calls):
     assert value(bucket) == 1
 
 
-def test_H21_transact_settles_a_lost_answer_itself(bucket):
-    """H21: every third answer is lost; the counter is what was acknowledged."""
+def test_H21_transact_resolves_a_lost_response_itself(bucket):
+    """H21: every third response is lost; the counter equals the acknowledged increments."""
     rules = [
         Rule(Fault.FAIL_AFTER, method, pattern, chance=0.3)
         for method, pattern in (("*e", "HEAD*"), ("create", "heads/*"), ("create", "segments/*"))
@@ -380,7 +381,7 @@ def test_H25_threads_of_a_process_do_not_race_each_other(bucket):
 
 
 def test_H25_a_turnstile_lets_so_many_in():
-    """H25: leases and plans are taken a few at a time, whoever asks."""
+    """H25: leases and plans are collected a few at a time, for every caller."""
     turnstile, inside, most = Turnstile(REAL, 2), [], []
     gate = threading.Barrier(8)
 
@@ -412,17 +413,11 @@ def test_H5_no_two_heads_are_equal():
     tags = {known.version.tag}
     for _ in range(5):
         again = parts.heads.load()
-        parts.heads.publish(
-            again, type(known.head)(**_fields(again.head) | {"nonce": parts.heads.nonce()})
-        )
+        parts.heads.publish(again, again.head)
         tags.add(parts.heads.load().version.tag)
     assert len(tags) == 6
     swap, _ = parts.heads.publish(known, known.head)
     assert swap == "lost"
-
-
-def _fields(struct):
-    return {name: getattr(struct, name) for name in struct.__struct_fields__}
 
 
 def test_H9_only_what_cannot_change_is_cached(bucket):
@@ -451,7 +446,7 @@ def test_H9_a_damaged_cache_is_read_around(bucket):
 
 
 def test_readers_without_a_lease_follow_the_head(bucket):
-    """What a head named is collected while it is read: the read begins anew at the newer head."""
+    """Objects of a head are collected while it is read: the read restarts at the newer head."""
     put(Catalog(bucket), a=b"1")
 
     class Vanishing(Elsewhere):

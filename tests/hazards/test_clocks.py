@@ -1,4 +1,4 @@
-"""H13, H30, H62: clocks that stand still, are set back, or differ from machine to machine."""
+"""H13, H30, H62: clocks that stop, are set back, or differ between machines."""
 
 from dataclasses import replace
 
@@ -10,9 +10,9 @@ from reef.errors import OutcomeUnknownError, UnavailableError
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.jobs import fold
 from reef.manifest import edits
-from reef.manifest.head import Head, HeadFinder
-from reef.manifest.leases import Lease, find_leases
+from reef.manifest.head import HeadFinder, ManifestHead
 from reef.manifest.publish import Publisher
+from reef.manifest.roots import find_generation_leases, take_lease
 from reef.paths import Namespace
 from reef.stores import Meter, ReadBack, Retry, Wrapper, agree_on_cas
 from reef.stores.memory import MemoryStore
@@ -67,7 +67,7 @@ class Machine:
         return self.outcome
 
     def overtake(self, key):
-        """Another writer takes over, folds, and what it folded is swept."""
+        """Another writer acquires the role, folds, and the folded objects are swept."""
         db = reef.Database(self.sim.bucket)
         with db.writer(NAME) as writer:
             writer.put("k", b"newer")
@@ -84,7 +84,7 @@ def suspend(machine):
 
 
 def suspend_without_boottime(machine):
-    """The same on a machine that has no clock for it: only the wall clock tells."""
+    """The same on a machine that has no clock for it: only the wall clock shows it."""
     machine.node.runtime.boottime_s = machine.node.runtime.monotonic_s
     machine.node.freeze(3600, suspended=True)
 
@@ -121,7 +121,7 @@ def test_H62_a_put_across_a_suspension_is_proved_by_the_floor(clocks):
 
 @pytest.mark.parametrize("clocks", CLOCKS, ids=lambda deed: deed.__name__)
 def test_H62_a_put_that_was_only_slow_is_acknowledged(clocks):
-    """H62: nobody was there meanwhile: above the floor it counts."""
+    """H62: no other process was active meanwhile: above the floor it counts."""
     machine = Machine()
     outcome = machine.put(lambda key: clocks(machine))
     assert outcome.lsn == 3
@@ -129,21 +129,21 @@ def test_H62_a_put_that_was_only_slow_is_acknowledged(clocks):
 
 
 def test_H62_a_pause_before_a_put_counts_too():
-    """H62: the dates do not tell on which side of the send it was, so it is proved, once."""
+    """H62: the dates do not show whether the pause was before the send, so it is proved, once."""
     machine = Machine()
-    looks = []
+    proofs = []
 
     def before(writer):
         pause(machine)
         find = writer._committer.heads.find
-        writer._committer._sender.heads.find = lambda **how: (looks.append(1), find(**how))[1]
+        writer._committer._sender.heads.find = lambda **how: (proofs.append(1), find(**how))[1]
 
     assert machine.put(lambda key: None, before).lsn == 3
-    assert looks == [1]
+    assert proofs == [1]
 
 
 def test_H62_a_publish_across_a_pause_is_proved_by_recent():
-    """H62, H14: nobody's clock but the store's saw the hour; the generation was used since."""
+    """H62, H14: only the store's clock advanced by the hour; the generation was used since."""
     machine = Machine()
     outcomes = []
 
@@ -209,7 +209,7 @@ def test_H62_a_grace_that_was_lowered_while_a_writer_slept():
 
 
 def test_H62_a_grace_that_was_lowered_and_seen():
-    """H62: whoever has seen the lower one goes by it at once, although sweeps still wait."""
+    """H62: a process that has read the lower one uses it at once, although sweeps still wait."""
     machine = Machine()
 
     def before(writer):
@@ -223,30 +223,32 @@ def test_H62_a_grace_that_was_lowered_and_seen():
     assert isinstance(machine.put(held_up, before), OutcomeUnknownError)
 
 
-def test_H62_how_long_a_put_is_trusted():
-    """H62: half a grace for the PUT, and a whole one since the head was seen."""
+def test_H62_how_long_a_head_shows_a_slot_open():
+    """H62: half a grace since the head was seen, half a grace for the PUT; and not below its
+    floor."""
     sim = Simulation(0)
     node = sim.process("node")
     manifest = Publisher(sim.bucket, USERS).create(edits.new_namespace(DEFAULT_SCHEMA))
-    trusted = []
+    shown = []
 
-    def look():
-        head = Head(manifest, node.runtime.stopwatch())
-        for pause_s in (0, GRACE_S / 2 + 1, GRACE_S / 2 - 2, 2):
+    def check():
+        head = ManifestHead(manifest, node.runtime.stopwatch())
+        for pause_s in (0, GRACE_S / 2 - 1, 2):
             node.runtime.sleep(pause_s)
-            sent = node.runtime.stopwatch()
-            trusted.append(head.trusts_put(sent))
-        node.runtime.sleep(GRACE_S / 2 + 1)
-        trusted.append(Head(manifest, node.runtime.stopwatch()).trusts_put(sent))
+            shown.append(head.shows_open(manifest.wal_floor))
+        head = ManifestHead(manifest, node.runtime.stopwatch())
+        shown.append(head.shows_open(manifest.wal_floor - 1))
+        shown.append(head.is_quick(GRACE_S / 2))
+        shown.append(head.is_quick(GRACE_S / 2 + 1))
 
-    node.spawn(look)
+    node.spawn(check)
     sim.run()
     sim.close()
-    assert trusted == [True, True, True, False, False]
+    assert shown == [True, True, False, False, True, False]
 
 
-def test_H62_an_idle_writer_looks_at_the_head_once_per_grace(tmp_path):
-    """H62: the proof costs a look; in the steady state a commit stays one PUT."""
+def test_H62_an_idle_writer_reads_head_and_log_once_per_half_grace(tmp_path):
+    """H62, H52: before it sends; in the steady state a commit stays one PUT."""
     sim = Simulation(0)
     agree_on_cas(sim.bucket)
     node = sim.process("idle")
@@ -256,7 +258,7 @@ def test_H62_an_idle_writer_looks_at_the_head_once_per_grace(tmp_path):
     def write():
         store = ReadBack(Retry(Meter(node.raw_store(), meter)))
         writer = reef.Database(store).writer(NAME)
-        for pause_s in (0, GRACE_S + 1, 0, 0):
+        for pause_s in (0, GRACE_S / 2 + 1, 0, GRACE_S / 2 - 10):
             node.runtime.sleep(pause_s)
             meter.reset()
             writer.put("k", b"v")
@@ -266,7 +268,7 @@ def test_H62_an_idle_writer_looks_at_the_head_once_per_grace(tmp_path):
     sim.run()
     sim.close()
     assert counts[0] == counts[2] == counts[3] == {"put": 1}
-    assert counts[1]["list"] == 1
+    assert counts[1] == {"list": 2, "get": 2, "put": 1}
 
 
 # --- H30 ------------------------------------------------------------------------------
@@ -282,7 +284,7 @@ class WholeSeconds(Wrapper):
 
 @pytest.mark.parametrize("skew_s", [-600.0, 0.0, 600.0])
 @pytest.mark.parametrize("resolution_s", [0.0, 1.0])
-def test_H30_a_lease_lapses_by_the_stores_clock(skew_s, resolution_s):
+def test_H30_a_lease_expires_by_the_stores_clock(skew_s, resolution_s):
     """H30: its holder's clock is ten minutes off, the store counts in seconds: no difference."""
     sim = Simulation(0)
     Publisher(sim.bucket, USERS).create(edits.new_namespace(DEFAULT_SCHEMA))
@@ -291,21 +293,21 @@ def test_H30_a_lease_lapses_by_the_stores_clock(skew_s, resolution_s):
 
     store = WholeSeconds(sim.bucket) if resolution_s else sim.bucket
 
-    def lapsed():
-        found = find_leases(store, USERS, store.now(), resolution_s)
-        return [lease.lapsed for lease in found]
+    def expired():
+        found = find_generation_leases(store, USERS, store.now(), resolution_s)
+        return [lease.expired for lease in found]
 
     def hold():
         manifest = HeadFinder(node.store(), USERS).find().manifest
-        lease = Lease.take(node.store(), USERS, manifest, owner="me", ttl_s=60)
-        seen.append(lapsed())
+        lease = take_lease(node.store(), USERS, manifest, owner="me", ttl_s=60)
+        seen.append(expired())
         node.runtime.sleep(59)
-        seen.append(lapsed())
+        seen.append(expired())
         lease.renew()
         node.runtime.sleep(59)
-        seen.append(lapsed())
+        seen.append(expired())
         node.runtime.sleep(3 + resolution_s)
-        seen.append(lapsed())
+        seen.append(expired())
 
     node.spawn(hold)
     sim.run()
@@ -346,9 +348,9 @@ def test_H30_machines_whose_clocks_differ_agree_on_what_comes_first(first_skew_s
 
 
 def test_H30_the_age_of_a_head_is_counted_from_before_it_was_asked_for():
-    """H30: by the asker's own stopwatch, so that nobody's clock makes a head look fresher.
+    """H30: by the asker's own stopwatch, so that no clock makes a head seem fresher.
 
-    Where every answer is older than any trust in it lasts, nothing is believed.
+    Where every response is older than it may be trusted, none is used.
     """
     bucket = MemoryStore()
     Publisher(bucket, USERS).create(edits.new_namespace(DEFAULT_SCHEMA))
@@ -356,8 +358,8 @@ def test_H30_the_age_of_a_head_is_counted_from_before_it_was_asked_for():
     node = sim.process("slow", skew_s=-600.0)
     fresh = []
 
-    class SlowAnswers(Wrapper):
-        """What it says was true when it was asked, and that is long ago."""
+    class SlowResponses(Wrapper):
+        """Responses of long ago."""
 
         def get_tagged(self, key):
             try:
@@ -365,14 +367,14 @@ def test_H30_the_age_of_a_head_is_counted_from_before_it_was_asked_for():
             finally:
                 self.runtime.sleep(GRACE_S)
 
-    def look():
+    def check():
         fresh.append(HeadFinder(node.store(), USERS).find().fresh())
         try:
-            HeadFinder(SlowAnswers(node.store()), USERS).find()
+            HeadFinder(SlowResponses(node.store()), USERS).find()
         except UnavailableError as error:
             fresh.append(error.message)
 
-    node.spawn(look)
+    node.spawn(check)
     sim.run()
     sim.close()
     assert fresh == [True, "manifests of users are swept faster than they can be read"]

@@ -1,4 +1,4 @@
-"""H10, H22, H24, H30, H32: what a sweep may take, and when."""
+"""H10, H22, H24, H30, H32: which objects a sweep may delete, and when."""
 
 import pytest
 
@@ -6,7 +6,7 @@ import reef
 from reef.jobs import fold
 from reef.manifest.head import HeadFinder
 from reef.stores import Wrapper
-from tests.collecting import (
+from tests.support.sweep_world import (
     DAY_S,
     GRACE_S,
     NAME,
@@ -15,6 +15,7 @@ from tests.collecting import (
     EachRequest,
     WholeSeconds,
     World,
+    condemned_keys,
     folded_world,
 )
 
@@ -31,7 +32,7 @@ def world():
 
 
 def test_H10_a_sweep_between_the_manifest_and_the_listing(world):
-    """H10: the reader's manifest is old and what it lists is going: it starts again."""
+    """H10: the reader's manifest is old and its objects are being deleted: it starts again."""
     with world.db.writer(NAME) as writer:
         writer.put("late", b"1")
         writer.put("late", b"2")
@@ -77,30 +78,30 @@ def test_H24_a_retained_generation_has_its_log(world):
 
 
 def test_H22_a_lease_between_any_two_steps_of_a_sweep(world):
-    """H22: whoever leases, then reads the head again, finds all that this head names."""
+    """H22: a reader that leases, then reads the head again, finds every object of this head."""
     (old,) = world.compact()
     world.advance(GRACE_S + 10)
     world.sweep()
     world.advance(GRACE_S + 10)
     found = []
 
-    def lease_and_look():
+    def lease_and_check():
         world.lease(ttl_s=DAY_S)
         head = world.head()
         assert f"segments/{old}.seg" in {c.key for c in head.condemned}
         found.extend(world.bucket.head(USERS.segment(s.id)) for s in head.segments)
 
     for method, part in (("list", "/manifest/"), ("list", "/segments/"), ("list", "/leases/")):
-        world.sweep(reef.Database(At(world.bucket, method, part, lease_and_look)), deletes_max=0)
+        world.sweep(reef.Database(At(world.bucket, method, part, lease_and_check)), deletes_max=0)
     assert len(found) == 3
     assert world.rows() == ROWS
 
 
 def test_H22_leases_are_listed_after_the_condemning_cas(world):
-    """H22: one that is written just before the CAS is seen, and holds what it needs.
+    """H22: one that is written just before the CAS is seen, and keeps the objects it needs.
 
     Its holder read the head before the sweep condemned anything, and has yet to read it again.
-    The CAS took so long that what it condemned could be deleted by the same sweep.
+    The CAS took so long that the objects it condemned could be deleted by the same sweep.
     """
     manifest = world.head()
     (old,) = world.compact()
@@ -151,7 +152,7 @@ def test_H30_a_sweep_goes_by_the_stores_clock(world, skew_s):
 
 
 def test_H30_sequence_numbers_decide_before_time(world):
-    """H30: what the head names stays, however old its dates are."""
+    """H30: objects of the head stay, however old their timestamps are."""
     world.advance(365 * DAY_S)
     world.sweep_twice()
     assert world.rows() == ROWS
@@ -222,14 +223,14 @@ def test_H32_a_condemned_key_leaves_the_list_only_after_its_deletion(world):
     world.advance(GRACE_S + 10)
     deleted = []
 
-    class Looks(Wrapper):
+    class Checks(Wrapper):
         def delete_many(self, keys):
-            listed = {f"{USERS.root}/{c.key}" for c in world.head().condemned}
+            listed = {f"{USERS.root}/{key}" for key in condemned_keys(world.head())}
             assert set(keys) <= listed
             deleted.extend(keys)
             self.inner.delete_many(keys)
 
-    world.sweep(reef.Database(Looks(world.bucket)))
+    world.sweep(reef.Database(Checks(world.bucket)))
     assert len(deleted) > 5
     gone = {key.removeprefix(USERS.root + "/") for key in deleted}
-    assert not gone & {c.key for c in world.head().condemned}
+    assert not gone & set(condemned_keys(world.head()))

@@ -1,4 +1,4 @@
-"""H1, H2, H9, H20, H45, H46: one commit, whatever the store answers and whoever is first."""
+"""H1, H2, H9, H20, H45, H46: one commit, whatever the responses and the rivals."""
 
 import threading
 from concurrent.futures import Future
@@ -7,15 +7,16 @@ from contextlib import suppress
 import pytest
 
 import reef
-from reef.engine.batch import Batch
-from reef.engine.commit.flights import Pending
+from reef.engine.commit.inflight import Pending
+from reef.engine.handles.batch import Batch, encode_batch
 from reef.errors import ConditionFailedError, FencedError, NotFoundError
 from reef.formats.wal_object import BatchHeader, Job, WalKind, WalObject
 from reef.jobs import fold
 from reef.paths import Namespace, number_of
-from reef.stores import Fault, Faults, Meter, ReadBack, Retry, RetryPolicy, Rule, Wrapper
+from reef.stores import Meter, ReadBack, Retry, RetryPolicy, Wrapper
 from reef.stores.memory import MemoryStore
-from tests.bulk import append, ingest
+from reef.testing import Fault, Faults, Rule
+from tests.support.bulk_jobs import append, ingest
 
 NAME = "users"
 USERS = Namespace(NAME)
@@ -33,13 +34,18 @@ def objects(bucket):
     return [header for header in found if header.kind is WalKind.BATCHES]
 
 
-# --- answers that lie -----------------------------------------------------------------
+# --- false responses -----------------------------------------------------------------
 
-LIES = [Fault.FAIL_AFTER, Fault.FAIL_BEFORE, Fault.CONFLICT_409, Fault.THROTTLE_429_AFTER]
+AMBIGUOUS_FAULTS = [
+    Fault.FAIL_AFTER,
+    Fault.FAIL_BEFORE,
+    Fault.CONFLICT_409,
+    Fault.THROTTLE_429_AFTER,
+]
 
 
-@pytest.mark.parametrize("fault", LIES)
-def test_H1_H2_a_commit_with_a_lost_or_false_answer_is_one_commit(fault):
+@pytest.mark.parametrize("fault", AMBIGUOUS_FAULTS)
+def test_H1_H2_a_commit_with_a_lost_or_false_response_is_one_commit(fault):
     """H1, H2: landed and unheard, or "conflict" with the slot open: one LSN, one ack each."""
     bucket = MemoryStore()
     faults = Faults(bucket)
@@ -54,7 +60,7 @@ def test_H1_H2_a_commit_with_a_lost_or_false_answer_is_one_commit(fault):
 
 
 def test_H2_a_conflict_with_a_foreign_object_is_a_lost_slot():
-    """H2: the same answer with a job's object in the slot: the batch goes to the next one."""
+    """H2: the same response with a job's object in the slot: the batch goes to the next one."""
     bucket = MemoryStore()
     faults = Faults(bucket)
     writer = over(faults).writer(NAME)
@@ -68,9 +74,9 @@ def test_H2_a_conflict_with_a_foreign_object_is_a_lost_slot():
 
 
 class Stale(Wrapper):
-    """A cache in front of the bucket: what it was once asked for it may answer from memory.
+    """A cache in front of the bucket, which may serve old responses.
 
-    Old bodies, old listings and "not found" alike, for as long as it is told to. Conditional
+    Old bodies, old listings and "not found" alike, while it is enabled. Conditional
     writes reach the bucket, as they do through every proxy.
     """
 
@@ -82,7 +88,7 @@ class Stale(Wrapper):
 
     def get_tagged(self, key):
         if not self.stale or key not in self._bodies:
-            self._bodies[key] = self._look(lambda: self.inner.get_tagged(key))
+            self._bodies[key] = self._fetch(lambda: self.inner.get_tagged(key))
         if self._bodies[key] is None:
             raise NotFoundError(f"no object {key}")
         return self._bodies[key]
@@ -93,7 +99,7 @@ class Stale(Wrapper):
             self._lists[asked] = list(self.inner.list(prefix, start_after))
         return iter(self._lists[asked])
 
-    def _look(self, call):
+    def _fetch(self, call):
         try:
             return call()
         except NotFoundError:
@@ -102,7 +108,7 @@ class Stale(Wrapper):
 
 @pytest.mark.parametrize("ack", ["prefix", "independent"])
 def test_H9_fencing_works_through_a_stale_cache(ack):
-    """H9: the old writer sees nothing but old answers: it acknowledges nothing after the fence."""
+    """H9: the old writer sees only old responses: it acknowledges nothing after the fence."""
     bucket = MemoryStore()
     cache = Stale(bucket)
     old = over(cache).writer(NAME, ack=ack, commit_deadline_s=0.2)
@@ -122,22 +128,22 @@ def test_H9_fencing_works_through_a_stale_cache(ack):
 
 
 class TakesASlot(Wrapper):
-    """Holds a batch back until it is told to go on, and gives its slot to another then."""
+    """Holds a batch back until it is released, and then fills its slot with another object."""
 
     def __init__(self, inner):
         super().__init__(inner)
-        self.lsn, self.go_on = 0, threading.Event()
+        self.lsn, self.released = 0, threading.Event()
 
     def create(self, key, body):
         """Lose the slot, if it is this one."""
         if self.lsn and key == USERS.wal_object(self.lsn):
             self.lsn = 0
-            assert self.go_on.wait(30)
+            assert self.released.wait(30)
             append(self.inner, NAME, WalKind.SKIP, lsn=number_of(key))
         return self.inner.create(key, body)
 
 
-def test_H45_what_was_shown_early_is_not_applied_again_after_a_lost_slot():
+def test_H45_rows_shown_early_are_not_applied_again_after_a_lost_slot():
     """H45: acknowledged and read before the slot in front of it was lost: nothing is newer."""
     store = TakesASlot(MemoryStore())
     writer = over(store).writer(
@@ -148,7 +154,7 @@ def test_H45_what_was_shown_early_is_not_applied_again_after_a_lost_slot():
     assert writer.put("k", b"1").lsn == 5, "acknowledged, and the one before it is not"
     with writer.transaction() as transaction:
         assert transaction.get("k") == b"1"
-        store.go_on.set()
+        store.released.set()
         writer.flush()
         transaction.put("b", b"2")
     assert behind.result().lsn == 6
@@ -157,7 +163,7 @@ def test_H45_what_was_shown_early_is_not_applied_again_after_a_lost_slot():
 
 
 def test_H9_a_listing_that_lacks_the_lost_slot_is_not_believed():
-    """H9: it is asked again; if it shows the slot in time the writer goes on behind it."""
+    """H9: it is asked again; if it shows the slot in time the writer continues behind it."""
     bucket = MemoryStore()
     cache = Stale(bucket)
     writer = over(cache).writer(NAME)
@@ -181,7 +187,7 @@ def test_H9_an_opener_behind_a_stale_cache_loses_no_acknowledged_write():
     cache.stale = True
     opened = over(cache)
     before = dict(over(bucket).reader(NAME).scan())
-    with suppress(reef.ReefError), opened.writer(NAME) as writer:  # it may well give up
+    with suppress(reef.ReefError), opened.writer(NAME) as writer:  # it may fail
         assert dict(writer.scan()) == before
         writer.put("d", b"4")
         before[b"d"] = b"4"
@@ -191,7 +197,7 @@ def test_H9_an_opener_behind_a_stale_cache_loses_no_acknowledged_write():
 
 
 def test_H9_a_reader_behind_a_stale_cache_only_lags():
-    """H9: old answers make it late, never wrong; it keeps no "not found" of its own."""
+    """H9: old responses make it late, never wrong; it keeps no "not found" of its own."""
     bucket = MemoryStore()
     cache = Stale(bucket)
     with over(bucket).writer(NAME) as writer:
@@ -212,7 +218,7 @@ def test_H9_a_reader_behind_a_stale_cache_only_lags():
 
 
 class Conditional:
-    """A batch with a condition, judged by the writer's own view. Notes what it saw when.
+    """A batch with a condition, evaluated on the writer's own view. Records the values that it saw.
 
     The public face comes with conditions; this is how they are decided underneath.
     """
@@ -221,27 +227,26 @@ class Conditional:
         self.writer, self.key, self.expected = writer, key, expected
         self.seen = []
         committer = writer._committer
-        encoded = Batch().put(key, value).encode(committer.tail.manifest.schema, 1 << 20)
+        encoded = encode_batch(Batch().put(key, value), committer.tail.manifest.schema, 1 << 20)
         self.pending = Pending(
             encoded.ops,
             encoded.record,
             BatchHeader(1, when=[["equals", key]]),
-            writer._runtime.future(),
-            writer._runtime.stopwatch(),
+            writer._runtime.monotonic_s(),
             self._decide,
         )
         committer.submit(self.pending)
 
     def _decide(self):
         committer = self.writer._committer
-        assert not committer._flights, "something before it is not durable yet"
+        assert not committer._inflight, "something before it is not durable yet"
         self.seen.append(self.writer.get(self.key))
         if self.seen[-1] != self.expected:
             raise ConditionFailedError(f"{self.key} is {self.seen[-1]}")
 
     def result(self):
-        self.writer._committer.drive(self.pending.future)
-        return self.pending.future.result(60)
+        self.writer._committer.drive(self.pending)
+        return self.pending.outcome()
 
 
 class Gate(Wrapper):
@@ -261,7 +266,7 @@ class Gate(Wrapper):
 
 
 def test_H20_a_condition_is_decided_when_all_before_it_is_durable():
-    """H20: it waits for the PUTs in flight, sees what they wrote, and is decided once."""
+    """H20: it waits for the PUTs in flight, sees their rows, and is decided once."""
     gate = Gate(MemoryStore())
     writer = over(gate).writer(NAME, max_parallel_writes=4, group_bytes_max=1, group_window_ms=0)
     gate.open.clear()
@@ -278,8 +283,8 @@ def test_H20_a_condition_is_decided_when_all_before_it_is_durable():
     assert writer.get("k") == b"decided"
 
 
-def test_H20_a_refused_batch_holds_up_nobody():
-    """H20: its caller gets the error, nothing of it is written, the rest goes on."""
+def test_H20_a_rejected_batch_holds_up_no_other():
+    """H20: its caller gets the error, nothing of it is written, the rest continues."""
     bucket = MemoryStore()
     writer = over(bucket).writer(NAME)
     writer.put("k", b"1")
@@ -320,7 +325,7 @@ class TakesTheSlot(Wrapper):
 
 @pytest.mark.parametrize("holds", [True, False])
 def test_H46_a_condition_is_decided_again_after_a_lost_slot(holds):
-    """H46: an ingest took the slot; whether it made the condition false is looked at again."""
+    """H46: an ingest took the slot; the condition is evaluated again."""
     bucket = MemoryStore()
     rival = TakesTheSlot(bucket)
     writer = over(rival).writer(NAME)
@@ -341,7 +346,7 @@ def test_H46_a_condition_is_decided_again_after_a_lost_slot(holds):
 
 
 def sent(writer, key, value):
-    """Write without waiting; a writer that has ended by then answers at once."""
+    """Write without waiting; a writer that has ended by then rejects at once."""
     try:
         return writer.put(key, value, wait=False)
     except reef.ReefError as error:
@@ -354,7 +359,7 @@ def sent(writer, key, value):
 
 
 @pytest.mark.parametrize("slot", range(5))
-@pytest.mark.parametrize("rival", ["ingest", "fence", "lost answer"])
+@pytest.mark.parametrize("rival", ["ingest", "fence", "lost response"])
 def test_H45_two_batches_to_one_key_never_swap(slot, rival):
     """H45: with three in flight and a rival at any slot, the last acknowledged value wins.
 
@@ -381,7 +386,7 @@ def test_H45_two_batches_to_one_key_never_swap(slot, rival):
             return self.inner.create(key, body)
 
         def _wait_for(self, *slots):
-            """Let what was sent behind it land first."""
+            """Let the objects that were sent behind it land first."""
             wanted = {USERS.wal_object(slot) for slot in slots if slot <= last_slot}
             deadline = self.runtime.deadline(60)
             while not wanted <= {info.key for info in self.inner.list(USERS.wal)}:

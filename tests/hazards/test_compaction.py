@@ -1,4 +1,4 @@
-"""H28, H30, H33 to H37, H60: what a compaction may drop, and who decides that it counts."""
+"""H28, H30, H33 to H37, H60: which rows a compaction may drop, and when it is committed."""
 
 from itertools import pairwise
 
@@ -7,18 +7,18 @@ import pyarrow as pa
 import pytest
 
 import reef
-from reef.errors import Kind, NotFoundError
-from reef.formats.batch import OpKind
+from reef.errors import ErrorKind, NotFoundError
 from reef.formats.manifest import Condemned, OpenJob
-from reef.formats.segment_tail import check_segment
+from reef.formats.wal_object import OpKind
 from reef.jobs import Compactor, compact, fold
 from reef.manifest import edits
+from reef.manifest.invariants import is_balanced
 from reef.manifest.publish import Publisher
-from reef.manifest.sums import is_balanced
 from reef.paths import Namespace
 from reef.stores import Outcome, Wrapper, WriteResult
-from tests.collecting import DAY_S, GRACE_S, NAME, USERS, At, World
-from tests.compacting import SMALL, choose, head_of, ingest_rows
+from tests.support.compaction import SMALL, choose, head_of, ingest_rows
+from tests.support.segment_checks import check_segment
+from tests.support.sweep_world import DAY_S, GRACE_S, NAME, USERS, At, World
 
 TINY = {**SMALL, "segment_bytes_min": 20, "segment_bytes": 40, "segment_bytes_max": 60}
 """Every few rows are a segment of their own."""
@@ -51,7 +51,7 @@ def footer(world, entry):
 
 
 def contents(world):
-    """Return how many rows and deletes stand in segments."""
+    """Return how many rows and deletes are in segments."""
     segments = world.head().segments
     return sum(s.rows for s in segments), sum(s.tombstones for s in segments)
 
@@ -69,10 +69,10 @@ def by_age(segments):
     [([1, 2], 1), ([0, 2], 0), ([0, 1, 2], 0), ([2], 1)],
     ids=["without the oldest", "with it", "all", "the delete alone"],
 )
-def test_H34_a_delete_stays_while_an_older_row_may_lie_elsewhere(
+def test_H34_a_delete_stays_while_an_older_row_may_be_in_another_segment(
     world, monkeypatch, picked, tombstones
 ):
-    """H34: merged without the segment that has the old row, a delete must go on hiding it."""
+    """H34: merged without the segment that has the old row, a delete must keep hiding it."""
     put(world, {"k": b"old"})
     put(world, {"other": b"1"})
     put(world, {}, deleted=["k"])
@@ -109,7 +109,7 @@ def test_H34_an_older_row_in_a_snapshot_does_not_keep_a_delete(world):
     assert dict(world.db.reader(NAME, snapshot=snapshot).scan()) == {b"k": b"old"}
 
 
-def test_H34_an_expired_row_hides_what_is_older(world, monkeypatch):
+def test_H34_an_expired_row_hides_older_rows(world, monkeypatch):
     """H34: merged without the older row it becomes a delete; with it, both go."""
     put(world, {"k": b"old"})
     with world.db.writer(NAME) as writer:
@@ -125,7 +125,7 @@ def test_H34_an_expired_row_hides_what_is_older(world, monkeypatch):
     assert contents(world) == (0, 0)
 
 
-def test_H34_patches_wait_for_what_may_lie_between(world, monkeypatch):
+def test_H34_patches_wait_for_rows_that_may_be_in_between(world, monkeypatch):
     """H34: a patch is not laid over a row that another segment has replaced."""
     schema = pa.schema([("id", pa.string()), ("x", pa.int64()), ("y", pa.int64())])
     world.db.create("events", schema)
@@ -144,7 +144,7 @@ def test_H34_patches_wait_for_what_may_lie_between(world, monkeypatch):
     assert [(s.rows, s.patches) for s in head_of(world.db, "events").segments] == [(1, 0)]
 
 
-def test_H34_an_unpinned_scan_is_told_of_a_delete_that_left_no_trace(world):
+def test_H34_an_unpinned_scan_fails_after_a_delete_that_left_no_trace(world):
     """H34: its rows were deleted, merged away and swept: it does not end as if all were well."""
     put(world, {f"k{n:02}": b"v" * 30 for n in range(20)})
     reader = world.db.reader(NAME, cache_bytes=0, row_cache_bytes=0)
@@ -157,7 +157,7 @@ def test_H34_an_unpinned_scan_is_told_of_a_delete_that_left_no_trace(world):
     world.sweep_twice()
     with pytest.raises(NotFoundError) as caught:
         world.run(lambda: list(rows))
-    assert caught.value.kind is Kind.COLLECTED
+    assert caught.value.kind is ErrorKind.COLLECTED
 
 
 # --- H60: the hold of a live_wins load ---------------------------------------------------
@@ -254,13 +254,13 @@ def test_H35_a_compactor_that_was_overtaken_changes_nothing(world):
     assert world.head().compactor_epoch == 2, "to step down is not to take the role back"
 
 
-class LosesAnAnswer(Wrapper):
-    """Publishes, lets another one go on from there, and does not answer. Once."""
+class LosesAResponse(Wrapper):
+    """Publishes, lets another process continue from there, and loses the response. Once."""
 
     then = None
 
     def create(self, key, body):
-        """Lose the answer to a manifest."""
+        """Lose the response to a manifest PUT."""
         result = self.inner.create(key, body)
         if self.then is None or "/manifest/" not in key:
             return result
@@ -269,11 +269,11 @@ class LosesAnAnswer(Wrapper):
         return WriteResult(Outcome.UNKNOWN)
 
 
-def test_H35_a_role_that_went_on_to_another_one_is_not_taken_for_ones_own(world):
+def test_H35_a_role_that_another_process_acquired_is_not_mistaken_for_ones_own(world):
     """H35: our publish counts, as the head remembers, but the epoch in it is a rival's."""
     put(world, {"a": b"1"})
     put(world, {"a": b"2"})
-    store = LosesAnAnswer(world.bucket)
+    store = LosesAResponse(world.bucket)
     compactor = Compactor(reef.Database(store), NAME, full=True, **SMALL)
     rival = Publisher(world.bucket, USERS)
     store.then = lambda: rival.publish(edits.raise_compactor_epoch)
@@ -301,7 +301,7 @@ def test_H35_two_whole_compactions_one_within_the_other(world):
 
 
 def test_H35_an_input_that_was_taken_out_refuses_the_publish(world):
-    """H35: inputs are checked again at publication, whoever changed them."""
+    """H35: inputs are checked again at publication, whichever process changed them."""
     put(world, {"a": b"1"})
     put(world, {"a": b"2"})
     oldest = by_age(world.head().segments)[0]
@@ -363,7 +363,7 @@ def test_H35_a_background_compactor_waits_for_one_that_is_at_work(world):
 
 
 def test_H36_range_deletes_are_cut_at_the_edges_of_outputs(world, monkeypatch):
-    """H36: each output has its part, within its bounds; what they hide stays hidden."""
+    """H36: each output has its part, within its bounds; rows they hide stay hidden."""
     old = {f"k{n:02}": b"old" * 20 for n in range(20)}
     put(world, old)
     put(world, {f"k{n:02}": b"mid" * 20 for n in range(20)})
@@ -418,7 +418,7 @@ def test_H36_a_range_delete_goes_with_all_that_it_hides(world, ingested):
 
 
 def test_H37_footers_name_siblings_and_all_ancestors_that_are_left(world):
-    """H37: of merged siblings of merged siblings too; never what a sweep has taken."""
+    """H37: of merged siblings of merged siblings too; never a swept object."""
     put(world, {f"a{n}": b"x" * 30 for n in range(4)})
     put(world, {f"a{n}": b"y" * 30 for n in range(4)})
     first = {s.id for s in world.head().segments}
@@ -463,7 +463,7 @@ class SlowSecondUpload(Wrapper):
         return size
 
 
-def test_H28_what_a_compactor_stages_is_kept_for_it(world):
+def test_H28_segments_that_a_compactor_stages_are_kept_for_it(world):
     """H28: it takes longer than the grace period, a sweep comes by, and it publishes."""
     put(world, {f"k{n:02}": b"x" * 40 for n in range(8)})
 
@@ -473,7 +473,7 @@ def test_H28_what_a_compactor_stages_is_kept_for_it(world):
     assert len(world.rows()) == 8
 
 
-def test_H28_what_a_dead_compactor_staged_is_swept_once_another_takes_over(world):
+def test_H28_segments_of_a_dead_compactor_are_swept_once_another_acquires_the_role(world):
     """H28: until then it is kept; it may be alive."""
     put(world, {"a": b"1"})
     world.publish(compactor_epoch=1, compactor_job="compact-1")

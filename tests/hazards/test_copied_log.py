@@ -1,6 +1,6 @@
 """H71: a local log that was copied, or came back from an older image of its disk.
 
-All copies have one stream id and number on from the same place. Entries are told apart by epoch and
+All copies have one stream id and continue from the same LSN. Entries differ by epoch and
 digest, openings by their lives; acknowledged writes of every copy arrive, or are kept and named.
 """
 
@@ -8,29 +8,33 @@ import msgspec
 import pytest
 
 import reef
-from reef.engine.database import Database
-from reef.engine.local import opening
-from reef.engine.local.entries import LocalBatch, encode_entry, point_of
-from reef.engine.local.identity import IDENTITY, LIVES_MAX, LogIdentity
-from reef.engine.local.opening import LocalOpening
-from reef.engine.local.pending import read_pending
-from reef.engine.local.position import find_position
-from reef.engine.log import Log
-from reef.engine.log_rules import _is_marked
-from reef.errors import CorruptionError, FencedError, Kind
+from reef.engine.handles.database import Database
+from reef.engine.local import open as opening
+from reef.engine.local.open import LocalOpening, read_pending
+from reef.engine.local.stream import (
+    IDENTITY,
+    LIVES_MAX,
+    LocalBatch,
+    LogIdentity,
+    encode_entry,
+    find_position,
+    point_of,
+)
+from reef.engine.log.log import Log, _is_marked
+from reef.errors import CorruptionError, ErrorKind, FencedError
+from reef.formats.manifest import StreamPoint
 from reef.formats.schema import DEFAULT_SCHEMA
-from reef.formats.streams import StreamPoint
 from reef.formats.wal_object import BatchHeader, WalHeader, WalKind
 from reef.jobs import fold
 from reef.locallog import LocalLog
+from reef.manifest.dedup import LINEAGE_MAX, StreamHistory, extend_lineage
 from reef.manifest.edits import new_namespace
 from reef.manifest.head import HeadFinder
 from reef.manifest.publish import Publisher
-from reef.manifest.streams import LINEAGE_MAX, StreamHistory, extend_lineage
 from reef.paths import Namespace
 from reef.stores.memory import MemoryStore
-from reef.stores.wrappers import Fault, Faults, Rule
-from reef.testing.log_disk import LogDisk
+from reef.testing import Fault, Faults, Rule
+from reef.testing.disk import SimulatedDisk
 
 NAME = "users"
 USERS = Namespace(NAME)
@@ -53,7 +57,7 @@ def store():
 def start(store, disk, **settings):
     """Return the writer of a machine with this disk."""
     db = Database(store)
-    db.log_files = disk
+    db._log_files = disk
     return db.writer(NAME, **SETTINGS, **settings)
 
 
@@ -73,7 +77,7 @@ def kill(writer):
 
 def image(disk):
     """Return a copy of a disk."""
-    return LogDisk(disk.content())
+    return SimulatedDisk(disk.content())
 
 
 def arrived(store):
@@ -83,7 +87,7 @@ def arrived(store):
 
 def one_log(store, shared=5):
     """Return a disk with some writes that were uploaded, and known to be."""
-    disk = LogDisk()
+    disk = SimulatedDisk()
     writer = start(store, disk)
     put(writer, "both", shared)
     writer.close()
@@ -115,7 +119,7 @@ def test_H71_a_copy_that_has_uploaded_does_not_cost_the_original_its_writes(stor
     if folds:
         fold(Database(store), NAME)
     error = refused(store, original)
-    assert error.kind is Kind.LOG_FORKED
+    assert error.kind is ErrorKind.LOG_FORKED
     assert (error.context["first_index"], error.context["path"]) == (6, "/log")
     report = read_pending("/log", store=store, files=original)
     assert (report.forked, report.batches, report.first_index) == (True, 10, 6)
@@ -134,7 +138,7 @@ def test_H71_a_copy_that_has_uploaded_does_not_cost_the_original_its_writes(stor
 def test_H71_an_older_image_continues_behind_the_uploads_of_the_newer_disk(store):
     """H71: the bucket is ahead of the log. Its entries are in the bucket, and are not applied
     again; the newer disk, with an entry that was not uploaded, is then a fork."""
-    newer = LogDisk()
+    newer = SimulatedDisk()
     writer = start(store, newer)
     put(writer, "early", 3)
     older = image(newer)  # of a machine that runs: three entries, none known to be uploaded
@@ -147,7 +151,7 @@ def test_H71_an_older_image_continues_behind_the_uploads_of_the_newer_disk(store
         assert restored.local_recovery.replayed == 0
         put(restored, "restored", 2)
         assert restored.pending.first_index == 8
-    assert refused(store, image(newer)).kind is Kind.LOG_FORKED
+    assert refused(store, image(newer)).kind is ErrorKind.LOG_FORKED
     with start(store, image(newer), reapply=True):
         pass
     assert len(arrived(store)) == len(set(arrived(store))) == 10
@@ -158,7 +162,7 @@ def test_H71_an_older_image_continues_behind_the_uploads_of_the_newer_disk(store
 def test_H71_a_copy_made_while_an_upload_is_in_flight(store, fault):
     """H71: whether the PUT has landed or not, what both disks have counts once."""
     rule = Rule(fault, "create", "*/wal/*", times=0)
-    bucket, original = Faults(store, [rule]), LogDisk()
+    bucket, original = Faults(store, [rule]), SimulatedDisk()
     writer = start(bucket, original)
     shared = put(writer, "both", 3)
     rule.times = None
@@ -171,7 +175,7 @@ def test_H71_a_copy_made_while_an_upload_is_in_flight(store, fault):
         assert other.local_recovery.replayed == (3 if fault is Fault.FAIL_BEFORE else 0)
         theirs = put(other, "copy", 1)
     assert arrived(store) == [*shared, *theirs]
-    assert refused(store, image(original)).kind is Kind.LOG_FORKED
+    assert refused(store, image(original)).kind is ErrorKind.LOG_FORKED
     with start(store, image(original), reapply=True):
         pass
     assert arrived(store) == [*shared, *theirs, *more]
@@ -203,9 +207,40 @@ def test_H71_a_copy_that_had_the_role_is_another_writer(store):
     with start(store, copy) as other:
         other.put("both/00", b"newer", when=[reef.present("both/00")])
     error = refused(store, image(original))
-    assert error.kind is Kind.FENCED
+    assert error.kind is ErrorKind.FENCED
     assert Database(store).reader(NAME).get("both/00") == b"newer"
     with start(store, image(original), reapply=True):
+        pass
+    assert Database(store).reader(NAME).get("both/00") == b"older"
+
+
+def test_H71_a_copy_made_within_an_opening_is_another_writer(store, monkeypatch):
+    """H71: the life was noted, and the role not taken yet, when the disk was copied. The copy takes
+    the role first; the original takes it back, and the copy's tail stays on its disk.
+
+    Root: the copy kept the life that both have among its own, so that the takeover by the original
+    was mistaken for an earlier opening of the copy, and its tail was written over newer rows.
+    """
+    original, made = one_log(store), []
+    write = LogIdentity.write
+
+    def copied(identity, log):
+        write(identity, log)
+        if made:
+            return
+        made.append(image(original))
+        copy = start(store, made[0])
+        copy.put("both/00", b"older")
+        kill(copy)
+
+    monkeypatch.setattr(LogIdentity, "write", copied)
+    with start(store, original) as writer:
+        writer.put("both/00", b"newer", when=[reef.present("both/00")])
+    monkeypatch.undo()
+    error = refused(store, image(made[0]))
+    assert error.kind is ErrorKind.FENCED
+    assert Database(store).reader(NAME).get("both/00") == b"newer"
+    with start(store, image(made[0]), reapply=True):
         pass
     assert Database(store).reader(NAME).get("both/00") == b"older"
 
@@ -278,7 +313,7 @@ def test_H71_a_reapply_that_dies_is_repeated(store, monkeypatch):
 
 def test_H71_a_reapply_that_dies_before_it_has_noted_uploads(store, monkeypatch):
     """H71: the log has its new name, and with it how far it was uploaded under the old one."""
-    original = LogDisk()
+    original = SimulatedDisk()
     writer = start(store, original)
     writer._uploader._truncate = lambda: None  # it never notes its uploads
     shared = put(writer, "both", 3)
@@ -297,7 +332,7 @@ def test_H71_a_reapply_that_dies_before_it_has_noted_uploads(store, monkeypatch)
         patch.setattr(opening, "truncate", die)
         with pytest.raises(KeyboardInterrupt):
             start(store, original, reapply=True)
-    with start(store, image(original)) as again:  # what was asked for is finished
+    with start(store, image(original)) as again:  # the requested upload is finished
         assert again.local_recovery.replayed == 2
     assert arrived(store) == [*shared, *theirs, *mine]
 
@@ -353,7 +388,7 @@ def test_H71_a_slow_put_is_not_proved_by_a_copys_mark():
         marks={"s": 7},
         lineages={"s": (mine,)},
     )
-    head = new_namespace(DEFAULT_SCHEMA)
+    head = msgspec.structs.replace(new_namespace(DEFAULT_SCHEMA), writer_epoch=3)
     for lineage, proved in [
         ((mine,), True),
         ((theirs,), False),
@@ -365,6 +400,49 @@ def test_H71_a_slow_put_is_not_proved_by_a_copys_mark():
         marks = {"s": lineage[-1].index if lineage else 7}
         manifest = msgspec.structs.replace(head, stream_marks=marks, stream_lineages={"s": lineage})
         assert _is_marked(manifest, header) is proved, lineage
+        later = msgspec.structs.replace(manifest, writer_epoch=4)
+        assert not _is_marked(later, header), "a copy may have committed the same entries"
+
+
+def test_H71_an_upload_is_not_proved_by_a_copy_that_has_committed_the_same_entries(store):
+    """H13, H71: a PUT of the original gets no response, a copy commits the same entry behind its
+    fence and continues, and everything is folded and collected. The original must not take its
+    object for committed: it would step over the fence, and acknowledge its next upload in a
+    collected slot, below the floor, where it never counts."""
+    bucket, original = Faults(store), SimulatedDisk()
+    writer = start(bucket, original, max_parallel_writes=1)
+    shared = put(writer, "both", 1)
+    bucket.rules.append(Rule(Fault.FAIL_BEFORE, "create", "*/wal/*"))
+    with pytest.raises(reef.UnavailableError):
+        writer.flush(timeout_s=0.2)
+    copy = image(original)
+    more = put(writer, "original", 1)
+    with start(store, copy, max_parallel_writes=1) as other:
+        assert other.local_recovery.replayed == 1
+        other.flush()
+        theirs = put(other, "copy", 1)  # in a slot of its own: the last one is not collected
+    fold(Database(store), NAME)
+    collect_batches(store)
+    bucket.rules.clear()
+    with pytest.raises(reef.OutcomeUnknownError):
+        writer.flush()
+    kill(writer)
+    original = image(original)
+    assert refused(store, original).kind is ErrorKind.LOG_FORKED
+    assert read_pending("/log", store=store, files=original).batches == len(more)
+    with start(store, original, reapply=True):
+        pass
+    rows = [key.decode() for key, _ in Database(store).reader(NAME).scan()]
+    assert sorted(rows) == sorted([*shared, *theirs, *more])
+
+
+def collect_batches(store):
+    """Delete the batches below the floor, but for the last slot: as a sweep does after a grace."""
+    floor = HeadFinder(store, USERS).find().manifest.wal_floor
+    log = Log(store, USERS)
+    for slot in log.filled(1):
+        if slot.lsn < floor - 1 and log.read(slot.lsn).header.kind is WalKind.BATCHES:
+            store.delete(USERS.wal_object(slot.lsn))
 
 
 def forget_lineages(store, disk):
@@ -381,7 +459,7 @@ def forget_lineages(store, disk):
 
 def test_H71_marks_that_are_plain_integers_still_open(store):
     """H71: bucket and log of an older release; the tail is applied, and has a lineage then."""
-    disk = LogDisk()
+    disk = SimulatedDisk()
     writer = start(store, disk)
     put(writer, "uploaded", 3)
     writer.flush()
@@ -395,7 +473,7 @@ def test_H71_marks_that_are_plain_integers_still_open(store):
         put(again, "new", 1)
     fold(Database(store), NAME)
     head = HeadFinder(store, USERS).find().manifest
-    assert [point.index for point in head.stream_lineages[again._front.identity.stream]] == [5, 6]
+    assert [point.index for point in head.stream_lineages[again._buffer.identity.stream]] == [5, 6]
     with start(store, copy) as other:
         assert other.local_recovery.replayed == 0
     assert len(arrived(store)) == 6
@@ -413,7 +491,7 @@ def test_H71_a_log_that_is_damaged_takes_no_role(store):
     damaged = bytearray(content[name])
     damaged[damaged.index(b"tail/07")] ^= 1
     with pytest.raises(CorruptionError):
-        start(store, LogDisk({**content, name: bytes(damaged)}))
+        start(store, SimulatedDisk({**content, name: bytes(damaged)}))
     running.put("a", b"1")
     running.close()
 
@@ -512,7 +590,7 @@ def test_a_takeover_between_the_check_and_the_publish(store, monkeypatch):
     assert read_pending("/log", store=store, files=image(disk)).batches == 1
 
 
-def test_what_the_log_has_noted_is_not_asked_of_the_bucket(store):
+def test_positions_noted_in_the_log_are_not_read_from_the_bucket(store):
     """After a takeover with everything noted as uploaded, the bucket's log is not read twice."""
     disk = one_log(store)
     Database(store).writer(NAME, background=False).close()

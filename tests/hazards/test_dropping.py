@@ -1,16 +1,16 @@
-"""Dropping a namespace and making it again (H48): numbers go on, and no zombie's write appears."""
+"""Dropping and re-creating a namespace (H48): numbers continue, and no zombie's write appears."""
 
 from contextlib import nullcontext
 
 import pytest
 
 import reef
-from reef.errors import FencedError, Kind, NotFoundError
+from reef.errors import ErrorKind, FencedError, NotFoundError
 from reef.formats.wal_object import Job, WalKind
 from reef.jobs import fold, verify
-from reef.jobs.appending import Appender
-from tests.bulk import append, stage
-from tests.collecting import DAY_S, GRACE_S, NAME, USERS, At, World
+from reef.jobs.ingest.append import Appender
+from tests.support.bulk_jobs import append, stage
+from tests.support.sweep_world import DAY_S, GRACE_S, NAME, USERS, At, World
 
 
 @pytest.fixture
@@ -59,13 +59,13 @@ def test_H48_the_old_writer_resumes_after_drop_sweep_and_create(world, parallel,
 def test_H48_a_write_that_was_on_its_way_all_the_time(world, sweeps, after):
     """H48: a PUT that lands before or after drop, sweep and create appears in nothing new."""
 
-    def drop_and_make_anew():
+    def drop_and_recreate():
         world.db.drop(NAME)
         if sweeps:
             swept(world)
         world.db.create(NAME)
 
-    store = At(world.bucket, "create", "/wal/", drop_and_make_anew, after=after)
+    store = At(world.bucket, "create", "/wal/", drop_and_recreate, after=after)
     store.armed = False
     zombie = reef.Database(store).writer(NAME)
     zombie.put("a", b"1")
@@ -111,5 +111,5 @@ def test_H48_the_last_manifest_stays_for_ever(world):
     assert world.keys("manifest") != []
     with pytest.raises(NotFoundError) as gone:
         world.db.reader(NAME)
-    assert gone.value.kind is Kind.DROPPED
+    assert gone.value.kind is ErrorKind.DROPPED
     assert world.db.create(NAME).generation > 3

@@ -1,7 +1,7 @@
 """H77: a writer that was fenced does not serve reads, unless stale ones were asked for.
 
 The root: reads only checked whether the handle was closed. A fenced writer does not follow the log
-any more, so its rows grow older without end, and its owner is told so by writes alone.
+any more, so its rows grow older without end, and only its writes raise an error.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ READS = {
 
 
 def fence(db, writer):
-    """Have another writer take over, and this one find out."""
+    """Open another writer, and have this one notice."""
     db.writer(NAME, background=False).put("k1", b"newer")
     with pytest.raises(reef.FencedError):
         writer.put("k2", b"lost")
@@ -123,7 +123,7 @@ def test_H77_a_condition_is_not_decided_on_stale_rows():
 
 
 def test_stale_reads_can_be_asked_for():
-    """H77: with `stale_reads` reads go on, from rows as old as the takeover; writes do not."""
+    """H77: with `stale_reads` reads continue, from rows as old as the takeover; writes do not."""
     db = reef.open("memory://")
     writer = opened(db, stale_reads=True)
     rows = writer.scan()

@@ -15,12 +15,12 @@ from reef.errors import ConflictError, FencedError, NotFoundError, OutcomeUnknow
 from reef.formats.manifest import NamespaceState, decode_successor
 from reef.jobs import compact, export, fold, ingest, rebuild, repair, sweep, verify
 from reef.manifest import edits
-from reef.manifest.dropping import clear_dropped
 from reef.manifest.head import HeadFinder, locate, newest_incarnation
+from reef.manifest.lifecycle import clear_dropped
 from reef.manifest.publish import Publisher
 from reef.stores import Outcome, Wrapper, WriteResult
 from reef.telemetry import RequestMeter
-from tests.collecting import DAY_S, GRACE_S, NAME, USERS, World
+from tests.support.sweep_world import DAY_S, GRACE_S, NAME, USERS, World
 
 OLD = {b"secret%d" % number: b"old" for number in range(3)}
 
@@ -63,8 +63,8 @@ def swept(world, days=3):
 
 
 @pytest.mark.parametrize("key", ["load-1", "load-2"])
-def test_H65_a_sweep_keeps_what_a_snapshot_of_either_life_needs(key):
-    """H65: the log of the new life was judged by the window of the old one."""
+def test_H65_a_sweep_keeps_the_objects_of_snapshots_of_both_incarnations(key):
+    """H65: the log of the new incarnation was resolved with the window of the old one."""
     world = World()
     world.db.create(NAME)
     load(world, "load-1", b"a")
@@ -126,7 +126,7 @@ def test_H65_snapshots_of_the_dropped_life_can_be_read_listed_and_released(world
     old.release()
     with pytest.raises(NotFoundError):
         world.db.reader(NAME, snapshot=old)
-    assert [snapshot.names.incarnation for snapshot in world.db.snapshots(NAME)] == [2]
+    assert [snapshot._names.incarnation for snapshot in world.db.snapshots(NAME)] == [2]
 
 
 def test_H65_a_sweep_deletes_earlier_lives_and_then_forgets_them():
@@ -299,7 +299,7 @@ def test_H65_a_creator_that_dies_in_between(point, then):
 
 
 def test_H65_only_names_that_were_created_again_cost_more():
-    """H65: opening and refreshing cost what they did; a second life costs its LIST and head."""
+    """H65: opening and refreshing cost the same; a second incarnation costs its LIST and head."""
     meter = RequestMeter()
     db = reef.Database(reef.stores.open("memory://", meter=meter))
 

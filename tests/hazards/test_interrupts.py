@@ -14,17 +14,18 @@ import reef
 from reef.engine.commit import committer
 from reef.errors import (
     ClosedError,
+    ErrorKind,
     InternalError,
     InvalidInputError,
-    Kind,
     OutcomeUnknownError,
     UnavailableError,
 )
-from reef.files import OS
 from reef.paths import Namespace
-from reef.stores import Fault, Faults, Meter, ReadBack, Retry, RetryPolicy, Rule, Wrapper
+from reef.stores import Meter, ReadBack, Retry, RetryPolicy, Wrapper
 from reef.stores.local import LocalStore
 from reef.stores.memory import MemoryStore
+from reef.testing import Fault, Faults, Rule
+from tests.support.faulty_files import FaultyFiles
 
 NAME = "users"
 USERS = Namespace(NAME)
@@ -33,18 +34,13 @@ ENGINE = Path(committer.__file__).parent.parent
 WATCHED = {
     str(ENGINE / f"{name}.py")
     for name in (
-        "writer",
-        "commit/admission",
-        "commit/answers",
+        "handles/writer",
         "commit/committer",
-        "commit/sending",
-        "commit/flights",
-        "commit/helpers",
-        "commit/group_queue",
-        "commit/telling",
-        "log",
-        "tail",
-        "reading/memtable",
+        "commit/completions",
+        "commit/inflight",
+        "log/log",
+        "log/tail",
+        "read/memtable",
     )
 }
 """The files that a commit runs through; how a batch is encoded is no part of it."""
@@ -56,7 +52,7 @@ def over(bucket):
 
 
 def rows(bucket):
-    """Return what a reader sees."""
+    """Return the rows of a reader."""
     return dict(over(bucket).reader(NAME).scan())
 
 
@@ -154,20 +150,20 @@ def _interrupted_at(number):
     if isinstance(outcome, InternalError):
         assert b"other" not in seen, where
     if not isinstance(outcome, reef.ReefError):
-        writer.close()  # does not hang, and what was on its way is there or is not
+        writer.close()  # does not hang; objects in flight have landed or not
         assert dict(over(store).writer(NAME).scan()) == rows(store), where
     return where
 
 
 def test_H26_an_interrupt_at_every_line_of_a_commit():
-    """H26: Ctrl-C strikes the sending thread anywhere: others get an answer, and a true one."""
+    """H26: Ctrl-C strikes the sending thread anywhere: others get a result, and the right one."""
     struck = []
     number = 1
     while (where := _interrupted_at(number)) is not None:
         struck.append(where)
         number += 1
     files = {where.split(":")[0] for where in struck}
-    assert {"writer.py", "committer.py", "sending.py", "tail.py", "memtable.py"} <= files
+    assert {"writer.py", "committer.py", "inflight.py", "tail.py", "memtable.py"} <= files
     assert len(struck) > 100
 
 
@@ -175,7 +171,7 @@ def test_H26_an_interrupted_commit_is_carried_on():
     """H26: the caller stops waiting; the PUT that it was sending is finished by another thread."""
 
     class Interrupts(Wrapper):
-        """Ctrl-C while the request is on its way: it arrives, its answer is not waited for."""
+        """Ctrl-C while the request is on its way: it arrives, and its response is not awaited."""
 
         armed = False
 
@@ -198,7 +194,7 @@ def test_H26_an_interrupted_commit_is_carried_on():
 
 
 def test_H26_a_write_cannot_be_cancelled(tmp_path):
-    """H26: a future that is cancelled or given up waiting for is committed all the same."""
+    """H26: a future that is cancelled or no longer awaited is committed all the same."""
 
     class Slow(Wrapper):
         gate = threading.Event()
@@ -222,7 +218,7 @@ def test_H26_a_write_cannot_be_cancelled(tmp_path):
 
 
 class Refuses(Wrapper):
-    """A store that turns writes to the log down, or breaks, once it is told to."""
+    """A store that turns writes to the log down, or breaks, once enabled."""
 
     error = None
 
@@ -232,12 +228,12 @@ class Refuses(Wrapper):
         return self.inner.create(key, body)
 
 
-def test_H26_a_refused_write_is_told_to_everyone_and_nothing_is_written():
-    """H26: the credentials lapse: a clear error for each waiter, a handle that stays ended."""
+def test_H26_a_rejected_write_fails_every_waiter_and_nothing_is_written():
+    """H26: the credentials expire: a clear error for each waiter, a handle that stays ended."""
     store = Refuses(MemoryStore())
     writer = over(store).writer(NAME)
     writer.put("k", b"1")
-    store.error = InvalidInputError("no permission", kind=Kind.ACCESS_DENIED)
+    store.error = InvalidInputError("no permission", kind=ErrorKind.ACCESS_DENIED)
     futures = [writer.put("k", b"2", wait=False)]
     assert isinstance(futures[0].exception(60), InvalidInputError)
     with pytest.raises(InvalidInputError, match="no permission"):
@@ -250,7 +246,7 @@ def test_H26_a_refused_write_is_told_to_everyone_and_nothing_is_written():
         successor.put("k", b"5")
 
 
-def test_H26_a_store_that_breaks_leaves_nobody_waiting():
+def test_H26_a_store_that_breaks_leaves_no_caller_waiting():
     """H26: an error that no store should raise: the outcome is unknown, and the handle ends."""
     store = Refuses(MemoryStore())
     writer = over(store).writer(NAME, max_parallel_writes=2)
@@ -263,7 +259,7 @@ def test_H26_a_store_that_breaks_leaves_nobody_waiting():
 
 
 def test_H26_what_waits_behind_an_unknown_outcome_was_not_sent():
-    """H26: only what was sent may have landed; what was queued behind it is rejected."""
+    """H26: only objects that were sent may have landed; batches queued behind them are rejected."""
     store = Refuses(MemoryStore())
     writer = over(store).writer(NAME, commit_deadline_s=0.05, group_bytes_max=1)
 
@@ -281,13 +277,13 @@ def test_H26_what_waits_behind_an_unknown_outcome_was_not_sent():
     second.set()
     assert isinstance(sent.exception(60), OutcomeUnknownError)
     assert isinstance(queued.exception(60), UnavailableError)
-    with pytest.raises(UnavailableError, match="has stopped: LSN 2 has no answer"):
+    with pytest.raises(UnavailableError, match="has stopped: LSN 2 has no response"):
         writer.put("c", b"3")
 
 
 @pytest.mark.parametrize("pattern", ["*/wal/*", "*/manifest/*"])
-def test_H26_a_refresh_that_cannot_look_ends_nothing(pattern):
-    """H26: nothing was lost, it was only a look: the caller is told, and the writer goes on."""
+def test_H26_a_refresh_that_fails_ends_nothing(pattern):
+    """H26: it was only a refresh: the caller gets the error, and the writer continues."""
     faults = Faults(MemoryStore())
     writer = over(faults).writer(NAME)
     writer.put("k", b"1")
@@ -300,15 +296,17 @@ def test_H26_a_refresh_that_cannot_look_ends_nothing(pattern):
     assert writer.get("k") == b"2"
 
 
-class FullDisk(type(OS)):
+class FullDisk(FaultyFiles):
     """A disk that has no room for a while."""
 
     full = False
 
-    def write(self, fd, data):
-        if self.full:
+    def __init__(self):
+        super().__init__(before=self._fail)
+
+    def _fail(self, call, name):
+        if call == "append" and self.full:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return super().write(fd, data)
 
 
 def full_disk(tmp_path, **settings):
@@ -318,15 +316,15 @@ def full_disk(tmp_path, **settings):
     return over(store).writer(NAME, **settings), disk, store
 
 
-def test_H26_a_full_disk_is_told_clearly(tmp_path):
-    """H26: past the deadline every waiter hears "disk full", and nothing is acknowledged."""
+def test_H26_a_full_disk_raises_a_clear_error(tmp_path):
+    """H26: every waiter hears "disk full", and nothing is acknowledged."""
     writer, disk, store = full_disk(tmp_path, commit_deadline_s=0.1)
     writer.put("k", b"1")
     disk.full = True
     future = writer.put("k", b"2", wait=False)
     error = future.exception(60)
     assert isinstance(error, UnavailableError)
-    assert error.kind is Kind.DISK_FULL
+    assert error.kind is ErrorKind.DISK_FULL
     with pytest.raises(UnavailableError, match="No space left"):
         writer.put("k", b"3")
     disk.full = False
@@ -337,19 +335,19 @@ def test_H26_a_full_disk_is_told_clearly(tmp_path):
 
 
 def test_H26_a_disk_that_has_room_again_in_time(tmp_path):
-    """H26: within the deadline the write is tried again, and commits once."""
+    """H26, H78: the write is rejected at once; tried again, it commits once, in the same slot."""
     writer, disk, store = full_disk(tmp_path)
     disk.full = True
-    future = writer.put("k", b"1", wait=False)
-    with pytest.raises(FutureTimeout):
-        future.result(0.05)
+    error = writer.put("k", b"1", wait=False).exception(60)
+    assert error.kind is ErrorKind.DISK_FULL
+    assert rows(store) == {}
     disk.full = False
-    assert future.result(60).lsn == 2
+    assert writer.put("k", b"1", wait=False).result(60).lsn == 2
     assert rows(store) == {b"k": b"1"}
 
 
 def test_H26_an_interrupted_close_still_ends_the_writer():
-    """H26: Ctrl-C in close(): what was on its way is answered, and later calls say closed."""
+    """H26: Ctrl-C in close(): batches in flight are completed, later calls raise ClosedError."""
 
     class Stuck(Wrapper):
         stuck = False

@@ -9,14 +9,14 @@ import msgspec
 import pytest
 
 import reef
-from reef.engine.log import Log
+from reef.engine.log.log import Log
 from reef.errors import NotFoundError, OutcomeUnknownError
 from reef.formats.manifest import encode_manifest
 from reef.formats.wal_object import Job, WalHeader, WalKind, WalObject
 from reef.jobs import ingest
 from reef.manifest.publish import Publisher
 from reef.stores import Outcome, Wrapper, WriteResult
-from tests.collecting import GRACE_S, NAME, USERS, World
+from tests.support.sweep_world import GRACE_S, NAME, USERS, World
 
 
 @pytest.fixture
@@ -28,10 +28,10 @@ def world():
     return world
 
 
-class LostAnswer(Wrapper):
+class LostResponse(Wrapper):
     """A create that lands, then something happens for a long time, then the resend says EXISTS.
 
-    This is what a client with retries sees whose first response was lost.
+    So it is for a client with retries whose first response was lost.
     """
 
     def __init__(self, inner, part, does):
@@ -88,7 +88,7 @@ def test_H66_a_batch_whose_slot_was_collected_and_filled_again(world, takeover, 
 
     Without a key nothing proves it, and the outcome is unknown; with one the window does.
     """
-    store = LostAnswer(
+    store = LostResponse(
         world.bucket, "/wal/", lambda key: collect_and_refill(world, key, takeover=takeover)
     )
     writer = reef.Database(store).writer(NAME)
@@ -108,7 +108,7 @@ def test_H66_a_batch_whose_slot_was_collected_and_filled_again(world, takeover, 
 
 def test_H66_a_transaction_whose_slot_was_collected_and_filled_again(world):
     """H66: a read-modify-write is not decided and applied a second time."""
-    store = LostAnswer(
+    store = LostResponse(
         world.bucket, "/wal/", lambda key: collect_and_refill(world, key, takeover=False)
     )
     writer = reef.Database(store).writer(NAME)
@@ -158,7 +158,7 @@ def test_H66_a_publish_whose_generation_was_collected_and_filled_again(world):
         body = encode_manifest(msgspec.structs.replace(stalled, recent=recent))
         assert world.bucket.create(key, body).landed
 
-    store = LostAnswer(world.bucket, "/manifest/", overtake)
+    store = LostResponse(world.bucket, "/manifest/", overtake)
     publisher = Publisher(store, USERS)
     before = publisher.heads.find().manifest.writer_epoch
     store.armed = True

@@ -50,7 +50,7 @@ def grown(head, _):
 
 @pytest.mark.parametrize("rivals", [0, 1, 3], ids=["no epoch", "the same epoch", "higher epochs"])
 def test_H14_an_epoch_that_was_raised_in_a_swept_generation_is_noticed(rivals):
-    """H14: quick by every clock here, as on a machine that was paused: only the head tells."""
+    """H14: quick by every clock here, as on a machine that was paused: only the head proves it."""
     bucket = MemoryStore()
     reef.Database(bucket).writer(NAME).put("k", b"1")
     store = HeldUp(bucket)
@@ -61,7 +61,7 @@ def test_H14_an_epoch_that_was_raised_in_a_swept_generation_is_noticed(rivals):
     assert reef.Database(bucket).writer(NAME).get("k") == b"1"
 
 
-def test_H14_what_it_costs_to_look_at_the_head_again():
+def test_H14_the_cost_of_checking_the_head_again():
     """H14: two listings of manifests per open, before and after the fences, and one of the log."""
     meter = RequestMeter()
     database = reef.open("memory://", meter=meter)
@@ -72,7 +72,7 @@ def test_H14_what_it_costs_to_look_at_the_head_again():
 
 
 def test_H14_a_slow_first_manifest_is_proved():
-    """H14: another made the namespace meanwhile, went on, and a sweep took generation 1."""
+    """H14: another process created it meanwhile, and a sweep has deleted generation 1."""
     sim = Simulation(0)
     node = sim.process("slow")
     outcomes = []

@@ -1,16 +1,18 @@
 """H26, H63: the disk under a local log runs full and recovers; uploads that are refused stop."""
 
 import errno
+import gc
 import os
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import msgspec
 import pytest
 
-from reef.engine.database import Database
+from reef.engine.commit.completions import Completion
+from reef.engine.handles.database import Database
 from reef.engine.local import uploader
-from reef.errors import InvalidInputError, Kind, ReefError
+from reef.errors import ErrorKind, FencedError, InvalidInputError, ReefError
 from reef.jobs import fold
 from reef.locallog import LocalLog, LogEntry
 from reef.manifest.publish import Publisher
@@ -18,7 +20,7 @@ from reef.paths import Namespace
 from reef.runtime import REAL
 from reef.stores import Wrapper
 from reef.stores.memory import MemoryStore
-from reef.testing.log_disk import LogDisk
+from reef.testing.disk import SimulatedDisk
 
 NAME = "users"
 SEGMENT_BYTES = 8192
@@ -32,47 +34,10 @@ SETTINGS = {
 NEVER_MS = 1e9
 
 
-class SmallDisk(LogDisk):
-    """A disk with room for so many bytes, preallocated or written."""
-
-    def __init__(self, room, content=None):
-        super().__init__(content)
-        self.room = room
-
-    def create(self, path):
-        return _Bounded(self, super().create(path))
-
-    def open(self, path, *, writable):
-        return _Bounded(self, super().open(path, writable=writable))
-
-    def used(self):
-        return sum(map(len, self.content().values()))
-
-
-class _Bounded:
-    def __init__(self, disk, file):
-        self._disk, self._file = disk, file
-
-    def __getattr__(self, name):
-        return getattr(self._file, name)
-
-    def write(self, data, offset):
-        self._check(offset + len(data))
-        self._file.write(data, offset)
-
-    def preallocate(self, size):
-        self._check(size)
-        self._file.preallocate(size)
-
-    def _check(self, end):
-        if self._disk.used() + max(0, end - self._file.size()) > self._disk.room:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-
 def start(store, disk, **settings):
     """Return the writer of a machine with this disk."""
     db = Database(store)
-    db.log_files = disk
+    db._log_files = disk
     return db.writer(NAME, **SETTINGS, **settings)
 
 
@@ -95,7 +60,7 @@ def rows(store):
 @pytest.mark.parametrize("interval_ms", [1.0, NEVER_MS])
 def test_a_full_disk_recovers_with_the_next_opening(interval_ms):
     """Everything was uploaded, so the next life has room again; nothing acknowledged is lost."""
-    store, disk, acknowledged = MemoryStore(), SmallDisk(128 << 10), []
+    store, disk, acknowledged = MemoryStore(), SimulatedDisk(bytes_max=128 << 10), []
     for life in range(6):
         writer = start(store, disk, upload_interval_ms=interval_ms)
         before = len(acknowledged)
@@ -114,7 +79,7 @@ def test_a_full_disk_recovers_with_the_next_opening(interval_ms):
 def test_a_full_disk_recovers_when_its_tail_was_not_uploaded():
     """The bucket was away while the disk filled up, and the process died: the opening uploads the
     tail and releases its segments."""
-    store, disk = MemoryStore(), SmallDisk(64 << 10)
+    store, disk = MemoryStore(), SimulatedDisk(bytes_max=64 << 10)
     writer = start(store, disk, upload_interval_ms=NEVER_MS)
     written = 0
     with suppress(ReefError):
@@ -139,9 +104,9 @@ def await_release(disk):
         REAL.sleep(0.005)
 
 
-def test_opening_releases_what_an_earlier_life_has_uploaded():
+def test_opening_releases_segments_that_an_earlier_writer_uploaded():
     """The process died before its log had noted the upload, and this life uploads nothing."""
-    store, disk = MemoryStore(), LogDisk()
+    store, disk = MemoryStore(), SimulatedDisk()
     writer = start(store, disk, upload_interval_ms=NEVER_MS)
     writer._uploader._truncate = lambda: None
     for number in range(60):
@@ -149,18 +114,18 @@ def test_opening_releases_what_an_earlier_life_has_uploaded():
     writer.flush()
     kill(writer)
     assert len(segments(disk)) > 5
-    disk = LogDisk(disk.content())
+    disk = SimulatedDisk(disk.content())
     again = start(store, disk, upload_interval_ms=NEVER_MS)
     assert again.local_recovery.replayed == 0
     assert len(segments(disk)) <= 2
-    assert again._front.log.last_index == 60, "its last entry keeps the numbers going"
+    assert again._buffer.log.last_index == 60, "its last entry keeps the numbers going"
     again.close()
 
 
 def test_an_upload_releases_whole_segments_at_once(monkeypatch):
     """Neither a second nor 16 MiB have to pass first: a disk may be smaller than that."""
     monkeypatch.setattr(uploader, "TRUNCATE_S", 1e9)
-    store, disk = MemoryStore(), LogDisk()
+    store, disk = MemoryStore(), SimulatedDisk()
     writer = start(store, disk, upload_interval_ms=NEVER_MS)
     for number in range(60):
         writer.put(f"k{number}", bytes(1000))
@@ -174,7 +139,7 @@ def test_an_upload_releases_whole_segments_at_once(monkeypatch):
 
 def test_a_log_opens_on_a_full_disk():
     """There is no room for a new tail: entries can be read and removed, and then appended."""
-    disk = SmallDisk(1 << 20)
+    disk = SimulatedDisk(bytes_max=1 << 20)
     log = LocalLog("/log", SEGMENT_BYTES, files=disk)
     for index in range(1, 30):
         log.store_log(LogEntry(index, data=bytes(1000)))
@@ -182,8 +147,7 @@ def test_a_log_opens_on_a_full_disk():
     content = disk.content()
     last = sorted(segments(disk))[-1]
     del content[last]  # the process died between the commit of the rotation and its new file
-    full = SmallDisk(0, content)
-    full.room = full.used()
+    full = SimulatedDisk(content, bytes_max=sum(map(len, content.values())))
     with LocalLog("/log", SEGMENT_BYTES, files=full) as again:
         assert again.recovery.created_tail
         assert again.last_index >= 20
@@ -199,18 +163,94 @@ def test_the_meta_store_has_its_room_before_it_needs_it(tmp_path):
 
 
 def test_a_closed_log_holds_no_file(tmp_path):
-    """The room of a removed segment is free when the log is closed, whoever keeps the handle."""
+    """The space of a removed segment is freed when the log is closed, even with a handle open."""
     log = LocalLog(tmp_path / "log", SEGMENT_BYTES)
     for index in range(1, 30):
         log.store_log(LogEntry(index, data=bytes(1000)))
     log.close()
-    names = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is(fd)]
-    assert not [name for name in names if name.startswith(str(tmp_path))]
+    assert open_below(tmp_path) == []
     assert log.recovery is not None
 
 
-def _is(fd):
-    return os.path.islink(f"/proc/self/fd/{fd}")
+def open_below(folder):
+    """Return the names of the files that this process has open below a folder."""
+    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    names = [os.readlink(link) for link in links if os.path.islink(link)]
+    return [name for name in names if name.startswith(str(folder))]
+
+
+@contextmanager
+def no_garbage_collection():
+    """Free objects by their reference counts alone."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def fill_disk(patch, call):
+    """Let one system call fail as on a full disk."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    patch.setattr(os, call, full)
+
+
+@pytest.mark.parametrize(
+    ("call", "change"),
+    [
+        ("pwrite", lambda log: log.store_log(LogEntry(30, data=bytes(100)))),
+        ("posix_fallocate", lambda log: log.store_log(LogEntry(30, data=bytes(SEGMENT_BYTES)))),
+        ("unlink", lambda log: log.delete_range(1, 28)),
+    ],
+    ids=["append", "rotation", "truncation"],
+)
+def test_a_log_that_failed_and_was_closed_holds_no_file(tmp_path, monkeypatch, call, change):
+    """Its errors may live on: their frames hold no segment, whose space would stay in use.
+
+    Root: the failure that a log remembers held the frames of the failed change, and these the
+    view. A process that opened the log again on the full disk never had the space of its segments
+    back, although they were uploaded and removed.
+    """
+    errors = []
+    log = LocalLog(tmp_path / "log", SEGMENT_BYTES)
+    for index in range(1, 30):
+        log.store_log(LogEntry(index, data=bytes(1000)))
+    log.get_log(29)
+    with no_garbage_collection():
+        with monkeypatch.context() as patch:
+            fill_disk(patch, call)
+            for attempt in (change, lambda log: log.store_log(LogEntry(31, data=b"x"))):
+                try:
+                    attempt(log)
+                except ReefError as error:
+                    errors.append(error)
+        assert errors, "nothing failed"
+        log.close()
+        assert open_below(tmp_path) == []
+
+
+def test_a_writer_on_a_full_disk_holds_no_file_when_it_is_closed(tmp_path, monkeypatch):
+    """The next writer of the same process has the space of all segments that were uploaded."""
+    db = Database(MemoryStore())
+    settings = SETTINGS | {"local_log": str(tmp_path / "log"), "upload_interval_ms": NEVER_MS}
+    writer = db.writer(NAME, **settings)
+    with no_garbage_collection():
+        with monkeypatch.context() as patch, suppress(ReefError):
+            fill_disk(patch, "posix_fallocate")
+            for number in range(100):
+                writer.put(f"k{number:03}", bytes(1000))
+            pytest.fail("the disk was not full")
+        with suppress(ReefError):
+            writer.close()
+        assert open_below(tmp_path) == []
+        with db.writer(NAME, **settings) as again:
+            assert again.local_recovery.replayed == 0
+            assert len(os.listdir(tmp_path / "log")) <= 3
+    assert len(rows(db.store)) >= 7
 
 
 class Denying(Wrapper):
@@ -227,7 +267,7 @@ class Denying(Wrapper):
             assert gate.wait(60)
             self.gate = None
             self.denied += 1
-            raise InvalidInputError("no", kind=Kind.ACCESS_DENIED)
+            raise InvalidInputError("no", kind=ErrorKind.ACCESS_DENIED)
         return self.inner.create(key, body)
 
 
@@ -235,7 +275,7 @@ def test_an_upload_that_is_refused_is_the_last_one():
     """Entries behind a refused one are not uploaded, since their marks would cover it; waiters get
     the store's own error, the uploader ends, and the next opening uploads all of them once."""
     inner = MemoryStore()
-    store, disk = Denying(inner), LogDisk()
+    store, disk = Denying(inner), SimulatedDisk()
     writer = start(store, disk, upload_interval_ms=NEVER_MS, upload_bytes=2000)
     writer.put("first", b"1")
     writer.flush()
@@ -244,30 +284,30 @@ def test_an_upload_that_is_refused_is_the_last_one():
     gate.set()
     with pytest.raises(InvalidInputError, match="no") as caught:
         receipts[-1].wait()
-    assert caught.value.kind is Kind.ACCESS_DENIED
+    assert caught.value.kind is ErrorKind.ACCESS_DENIED
     assert store.denied == 1
-    assert writer._uploader._task.join(15), "the uploader goes on"
+    assert writer._uploader._task.join(15), "the uploader is still running"
     assert rows(inner) == {"first"}
     assert (writer.pending.batches, writer.pending.first_index) == (6, 2)
     with pytest.raises(ReefError):
         writer.put("more", b"1")
     with pytest.raises(ReefError):
         writer.close()
-    with start(inner, LogDisk(disk.content()), upload_interval_ms=NEVER_MS) as again:
+    with start(inner, SimulatedDisk(disk.content()), upload_interval_ms=NEVER_MS) as again:
         assert again.local_recovery.replayed == 6
     changes = [change.key for change in Database(inner).reader(NAME).changes(after_lsn=0)]
     assert len(changes) == len(set(changes)) == 7
 
 
 def test_the_note_of_uploads_is_used_where_the_bucket_has_forgotten_the_log():
-    """After a rebuild, or 10,000 other logs, only the log's own note says what was uploaded:
+    """After a rebuild, or 10,000 other logs, only the log's own note records the uploaded position:
     nothing is written twice."""
-    store, disk = MemoryStore(), LogDisk()
+    store, disk = MemoryStore(), SimulatedDisk()
     writer = start(store, disk, upload_interval_ms=NEVER_MS)
     for number in range(3):
         writer.put(f"k{number}", b"1")
     writer.flush()
-    uploader.truncate(writer._front)  # which notes it
+    uploader.truncate(writer._buffer)  # which notes it
     writer.put("tail", b"1")
     kill(writer)
     with Database(store).writer(NAME, background=False) as rival:
@@ -276,33 +316,74 @@ def test_the_note_of_uploads_is_used_where_the_bucket_has_forgotten_the_log():
     Publisher(store, Namespace(NAME)).publish(
         lambda head: msgspec.structs.replace(head, stream_marks={}, stream_lineages={})
     )
-    with start(store, LogDisk(disk.content()), upload_interval_ms=NEVER_MS, reapply=True) as again:
+    with start(
+        store, SimulatedDisk(disk.content()), upload_interval_ms=NEVER_MS, reapply=True
+    ) as again:
         assert again.local_recovery.uploaded_index == 3
         assert again.local_recovery.replayed == 1
     reader = Database(store).reader(NAME)
     assert (reader.get("k0"), reader.get("tail")) == (b"newer", b"1")
 
 
-class Answered:
-    """A pending batch whose result is there."""
+def test_the_note_covers_uploaded_entries_only():
+    """Entries that are acknowledged and not uploaded when the note is written come back: the
+    opening reads them from the disk, and uploads them."""
+    store, disk = MemoryStore(), SimulatedDisk()
+    writer = start(store, disk, upload_interval_ms=NEVER_MS)
+    writer.put("uploaded", b"1")
+    writer.flush()
+    writer.put("acknowledged", b"1")
+    writer.put("acknowledged too", b"1")
+    uploader.truncate(writer._buffer)
+    kill(writer)
+    assert rows(store) == {"uploaded"}
+    with start(store, SimulatedDisk(disk.content()), upload_interval_ms=NEVER_MS) as again:
+        assert (again.local_recovery.uploaded_index, again.local_recovery.replayed) == (1, 2)
+    assert rows(store) == {"uploaded", "acknowledged", "acknowledged too"}
 
-    def __init__(self, result):
-        self.future = REAL.future()
-        self.future.set_running_or_notify_cancel()
-        if isinstance(result, ReefError):
-            self.future.set_exception(result)
-        else:
-            self.future.set_result(result)
+
+def test_a_fenced_uploader_ends_with_its_writer():
+    """Another writer has the role: the upload ends once, waiters and later writes are refused."""
+    store, disk = MemoryStore(), SimulatedDisk()
+    writer = start(store, disk, upload_interval_ms=NEVER_MS, commit_deadline_s=10.0)
+    receipt = writer.put("a", b"1")
+    with Database(store).writer(NAME, background=False) as rival:
+        rival.put("b", b"1")
+    with pytest.raises(FencedError, match="batches"):
+        receipt.wait()
+    assert writer._uploader._task.join(15), "the uploader runs on"
+    with pytest.raises(FencedError):
+        writer.put("c", b"1")
+    with pytest.raises(FencedError):
+        writer.close()
+    assert rows(store) == {"b"}
+
+
+def test_an_upload_out_of_order_is_an_error():
+    """Marks are indexes: a batch that is noted before another one would cover it."""
+    writer = start(MemoryStore(), SimulatedDisk(), upload_interval_ms=NEVER_MS)
+    receipts = [writer.put("a", b"1"), writer.put("b", b"2")]
+    writer._uploader.stop()
+    first, second = writer._buffer.backlog.next_upload(1 << 20)
+    with writer._buffer.changed, pytest.raises(ValueError, match="out of order"):
+        writer._buffer.note_uploaded(second, receipts[1])
+    assert writer._buffer.uploaded == 0
+    assert first.index < second.index
+    with pytest.raises(ReefError):
+        writer.close()
 
 
 def test_nothing_behind_a_refused_batch_is_noted_as_uploaded(monkeypatch):
     """Even if a later one were committed: the note and the disk would lose the refused one."""
-    writer = start(MemoryStore(), LogDisk(), upload_interval_ms=NEVER_MS)
+    writer = start(MemoryStore(), SimulatedDisk(), upload_interval_ms=NEVER_MS)
     receipts = [writer.put("a", b"1"), writer.put("b", b"2")]
     writer._uploader.stop()
-    front, refusal = writer._front, InvalidInputError("no")
+    front, refusal = writer._buffer, InvalidInputError("no")
     items = front.backlog.next_upload(1 << 20)
-    sent = [(items[0], Answered(refusal)), (items[1], Answered(receipts[1]))]
+    sent = [
+        (items[0], Completion(result=refusal)),
+        (items[1], Completion(result=receipts[1])),
+    ]
     monkeypatch.setattr(writer._uploader, "_submit", lambda _: sent)
     monkeypatch.setattr(writer._committer, "drive", lambda _: None)
     writer._uploader._upload(items)

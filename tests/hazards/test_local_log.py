@@ -1,4 +1,4 @@
-"""Hazards of the local log: disks that fail or forget, and damage that looks like a crash."""
+"""Hazards of the local log: disks that fail or forget, and damage that resembles a crash."""
 
 import errno
 import os
@@ -10,17 +10,18 @@ from reef.cli.main import run
 from reef.errors import (
     ClosedError,
     CorruptionError,
+    ErrorKind,
     InvalidInputError,
-    Kind,
     OutcomeUnknownError,
     UnsupportedFormatError,
 )
+from reef.files import OS
 from reef.locallog import LocalLog, LogEntry
 from reef.locallog.frames import frames
-from reef.locallog.vfs import OS_FILES
-from reef.testing.log_disk import LogDisk, crashes
-from tests.locallog.faulty import FaultyFiles, failing
-from tests.locallog.histories import append, judge, play
+from reef.testing.disk import SimulatedDisk
+from reef.testing.power_failures import crashes
+from tests.support.faulty_files import FaultyFiles, failing
+from tests.unit.locallog.histories import append, check_crash, play
 
 TAIL = ".wal"
 META = "wal-meta.db.tmp"  # as it was named when it was created
@@ -28,7 +29,7 @@ META = "wal-meta.db.tmp"  # as it was named when it was created
 
 @pytest.fixture
 def files():
-    """Return a file system that fails when it is told to."""
+    """Return a file system that fails on request."""
     return FaultyFiles()
 
 
@@ -44,8 +45,8 @@ def log(tmp_path, files):
 
 
 def test_H7_order_of_system_calls(tmp_path, files):
-    """H7: whole file, sync, rename, directory; pages before metas; bytes before answers; names
-    before the first answer; a meta commit before files are made or deleted."""
+    """H7: whole file, sync, rename, directory; pages before metas; bytes before completions; names
+    before the first completion; a meta commit before files are made or deleted."""
     with LocalLog(tmp_path, 4096, files=files) as log:
         made = list(files.calls)
         files.calls.clear()
@@ -77,7 +78,7 @@ def test_H7_order_of_system_calls(tmp_path, files):
     assert {call.split()[0] for call in files_after[2:-1]} == {"unlink"}
 
 
-class SyncedDirectories(type(OS_FILES)):
+class SyncedDirectories(type(OS)):
     """Writes down which directories were synced."""
 
     def __init__(self):
@@ -104,8 +105,8 @@ def test_H7_new_directories_are_durable(tmp_path):
     assert files.synced == [str(tmp_path / "c")]
 
 
-def test_H7_what_is_opened_is_synced_first(tmp_path, files):
-    """H7: whoever wrote it may have been killed before its syncs, and the power may fail next."""
+def test_H7_opening_syncs_the_files_first(tmp_path, files):
+    """H7: the last writer may have been killed before its syncs, and the power may fail next."""
     with LocalLog(tmp_path) as log:
         log.store_log(LogEntry(1))
     files.calls.clear()
@@ -139,7 +140,7 @@ def test_H7_a_rotated_tail_gets_its_name_synced(tmp_path, files):
 
 
 def test_H7_readers_never_see_short_bytes(tmp_path):
-    """H7: a reader beside the appender gets whole entries or none."""
+    """H7: a reader concurrent with the appender gets whole entries or none."""
     wrong, done = [], threading.Event()
     with LocalLog(tmp_path, 1 << 16) as log:
         log.store_log(LogEntry(1, data=b"1" * 3000))
@@ -165,12 +166,14 @@ def test_H7_readers_never_see_short_bytes(tmp_path):
 @pytest.mark.parametrize("call", ["write", "sync"])
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
 def test_H26_a_failed_append_poisons_the_handle(log, files, tmp_path, call, error):
-    """H26: what was not acknowledged is never shown, nothing more is accepted, reads go on;
-    opening again finds out, and the log goes on."""
+    """H26: unacknowledged entries are never shown, no more are accepted, reads continue;
+    opening again recovers, and the log continues."""
     files.before = failing(call, TAIL, error)
     with pytest.raises(OutcomeUnknownError, match="the disk failed") as caught:
         log.store_log(LogEntry(4, data=b"lost or not"))
-    assert caught.value.kind == (Kind.DISK_FULL if error == errno.ENOSPC else Kind.NOT_DURABLE)
+    assert caught.value.kind == (
+        ErrorKind.DISK_FULL if error == errno.ENOSPC else ErrorKind.NOT_DURABLE
+    )
     files.before = None
     assert log.last_index == 3
     assert [entry.data for entry in log.entries()] == [b"kept"] * 3
@@ -179,7 +182,7 @@ def test_H26_a_failed_append_poisons_the_handle(log, files, tmp_path, call, erro
         lambda: log.delete_range(1, 1),
         lambda: log.set(b"k", b"v"),
     ):
-        with pytest.raises(ClosedError, match="failed before"):
+        with pytest.raises(ClosedError, match="earlier change of the log failed"):
             change()
     log.close()
     with LocalLog(tmp_path) as again:
@@ -203,7 +206,7 @@ def test_H26_a_failed_meta_commit_poisons_the_handle(log, files, tmp_path, call,
         assert again.last_index == 3
 
 
-def test_H26_a_failed_rotation_is_told_to_the_next_append(log, files, tmp_path):
+def test_H26_a_failed_rotation_fails_the_next_append(log, files, tmp_path):
     """H26: the append that filled the segment is durable, and stays acknowledged."""
     files.before = failing("create", TAIL, errno.ENOSPC)
     log.store_logs([LogEntry(n, data=bytes(100)) for n in range(4, 50)])
@@ -217,7 +220,7 @@ def test_H26_a_failed_rotation_is_told_to_the_next_append(log, files, tmp_path):
 
 
 def test_H26_an_interrupt_in_the_middle(log, files, tmp_path):
-    """H26: a Ctrl-C between write and sync leaves a handle that refuses, not one that lies."""
+    """H26: a Ctrl-C between write and sync leaves a handle that refuses further appends."""
 
     def interrupt(call, name):
         if call == "sync":
@@ -252,7 +255,7 @@ def test_H26_a_refused_append_does_not_poison(log):
 
 
 def test_H26_waiters_wake(log, files):
-    """H26: an append that waits for another one's failure is told, and does not hang."""
+    """H26: an append that waits for another one's failure raises and does not hang."""
     entered, gate = threading.Event(), threading.Event()
 
     def fail(call, name):
@@ -262,13 +265,13 @@ def test_H26_waiters_wake(log, files):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     files.before = fail
-    told = []
+    raised = []
 
     def append_one(index):
         try:
             log.store_log(LogEntry(index))
         except (OutcomeUnknownError, ClosedError) as error:
-            told.append(type(error).__name__)
+            raised.append(type(error).__name__)
 
     first = threading.Thread(target=append_one, args=(4,))
     first.start()
@@ -278,7 +281,7 @@ def test_H26_waiters_wake(log, files):
     gate.set()
     first.join(60)
     second.join(60)
-    assert sorted(told) == ["ClosedError", "OutcomeUnknownError"]
+    assert sorted(raised) == ["ClosedError", "OutcomeUnknownError"]
 
 
 # --- H27 ----------------------------------------------------------------------------
@@ -299,7 +302,7 @@ def test_H27_a_corrupt_length_in_a_sealed_segment_is_fatal(tmp_path):
         assert log.last_index == 60
 
 
-def test_H27_damage_in_the_middle_of_the_tail_is_told(tmp_path):
+def test_H27_damage_in_the_middle_of_the_tail_is_reported(tmp_path):
     """H27: batches behind a damaged one are not dropped, and the report names the damage."""
     with LocalLog(tmp_path, 4096) as log:
         for index in range(1, 6):
@@ -316,7 +319,7 @@ def test_H27_damage_in_the_middle_of_the_tail_is_told(tmp_path):
 
 def _damaged(change):
     """Yield logs of ten entries, each with another byte of an older batch changed."""
-    disk = LogDisk()
+    disk = SimulatedDisk()
     with LocalLog("/log", 4096, files=disk) as log:
         for index in range(1, 11, 2):
             before = log._view.tail._end
@@ -329,7 +332,7 @@ def _damaged(change):
         data[offset] = change(data[offset])
         ignored = any(offset - n in commits for n in (1, 2, 3))  # no checksum covers these
         if data != content[name] and not ignored:
-            yield offset, LogDisk({**content, name: bytes(data)})
+            yield offset, SimulatedDisk({**content, name: bytes(data)})
 
 
 def frames_of(data):
@@ -341,7 +344,7 @@ def frames_of(data):
 @pytest.mark.parametrize("change", [lambda byte: byte ^ 0xFF, lambda byte: byte ^ 1, lambda _: 0])
 def test_H27_no_byte_of_an_older_batch_is_lost_in_silence(change):
     """H27: a length, a type, a checksum, a payload, the header: either the log still has all of
-    its entries, and says what is damaged, or it does not open, and nothing was touched."""
+    its entries and reports the damage, or it does not open, and nothing was touched."""
     fatal = 0
     for offset, disk in _damaged(change):
         before = disk.content()
@@ -358,7 +361,7 @@ def test_H27_no_byte_of_an_older_batch_is_lost_in_silence(change):
 
 
 def test_H27_a_corrupt_length_in_the_tail_is_fatal(tmp_path, capsys):
-    """H27: whole batches behind it prove that no crash did that; `verify` and `dump` tell, too."""
+    """H27: whole batches behind it prove that no crash did that; `verify` and `dump` report it."""
     with LocalLog(tmp_path, 1 << 16) as log:
         for index in range(1, 51):
             log.store_log(LogEntry(index, data=b"payload %d" % index))
@@ -382,14 +385,14 @@ def test_H27_a_corrupt_length_in_the_tail_is_fatal(tmp_path, capsys):
 @pytest.mark.parametrize("first", [2, 10, 300])
 @pytest.mark.parametrize("cut", [8, 200, 5000])
 def test_H27_a_log_within_a_torn_batch_is_no_proof(first, cut):
-    """H27: its batches are whole, and stand where commits may stand, but do not belong here."""
-    inner = LogDisk()
+    """H27: its batches are whole and at offsets where commits may be, but belong elsewhere."""
+    inner = SimulatedDisk()
     with LocalLog("/log", 1 << 16, files=inner) as log:
         for index in range(first, first + 400):
             log.store_log(LogEntry(index, data=b"inner"))
     image = max(inner.content().values(), key=lambda data: data.count(b"inner"))
     payload = bytes(2) + image.rstrip(b"\0")  # behind 6 bytes of numbers
-    disk = LogDisk()
+    disk = SimulatedDisk()
     with LocalLog("/log", 1 << 20, files=disk) as log:
         log.store_logs([LogEntry(index) for index in range(1, 4)])
         log.store_log(LogEntry(4, data=payload))
@@ -398,18 +401,94 @@ def test_H27_a_log_within_a_torn_batch_is_no_proof(first, cut):
     assert content[name].index(image[:4], 100) % 8 == 0
     end = len(content[name].rstrip(b"\0"))
     content[name] = content[name][: end - cut].ljust(1 << 20, b"\0")
-    with LocalLog("/log", files=LogDisk(content)) as log:
+    with LocalLog("/log", files=SimulatedDisk(content)) as log:
         assert log.last_index == 3
         assert log.recovery.dropped_bytes > 10000
 
 
-def test_H27_what_recovery_drops_is_told():
+def test_H27_recovery_reports_the_entries_it_drops():
     """H27: a torn batch is dropped, and the report says so in entries and bytes."""
     run = play([append(20), append(30, 30)])
     dropped = 0
     for done, content in crashes(run.disk):
-        judge(run, done, content)
-        log = LocalLog("/log", 400, files=LogDisk(content))
+        check_crash(run, done, content)
+        log = LocalLog("/log", 400, files=SimulatedDisk(content))
         dropped += log.recovery.dropped_entries > 0 and log.recovery.dropped_bytes > 0
         log.close()
     assert dropped > 20
+
+
+# --- a torn batch with another log in its payload -------------------------------------
+
+
+def _batches(path, first, count):
+    """Return the bytes of a log's batches from its second on: each is whole by itself."""
+    with LocalLog(path, 1 << 20) as other:
+        other.store_logs([LogEntry(first - 1)])
+        start = other._current_view().tail._end
+        for index in range(first, first + count):
+            other.store_log(LogEntry(index, data=b"of another log"))
+        end, name = other._current_view().tail._end, other._current_view().tail.info.name
+    return (path / name).read_bytes()[start:end]
+
+
+def _torn(path, entries):
+    """Append entries to a log of ten, and return its tail's file, and where that batch is."""
+    with LocalLog(path, 1 << 20) as log:
+        log.store_logs([LogEntry(n, data=b"kept") for n in range(1, 11)])
+        start = log._current_view().tail._end
+        log.store_logs(entries)
+        tail = log._current_view().tail
+        return path / tail.info.name, start, tail._end
+
+
+@pytest.mark.parametrize("extensions", [b"", bytes(range(16))], ids=["plain", "extensions"])
+@pytest.mark.parametrize("before", [0, 1], ids=["first", "second"])
+def test_H27_a_torn_payload_may_be_a_log_with_plausible_indexes(tmp_path, before, extensions):
+    """H27: wherever a crash cuts the last batch, the log opens with every acknowledged entry,
+    although the payload of an entry has whole batches whose indexes could be the next ones."""
+    inside = _batches(tmp_path / "other", 12, 5)
+    entries = [LogEntry(11 + n, data=b"small", extensions=extensions) for n in range(before)]
+    entries.append(LogEntry(11 + before, data=bytes(3) + inside, extensions=extensions))
+    file, start, end = _torn(tmp_path / "log", entries)
+    image = file.read_bytes()
+    at = image.index(inside, start)
+    assert at % 8 == 0, "the batches inside are where commits may be"
+    for cut in range(at + 8, end):
+        file.write_bytes(image[:cut].ljust(len(image), b"\0"))
+        with LocalLog(tmp_path / "log", 1 << 20) as log:
+            assert log.last_index == 10
+            assert log.recovery.dropped_bytes > 0
+            assert [entry.data for entry in log.entries()] == [b"kept"] * 10
+
+
+def test_H27_a_damaged_length_over_whole_batches_is_still_found(tmp_path):
+    """H27: a length that was damaged to span the batches behind it is not taken for a payload."""
+    path = tmp_path / "log"
+    with LocalLog(path, 1 << 20) as log:
+        log.store_logs([LogEntry(n, data=b"kept") for n in range(1, 11)])
+        start = log._current_view().tail._end
+        for index in range(11, 15):
+            log.store_log(LogEntry(index, data=b"acknowledged"))
+        tail = log._current_view().tail
+        file, end = path / tail.info.name, tail._end
+    image, raised = bytearray(file.read_bytes()), 0
+    for length in range(end - start):
+        damaged = image.copy()
+        damaged[start + 4 : start + 8] = length.to_bytes(4, "little")
+        if damaged != image:
+            file.write_bytes(damaged)
+            raised += _opens_whole_or_not(path, last_index=14)
+    assert raised > 20
+
+
+def _opens_whole_or_not(path, last_index):
+    """Open a damaged log; return whether that raises, and check the log if it does not."""
+    try:
+        log = LocalLog(path, 1 << 20)
+    except CorruptionError as error:
+        return "whole batch follows" in error.message
+    with log:
+        assert log.last_index == last_index
+        assert log.recovery.damaged
+    return False

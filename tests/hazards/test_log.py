@@ -7,24 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reef
-from reef.engine.log_rules import LogReader, Verdict
+from reef.engine.log.log import LogRules, Verdict
 from reef.formats.manifest import Manifest, Recent
 from reef.formats.wal_object import BatchHeader, Job, WalHeader, WalKind, WalObject
 from reef.jobs import fold
-from reef.manifest.head import Head, HeadFinder
+from reef.manifest.head import HeadFinder, ManifestHead
 from reef.paths import Namespace
-from reef.stores import (
-    Latency,
-    LatencyProfile,
-    Meter,
-    Outcome,
-    ReadBack,
-    Retry,
-    Wrapper,
-    agree_on_cas,
-)
-from reef.testing import Simulation
-from tests.bulk import append, ingest
+from reef.stores import Meter, Outcome, ReadBack, Retry, Wrapper, agree_on_cas
+from reef.testing import Latency, LatencyProfile, Simulation
+from tests.support.bulk_jobs import append, ingest
 
 NAME = "users"
 USERS = Namespace(NAME)
@@ -37,7 +28,7 @@ def db():
 
 
 def rows(db):
-    """Return what a new reader, and a new writer, see; they must agree."""
+    """Return the rows of a new reader and a new writer, which must agree."""
     seen = dict(db.reader(NAME).scan())
     with db.writer(NAME) as writer:
         assert dict(writer.scan()) == seen
@@ -67,13 +58,13 @@ def other(lsn, kind, write_id="x", job=None):
 
 
 def verdicts(reader, *headers):
-    """Judge objects in order."""
-    return [reader.judge(header).verdict for header in headers]
+    """Resolve objects in order."""
+    return [reader.advance(header) for header in headers]
 
 
 def test_H45_an_object_whose_predecessors_differ_is_void():
     """H45: all slots that `after` names count, not only the one just before."""
-    reader = LogReader(manifest())
+    reader = LogRules(manifest())
     assert verdicts(
         reader,
         batch(1, "a", ()),
@@ -95,15 +86,15 @@ def test_H45_an_object_whose_predecessors_differ_is_void():
 def test_H45_the_rule_holds_at_the_floor():
     """H45: the manifest keeps the write ids below the floor."""
     floor = manifest(wal_floor=10, below_floor=("y", "z"))
-    assert verdicts(LogReader(floor), batch(10, "a", ("y", "z"))) == [Verdict.APPLIES]
-    assert verdicts(LogReader(floor), batch(10, "a", ("y", "x"))) == [Verdict.VOID]
-    assert verdicts(LogReader(floor), batch(10, "a", None)) == [Verdict.APPLIES]
+    assert verdicts(LogRules(floor), batch(10, "a", ("y", "z"))) == [Verdict.APPLIES]
+    assert verdicts(LogRules(floor), batch(10, "a", ("y", "x"))) == [Verdict.VOID]
+    assert verdicts(LogRules(floor), batch(10, "a", None)) == [Verdict.APPLIES]
 
 
 def test_an_ingest_counts_only_while_its_job_is_open():
     """A begin below, no abort and no other ingest in between, and a key that is new."""
     job, again = Job("j1", key="load"), Job("j2", key="load")
-    reader = LogReader(manifest())
+    reader = LogRules(manifest())
     assert verdicts(
         reader,
         other(1, WalKind.INGEST, job=Job("j0")),  # never begun
@@ -151,10 +142,10 @@ def headers(objects):
 @settings(max_examples=200, deadline=None)
 @given(objects, st.integers(1, 4))
 def test_H57_what_counts_is_the_same_from_every_manifest_on(objects, keys_max):
-    """H57: whichever floor a handle starts from, it judges the rest as one that read it all."""
+    """H57: from whichever floor a handle starts, it classifies the rest alike."""
     log = list(headers(objects))
-    first = LogReader(manifest(dedup_keys_max=keys_max))
-    folds, judged = [], []
+    first = LogRules(manifest(dedup_keys_max=keys_max))
+    folds, expected = [], []
     for header in log:
         folds.append(
             manifest(
@@ -165,31 +156,29 @@ def test_H57_what_counts_is_the_same_from_every_manifest_on(objects, keys_max):
                 below_floor=first.last_ids(),
             )
         )
-        judged.append(first.judge(header).verdict)
+        expected.append(first.advance(header))
     for place, folded in enumerate(folds):
-        later = LogReader(folded)
-        assert verdicts(later, *log[place:]) == judged[place:]
+        later = LogRules(folded)
+        assert verdicts(later, *log[place:]) == expected[place:]
         assert later.dedup.entries() == first.dedup.entries()
         assert len(later.dedup) <= keys_max
 
 
 def test_open_jobs_are_carried_over_the_floor():
     """A job whose begin was folded is still open."""
-    first = LogReader(manifest())
-    first.judge(other(1, WalKind.BEGIN, job=Job("j1")))
+    first = LogRules(manifest())
+    first.advance(other(1, WalKind.BEGIN, job=Job("j1")))
     carried = manifest(wal_floor=2, open_jobs=first.open_jobs, below_floor=first.last_ids())
-    assert verdicts(LogReader(carried), other(2, WalKind.INGEST, job=Job("j1"))) == [
-        Verdict.APPLIES
-    ]
+    assert verdicts(LogRules(carried), other(2, WalKind.INGEST, job=Job("j1"))) == [Verdict.APPLIES]
 
 
 def test_objects_come_without_gaps():
     """The rules are for contiguous LSNs only."""
-    with pytest.raises(ValueError, match="LSN 3 where 1 was due"):
-        LogReader(manifest()).judge(other(3, WalKind.SKIP))
+    with pytest.raises(ValueError, match="expected LSN 1, got 3"):
+        LogRules(manifest()).advance(other(3, WalKind.SKIP))
 
 
-# --- bulk jobs beside a writer ----------------------------------------------------------
+# --- bulk jobs and a writer ----------------------------------------------------------
 
 
 def test_H52_the_idle_writer_finds_its_slots_taken(db):
@@ -259,7 +248,7 @@ def test_H64_a_writer_that_lost_slots_lists_instead_of_probing(db):
     )
     assert rows(db) == {b"k": b"5"}
     fold(db, NAME)
-    for slot in range(first, first + 3):  # what a sweep would do with folded batches
+    for slot in range(first, first + 3):  # as a sweep deletes folded batches
         found = WalObject.decode(db.store.get(USERS.wal_object(slot)), "x").header
         if found.kind is WalKind.BATCHES:
             db.store.delete(USERS.wal_object(slot))
@@ -283,8 +272,8 @@ def test_H58_an_older_openers_fence_is_stepped_over(db):
 
 
 @pytest.mark.parametrize("ack", ["prefix", "independent"])
-@pytest.mark.parametrize("moment", ["/manifest/", "/wal/"])
-def test_H11_an_epoch_without_a_fence_stops_nobody(db, moment, ack):
+@pytest.mark.parametrize("folder", ["/manifest/", "/wal/"])
+def test_H11_an_epoch_without_a_fence_stops_no_writer(db, folder, ack):
     """H11: the old writer commits after the epoch was raised and before the fence: it is seen.
 
     Raising the epoch alone would let it be acknowledged and never be replayed.
@@ -292,15 +281,15 @@ def test_H11_an_epoch_without_a_fence_stops_nobody(db, moment, ack):
     old = db.writer(NAME, max_parallel_writes=2, ack=ack)
     last = old.put("k", b"0").lsn
     acknowledged, turn = [], threading.Lock()
-    beside = {USERS.wal_object(last + 2)}  # the second fence, which may be the first sent
+    skipped = {USERS.wal_object(last + 2)}  # the second fence, which may be the first sent
 
     class Overtaken(Wrapper):
         """The old writer gets one more write in, at one step of the opening."""
 
         def create(self, key, body):
-            if moment not in key or key in beside or not turn.acquire(blocking=False):
+            if folder not in key or key in skipped or not turn.acquire(blocking=False):
                 return self.inner.create(key, body)
-            if moment == "/wal/":
+            if folder == "/wal/":
                 acknowledged.append(old.put("k", b"late"))
                 return self.inner.create(key, body)
             result = self.inner.create(key, body)
@@ -354,7 +343,7 @@ def test_H61_everything_of_an_open_comes_from_one_manifest(db):
 
 
 def test_H12_a_fence_below_the_floor_does_not_count(db):
-    """H12: the slot was used, folded and collected; the fence "succeeds" there: go on, higher."""
+    """H12: the slot was used, folded and collected; a fence there does not count."""
     with db.writer(NAME) as writer:
         for number in range(4):
             writer.put("k", b"%d" % number)
@@ -429,7 +418,7 @@ def test_H25_an_opener_is_not_starved_by_a_quick_writer():
     sim = Simulation(5)
     quick, slow = sim.process("quick"), sim.process("slow")
     agree_on_cas(sim.bucket)
-    took, told = [], []
+    took, rejected = [], []
 
     def store(node, ms):
         timing = (ms, ms * 1.1)
@@ -442,21 +431,21 @@ def test_H25_an_opener_is_not_starved_by_a_quick_writer():
             try:
                 writer.put("k", b"%d" % number)
             except reef.FencedError as error:
-                told.append((number, error))
+                rejected.append((number, error))
                 return
 
-    def take_over():
+    def open_newer():
         slow.runtime.sleep(1)
         start_s = slow.runtime.monotonic_s()
         writer = reef.Database(store(slow, 30)).writer(NAME)
         took.append(slow.runtime.monotonic_s() - start_s)
-        assert writer.get("k") == b"%d" % (told[0][0] - 1), "the last acknowledged write is there"
+        assert writer.get("k") == b"%d" % (rejected[0][0] - 1), "the last acknowledged"
 
     quick.spawn(write_for_ever)
-    slow.spawn(take_over)
+    slow.spawn(open_newer)
     sim.run()
     sim.close()
-    assert told
+    assert rejected
     assert took[0] < 10
 
 
@@ -500,7 +489,7 @@ def test_H16_a_missing_object_without_a_newer_writer_is_damage(db):
 
 
 def test_H24_a_reader_on_an_old_view_reads_on_after_a_fold(db):
-    """H24: what its view needs is still there, and a refresh moves it on."""
+    """H24: the objects of its view still exist, and a refresh advances it."""
     with db.writer(NAME) as writer:
         writer.put("k", b"1")
         reader = db.reader(NAME, refresh_interval_ms=1e9)
@@ -548,7 +537,7 @@ def test_the_gap_rule(db):
     assert dict(reader.scan()) == {b"a": b"1", b"b": b"2", b"c": b"3"}
 
 
-def test_H64_a_slow_look_after_a_lost_slot_is_not_trusted(db, monkeypatch):
+def test_H64_a_slow_read_after_a_lost_slot_is_not_trusted(db, monkeypatch):
     """H64, H10: between head and listing its own void object is folded over and swept."""
     writer = db.writer(NAME, max_parallel_writes=2, group_bytes_max=1, group_window_ms=0)
     writer.put("k", b"0")
@@ -556,7 +545,7 @@ def test_H64_a_slow_look_after_a_lost_slot_is_not_trusted(db, monkeypatch):
     behind = threading.Event()
 
     class Interferes(Wrapper):
-        """A load is first in the slot; its void follower goes while the writer looks."""
+        """A load is first in the slot; its void follower is deleted while the writer lists."""
 
         loaded = swept = False
 
@@ -580,14 +569,14 @@ def test_H64_a_slow_look_after_a_lost_slot_is_not_trusted(db, monkeypatch):
     interferes = Interferes(writer._committer.log._store)
     writer._committer.log._store = interferes
     writer._committer.resync.log._store = interferes
-    fresh, stale = Head.fresh, [True]
+    fresh, stale = ManifestHead.fresh, [True]
     monkeypatch.setattr(
-        Head,
+        ManifestHead,
         "fresh",
         lambda head, *by: fresh(head, *by) and not (interferes.swept and stale and stale.pop()),
     )
     futures = [writer.put("k", b"%d" % n, wait=False) for n in range(1, 4)]
     lsns = [future.result(60).lsn for future in futures]
     floor = HeadFinder(db.store, USERS).find().manifest.wal_floor
-    assert min(lsns) >= floor, "what is acknowledged lies behind the floor"
+    assert min(lsns) >= floor, "acknowledged writes are at or above the floor"
     assert rows(db) == {b"k": b"3"}

@@ -7,16 +7,16 @@ import msgspec
 import pytest
 
 from reef import paths, stores
-from reef.engine.database import Database
-from reef.engine.log import Log
-from reef.engine.log_rules import LogReader, Verdict
+from reef.engine.handles.database import Database
+from reef.engine.log.log import Log, LogRules, Verdict
 from reef.errors import (
     CorruptionError,
+    ErrorKind,
     FencedError,
     InvalidInputError,
-    Kind,
     NotFoundError,
     ReefError,
+    UnavailableError,
 )
 from reef.formats.manifest import encode_manifest
 from reef.formats.wal_object import WalKind, WalObject
@@ -27,9 +27,8 @@ from reef.paths import Namespace
 from reef.stores.memory import MemoryStore
 from reef.stores.probe import (
     SCOPE,
-    _AsProved,
     agree_on_cas,
-    agrees_unasked,
+    agrees_without_register,
     as_proved,
     probe,
     prove_size,
@@ -42,7 +41,7 @@ NAME = "users"
 MIB = 1 << 20
 
 
-class Lies(stores.Wrapper):
+class OverwritingStore(stores.Wrapper):
     """Ignores the condition of a create where `where(key, body)` is true."""
 
     def __init__(self, inner, where):
@@ -59,31 +58,62 @@ def refused(call):
     """Return the message of a refusal to trust a store."""
     with pytest.raises(InvalidInputError) as caught:
         call()
-    assert caught.value.kind is Kind.NOT_EXCLUSIVE
+    assert caught.value.kind is ErrorKind.NOT_EXCLUSIVE
     return caught.value.message
 
 
 # --- the probe -----------------------------------------------------------------------------
 @pytest.mark.parametrize("threshold", [27, 1024, 32 << 10, 128 << 10, MIB, 4 * MIB])
-def test_H73_a_store_that_lies_by_size_is_refused(threshold):
+def test_H73_a_store_that_overwrites_large_bodies_is_refused(threshold):
     """H73: bodies above some size overwrite. The probe's bodies had 26 bytes, and passed it."""
-    store = Lies(MemoryStore(), lambda key, body: len(body) >= threshold)
+    store = OverwritingStore(MemoryStore(), lambda key, body: len(body) >= threshold)
     refused(lambda: agree_on_cas(store))
     assert remembered(store) is None
 
 
-def test_H73_a_store_that_lies_about_small_bodies_is_refused():
+def test_H73_a_store_that_overwrites_small_bodies_is_refused():
     """H73: the other way round."""
-    refused(lambda: probe(Lies(MemoryStore(), lambda key, body: len(body) < 100)))
+    refused(lambda: probe(OverwritingStore(MemoryStore(), lambda key, body: len(body) < 100)))
 
 
 @pytest.mark.parametrize(
     "part",
     ["namespaces/", "/wal/", ".wal", "/manifest/", ".manifest.json", "/leases/", "catalog/"],
 )
-def test_H73_a_store_that_lies_by_folder_is_refused(part):
+def test_H73_a_store_that_overwrites_in_one_folder_is_refused(part):
     """H73: conditions hold in the probe's own folder, and not where the engine writes."""
-    refused(lambda: probe(Lies(MemoryStore(), lambda key, body: part in key)))
+    refused(lambda: probe(OverwritingStore(MemoryStore(), lambda key, body: part in key)))
+
+
+@pytest.mark.parametrize(
+    ("part", "size"), [("/wal/", 4 * MIB), ("/manifest/", 128 << 10), ("catalog/", 32 << 10)]
+)
+def test_H73_a_store_that_overwrites_large_bodies_of_one_folder_is_refused(part, size):
+    """H73: each folder is probed with bodies as large as the engine writes there."""
+    store = OverwritingStore(MemoryStore(), lambda key, body: part in key and len(body) > size)
+    refused(lambda: probe(store))
+
+
+class WinsTwice(stores.Wrapper):
+    """Reports a second create of some names as created, and stores nothing."""
+
+    def __init__(self, inner, part):
+        super().__init__(inner)
+        self.part = part
+        self.seen = {}
+
+    def create(self, key, body):
+        self.seen[key] = self.seen.get(key, 0) + 1
+        result = self.inner.create(key, body)
+        if self.part in key and self.seen[key] == 2:
+            return stores.WriteResult(stores.Outcome.CREATED, "tag")
+        return result
+
+
+@pytest.mark.parametrize("part", ["/create-0", "/wal/", "/manifest/"])
+def test_H4_a_race_with_two_winners_is_refused(part):
+    """H4: also if the object has the bytes of one of them, and later creates lose."""
+    assert "more than one" in refused(lambda: probe(WinsTwice(MemoryStore(), part)))
 
 
 class LiesByTag(stores.Wrapper):
@@ -131,15 +161,15 @@ def test_H73_a_store_that_forgets_within_the_probe_is_refused():
 
 
 def aged(store, seconds=120.0):
-    """Make the verdict look as if it were older."""
+    """Backdate the stored verdict."""
     known = remembered(store)
     known = msgspec.structs.replace(known, proved_at_s=known.proved_at_s - seconds)
     store.put(paths.cas_verdict(), msgspec.json.encode(known))
 
 
-def test_H73_a_store_that_lies_about_old_objects_is_refused_from_then_on():
+def test_H73_a_store_that_overwrites_old_objects_is_refused_from_then_on():
     """H73: the first opening a minute later tries to create an old name again."""
-    store = Lies(MemoryStore(), lambda key, body: False)
+    store = OverwritingStore(MemoryStore(), lambda key, body: False)
     agree_on_cas(store)
     aged(store)
     store.where = lambda key, body: True
@@ -148,11 +178,11 @@ def test_H73_a_store_that_lies_about_old_objects_is_refused_from_then_on():
     for _ in range(2):
         refused(lambda: agree_on_cas(store))
     assert remembered(store).refused
-    assert not agrees_unasked(store, remembered(store))
+    assert not agrees_without_register(store, remembered(store))
 
 
 def test_H73_an_old_object_is_tried_once():
-    """H73: five requests once per bucket, a minute or more after the probe; then one GET again."""
+    """H73: six requests once per bucket, a minute or more after the probe; then one GET again."""
     bucket = MemoryStore()
     agree_on_cas(bucket)
     assert not remembered(bucket).is_aged
@@ -160,16 +190,114 @@ def test_H73_an_old_object_is_tried_once():
     meter = RequestMeter()
     store = stores.Meter(bucket, meter)
     assert agree_on_cas(stores.ReadBack(store)).is_aged
-    assert meter.requests() == {"get": 3, "put": 2}
+    assert meter.requests() == {"get": 4, "put": 2}
     meter.reset()
     assert agree_on_cas(store).is_aged
     assert meter.requests() == {"get": 1}
 
 
+class Silent(stores.Wrapper):
+    """Loses the response to every create."""
+
+    def create(self, key, body):
+        return stores.WriteResult(stores.Outcome.UNKNOWN)
+
+
+def test_H73_silence_about_an_old_object_proves_nothing():
+    """H73: neither an age nor a refusal is stored; the next opening tries again."""
+    bucket = MemoryStore()
+    agree_on_cas(bucket)
+    aged(bucket)
+    with pytest.raises(UnavailableError):
+        agree_on_cas(Silent(bucket))
+    assert not remembered(bucket).is_aged
+    assert not remembered(bucket).refused
+    assert agree_on_cas(bucket).is_aged
+
+
+class Meanwhile(stores.Wrapper):
+    """Calls `act` once, within the first create."""
+
+    def __init__(self, inner, act):
+        super().__init__(inner)
+        self.act = act
+
+    def create(self, key, body):
+        if self.act is not None:
+            act, self.act = self.act, None
+            act()
+        return self.inner.create(key, body)
+
+
+def find_out(bucket, seen="a create over an old object took effect"):
+    """Store the verdict of a process that found the store out."""
+    known = msgspec.structs.replace(remembered(bucket), refused=seen)
+    bucket.put(paths.cas_verdict(), msgspec.json.encode(known))
+
+
+def test_H73_a_proof_of_size_does_not_undo_a_refusal():
+    """H73: another process finds the store out while a larger body is proved: it stays refused.
+
+    Root: the verdict that was read before the proof was written back behind it, without the
+    refusal that arrived in between.
+    """
+    bucket = MemoryStore()
+    agree_on_cas(bucket)
+    proving = Meanwhile(bucket, lambda: find_out(bucket))
+    refused(lambda: prove_size(proving, 6 * MIB))
+    assert remembered(bucket).refused
+    refused(lambda: agree_on_cas(bucket))
+
+
+@pytest.mark.parametrize("due", ["an age", "a wider probe"])
+def test_H73_an_upgrade_does_not_undo_a_refusal(due):
+    """H73: of two processes that upgrade at once only one is lied to: its refusal stays.
+
+    Root: the last process to write a verdict removed the refusal of the one before.
+    """
+    bucket = MemoryStore()
+    agree_on_cas(bucket)
+    aged(bucket)
+    if due == "a wider probe":
+        narrow = msgspec.structs.replace(remembered(bucket), scope=SCOPE - 1)
+        bucket.put(paths.cas_verdict(), msgspec.json.encode(narrow))
+    refused(lambda: agree_on_cas(Meanwhile(bucket, lambda: find_out(bucket))))
+    assert remembered(bucket).refused
+    refused(lambda: agree_on_cas(bucket))
+
+
+def test_H73_a_proof_of_size_keeps_the_proofs_of_others():
+    """H73: the age that another process proves meanwhile is kept, and so is a larger size."""
+    bucket = MemoryStore()
+    agree_on_cas(bucket)
+    aged(bucket)
+
+    def others():
+        agree_on_cas(bucket)
+        prove_size(bucket, 20 * MIB)
+
+    known = prove_size(Meanwhile(bucket, others), 6 * MIB)
+    assert known == remembered(bucket)
+    assert (known.is_aged, known.bytes_proved) == (True, 32 * MIB)
+
+
+def test_H73_a_writer_stops_at_a_larger_body_once_the_store_was_found_out():
+    """H73: a verdict is read again before each larger size; a refusal ends writers that are open.
+
+    Root: `prove_size` did not read the refusal.
+    """
+    bucket = MemoryStore()
+    writer = Database(bucket).writer(NAME, background=False)
+    writer.put("a", b"1")
+    prove_size(bucket, 6 * MIB)  # another process had larger bodies
+    find_out(bucket)
+    refused(lambda: writer.put("b", b"x" * (6 * MIB)))
+
+
 # --- larger bodies -------------------------------------------------------------------------
 def test_H73_a_larger_body_is_proved_before_it_is_written():
-    """H73: a store that lies above 10 MiB is found out by the first such batch: it is refused."""
-    store = Lies(MemoryStore(), lambda key, body: len(body) > 10 * MIB)
+    """H73: a store that overwrites above 10 MiB is refused at the first such batch."""
+    store = OverwritingStore(MemoryStore(), lambda key, body: len(body) > 10 * MIB)
     writer = Database(store).writer(NAME, background=False)
     writer.put("a", b"x" * (6 * MIB))
     assert remembered(store).bytes_proved == 8 * MIB
@@ -192,7 +320,7 @@ def test_H73_a_size_is_proved_once_per_bucket():
     assert meter.requests() == {"put": 1}
     meter.reset()
     writer.put("a", b"x" * (9 * MIB))
-    assert meter.requests() == {"get": 3, "put": 4, "delete": 1}
+    assert meter.requests() == {"get": 4, "put": 4, "delete": 1}
     assert [info.key for info in bucket.list("namespaces/_probe-")] == []
     meter.reset()
     writer.put("a", b"x" * (12 * MIB))
@@ -221,7 +349,7 @@ def test_H73_a_narrower_verdict_is_upgraded_by_the_next_writer():
     bucket.put(paths.cas_verdict(), NARROW)
     store = stores.Meter(bucket, meter)
     assert remembered(store).scope < SCOPE
-    assert not agrees_unasked(store, remembered(store))
+    assert not agrees_without_register(store, remembered(store))
     assert agree_on_cas(store).scope == SCOPE
     assert sum(meter.requests().values()) > 50
     assert bucket.get(paths.cas_verdict()) != NARROW
@@ -232,7 +360,7 @@ def test_H73_a_narrower_verdict_is_upgraded_by_the_next_writer():
 
 def test_H73_a_store_that_only_passed_the_narrower_probe_is_refused():
     """H73: also with a verdict in its favour, which stays as it is."""
-    store = Lies(MemoryStore(), lambda key, body: len(body) > MIB)
+    store = OverwritingStore(MemoryStore(), lambda key, body: len(body) > MIB)
     store.put(paths.cas_verdict(), NARROW)
     refused(lambda: agree_on_cas(store))
     assert store.get(paths.cas_verdict()) == NARROW
@@ -246,7 +374,7 @@ def test_H73_older_releases_read_the_verdict():
     assert (known["format"], known["cas"], known["if_match"]) == (1, "native", True)
 
 
-def test_H73_the_probe_costs_what_the_documents_say():
+def test_H73_the_probe_costs_the_documented_requests():
     """ADR 0022: about 170 requests and 20 MiB sent on a store without a register."""
     meter = RequestMeter()
     store = stores.ReadBack(stores.Meter(MemoryStore(), meter))
@@ -265,39 +393,39 @@ def test_H73_a_probe_is_not_a_namespace():
 
 
 # --- a winner that has changed -------------------------------------------------------------
-def trusted(lies):
-    """Return a bucket whose verdict says that everything was proved, and a store that lies."""
+def trusted(overwrites):
+    """Return a bucket whose verdict says that all was proved, and a store that overwrites."""
     bucket = MemoryStore()
     known = msgspec.structs.replace(probe(bucket), bytes_proved=1 << 40, is_aged=True)
     bucket.put(paths.cas_verdict(), msgspec.json.encode(known))
-    return bucket, Lies(bucket, lies)
+    return bucket, OverwritingStore(bucket, overwrites)
 
 
 def changed(call):
     """Return the error of a slot whose winner has changed."""
     with pytest.raises(CorruptionError) as caught:
         call()
-    assert caught.value.kind is Kind.CHANGED_WINNER
+    assert caught.value.kind is ErrorKind.CHANGED_WINNER
     return caught.value
 
 
 def test_H73_the_first_id_in_after_is_a_known_winner():
     """H73: its writer had seen it durable; the ids behind it were in flight, and make void."""
     floor = manifest(wal_floor=10, below_floor=("x", "y"))
-    assert LogReader(floor).judge(batch(10, "a", ("x", "y"))).verdict is Verdict.APPLIES
-    assert LogReader(floor).judge(batch(10, "a", ("x", "z"))).verdict is Verdict.VOID
-    error = changed(lambda: LogReader(floor).judge(batch(10, "a", ("z", "y"))))
+    assert LogRules(floor).advance(batch(10, "a", ("x", "y"))) is Verdict.APPLIES
+    assert LogRules(floor).advance(batch(10, "a", ("x", "z"))) is Verdict.VOID
+    error = changed(lambda: LogRules(floor).advance(batch(10, "a", ("z", "y"))))
     assert error.context["lsn"] == 8
-    changed(lambda: LogReader(floor).judge(batch(10, "a", ("z",))))
+    changed(lambda: LogRules(floor).advance(batch(10, "a", ("z",))))
     skipped = manifest(wal_floor=10, below_floor=("", "y"))
-    assert LogReader(skipped).judge(batch(10, "a", ("z", "y"))).verdict is Verdict.APPLIES
+    assert LogRules(skipped).advance(batch(10, "a", ("z", "y"))) is Verdict.APPLIES
 
 
 def test_H73_disputed_slots_are_collected_for_a_repair():
     """H73: the writes behind such a slot count, as behind one that is skipped."""
     disputes = {}
-    reader = LogReader(manifest(wal_floor=10, below_floor=("x", "y")), disputes)
-    assert reader.judge(batch(10, "a", ("z", "y"))).verdict is Verdict.APPLIES
+    reader = LogRules(manifest(wal_floor=10, below_floor=("x", "y")), disputes)
+    assert reader.advance(batch(10, "a", ("z", "y"))) is Verdict.APPLIES
     assert list(disputes) == [8]
 
 
@@ -323,7 +451,7 @@ def test_H73_acknowledged_writes_are_not_lost_in_silence(parallel):
         kinds.add(error.kind)
     else:
         assert set(acknowledged) <= rows, "lost without an error"
-    assert Kind.CHANGED_WINNER in kinds
+    assert ErrorKind.CHANGED_WINNER in kinds
     report = verify(Database(bucket), NAME)
     assert any("was filled twice" in problem.message for problem in report.problems)
 
@@ -337,7 +465,7 @@ def overwrite(bucket, lsn):
 
 
 def test_H73_readers_folds_and_openings_stop_at_a_changed_slot():
-    """H73: everything that judges the log from the bucket, by the same rule."""
+    """H73: every job that resolves the log from the bucket, by the same rule."""
     bucket, _ = trusted(lambda key, body: False)
     db = Database(bucket)
     with db.writer(NAME, background=False) as writer:
@@ -374,7 +502,7 @@ def test_H73_a_writer_with_objects_in_flight_notices_too():
     overwrite(bucket, writer.put("a", b"1").lsn)
     fold(Database(bucket), NAME)
     committer = writer._committer
-    committer._flights.append(SimpleNamespace(acknowledged=True))
+    committer._inflight.append(SimpleNamespace(acknowledged=True, batches=[]))
     changed(committer.rebase)
     assert not committer.is_open
 
@@ -391,7 +519,7 @@ def test_H73_a_reader_notices_that_a_write_it_has_shown_was_replaced():
     changed(reader.refresh)
 
 
-def test_H73_a_tail_that_starts_again_compares_what_it_knew():
+def test_H73_a_tail_that_restarts_compares_with_known_objects():
     """H73: a writer that lost a slot, and whose floor has moved past it meanwhile."""
     bucket, _ = trusted(lambda key, body: False)
     writer = Database(bucket).writer(NAME, background=False)
@@ -490,9 +618,9 @@ def test_H73_a_fenced_writer_on_an_honest_store_is_fenced():
 
 
 def test_the_proof_travels_with_the_store():
-    """A task in another process knows what was proved, and what must not be used."""
+    """A task in another process knows which tests passed and which store must not be used."""
     verdict = msgspec.structs.replace(probe(MemoryStore()), if_match=False)
-    copy = pickle.loads(pickle.dumps(_AsProved(stores.open("/nowhere"), verdict)))
+    copy = pickle.loads(pickle.dumps(as_proved(stores.open("/nowhere"), verdict)))
     assert not copy.capabilities.if_match
     assert copy._bytes_proved == verdict.bytes_proved
 

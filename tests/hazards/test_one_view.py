@@ -10,15 +10,14 @@ import pyarrow as pa
 import pytest
 
 import reef
-from reef.engine.database import Database
-from reef.engine.footprints import Footprints, Reads
-from reef.engine.log import Log
-from reef.engine.reading.memtable import Memtable
-from reef.engine.reading.row_cache import MISSING, RowCache
-from reef.engine.reading.view import View
-from reef.formats.batch import OneOp
+from reef.engine.handles.database import Database
+from reef.engine.handles.transaction import Footprints, Reads
+from reef.engine.log.log import Log
+from reef.engine.read.caches import MISSING, RowCache
+from reef.engine.read.memtable import Memtable
+from reef.engine.read.view import View
 from reef.formats.schema import DEFAULT_SCHEMA
-from reef.formats.wal_object import Job, WalKind
+from reef.formats.wal_object import Job, OneOp, WalKind
 from reef.jobs import fold, ingest
 from reef.manifest.dedup import DedupWindow
 from reef.paths import Namespace
@@ -33,8 +32,8 @@ from reef.stores import (
 )
 from reef.testing import Simulation
 from reef.types import KeyRange
-from tests import bulk
-from tests.collecting import GRACE_S, At, World
+from tests.support import bulk_jobs
+from tests.support.sweep_world import GRACE_S, At, World
 
 NAME = "users"
 TABLE = pa.schema([("id", pa.string()), ("a", pa.int64()), ("b", pa.int64())])
@@ -85,18 +84,16 @@ def test_H69_rows_and_ingested_segments_of_one_instant(monkeypatch, read):
         ingest(db, NAME, [{"id": "k", "b": 1}], op="patch")
         writer.upsert([{"id": "other", "a": 9, "b": 9}])  # it meets the load in its slot
 
-    def raced(original):
-        def called(self, wanted):
-            found = original(self, wanted)
-            if armed[0]:
-                armed[0] = False
-                in_thread(change)
-            return found
+    original = View._cut
 
-        return called
+    def raced(self):
+        cut = original(self)
+        if armed[0]:
+            armed[0] = False
+            in_thread(change)
+        return cut
 
-    monkeypatch.setattr(Memtable, "chain", raced(Memtable.chain))
-    monkeypatch.setattr(View, "_cut", raced(View._cut))
+    monkeypatch.setattr(View, "_cut", raced)
     try:
         row = READS[read](writer)
     except reef.ConflictError:  # a transaction may lose, and says so
@@ -109,23 +106,23 @@ def test_H69_rows_and_ingested_segments_of_one_instant(monkeypatch, read):
 def test_H69_objects_that_landed_early_do_not_move_the_last_lsn():
     """With ack="independent" LSN 5 may be there before LSN 4: a state is known up to LSN 3.
 
-    Root: a scan that goes on after a sweep compared with the highest LSN that it had seen, and so
+    Root: a scan that continues after a sweep compared with the highest LSN that it had seen, and so
     did not notice an object that came in below it.
     """
     memtable = Memtable(DEFAULT_SCHEMA, 1)
     memtable.apply(3, [OneOp(b"a", 1, b"1")])
     memtable.apply(5, [OneOp(b"b", 1, b"1")], is_early=True)
-    assert memtable.moment(KeyRange()).last_lsn == 3
+    assert memtable.cut().last_lsn == 3
     memtable.apply(4, [OneOp(b"c", 1, b"1")])
     memtable.pass_over(5)
-    assert memtable.moment(KeyRange()).last_lsn == 5
+    assert memtable.cut().last_lsn == 5
 
 
 # --- a local log above the bucket -------------------------------------------------------
 
 
 def local_writer(tmp_path, **settings):
-    """Return a database and a writer that uploads when it is told to."""
+    """Return a database and a writer that uploads on request."""
     db = reef.open(f"file://{tmp_path}/bucket")
     db.create(NAME, TABLE)
     settings = {"upload_interval_ms": 60_000.0, "background": False, **settings}
@@ -146,7 +143,7 @@ def test_H69_both_tables_of_a_local_writer_are_read_at_one_instant(tmp_path):
     writer.flush()
     writer.upsert([{"id": "k", "a": 9, "b": 9}])
     writer.flush()
-    schema = writer.manifest.schema
+    schema = writer._manifest.schema
     a, b = (next(f.number for f in schema.fields if f.name == name) for name in "ab")
     assert view.get(b"k", 0).values == {a: 9, b: 9}
     assert [piece.fields[a].to_pylist() for piece in view.scan(KeyRange(), 0)] == [[9]]
@@ -190,13 +187,13 @@ def test_H69_versions_and_ingested_segments_are_read_under_one_lock():
     """H69: a load that comes in right after the lock was released is in neither of the two."""
     table = Memtable(DEFAULT_SCHEMA, 1)
     table.apply(1, [OneOp(b"k", 1, b"old")])
-    reads = (lambda: table.chain(b"k"), lambda: table.moment(KeyRange()))
-    for lsn, read in enumerate((*reads, lambda: table.look_up([b"k"])), 2):
-        before = table._ingested
+    reads = (table.cut, lambda: View(None, None, table).cut()[1][0])
+    for lsn, read in enumerate(reads, 2):
+        before = table.ingested
         segment = SimpleNamespace(lsn_max=lsn)
         table.lock = Racing(table.lock, lambda lsn=lsn, new=segment: table.ingest(lsn, [new]))
         assert read().ingested == before
-        assert table._ingested == (*before, segment)
+        assert table.ingested == (*before, segment)
 
 
 def test_H69_an_uploaded_row_does_not_hide_a_newer_load(tmp_path):
@@ -206,7 +203,7 @@ def test_H69_an_uploaded_row_does_not_hide_a_newer_load(tmp_path):
     was hidden until then, partly, and the row cache kept the older row for good.
     """
     db, writer = local_writer(tmp_path)
-    front, seen = writer._front, []
+    front, seen = writer._buffer, []
     removing = front.note_progress
 
     def load_first():
@@ -277,8 +274,8 @@ def test_H19_a_key_counts_once_in_whichever_order_objects_land(ack):
         slow = Slow(node.raw_store())
         db = Database(ReadBack(Retry(Meter(slow))))
         db.create(NAME)
-        bulk.append(sim.bucket, NAME, WalKind.BEGIN, Job("j1", key="K"))
-        segment = bulk.stage(sim.bucket, NAME, {b"k": b"load"}, "j1")
+        bulk_jobs.append(sim.bucket, NAME, WalKind.BEGIN, Job("j1", key="K"))
+        segment = bulk_jobs.stage(sim.bucket, NAME, {b"k": b"load"}, "j1")
         writer = db.writer(NAME, max_parallel_writes=3, ack=ack, group_bytes_max=1)
         writer.put("a", b"0")
         first = writer._committer._next_lsn
@@ -291,7 +288,7 @@ def test_H19_a_key_counts_once_in_whichever_order_objects_land(ack):
         node.runtime.sleep(0.5)
         ends["early"] = [future.done() for future in futures]
         job = Job("j1", key="K", segments=(segment,))
-        bulk.append(sim.bucket, NAME, WalKind.INGEST, job, lsn=first)
+        bulk_jobs.append(sim.bucket, NAME, WalKind.INGEST, job, lsn=first)
         ends["errors"] = [type(future.exception()) for future in futures]
         changes = Database(sim.bucket).reader(NAME).changes(after_lsn=0)
         ends["k"] = [change.row for change in changes if change.key == b"k"]
@@ -352,7 +349,7 @@ def test_H66_an_outcome_does_not_change_when_the_log_is_folded(body):
 def test_a_key_that_left_the_window_proves_nothing():
     """Its first batch may have counted: then the same key was committed again, much later."""
     db = reef.open("memory://")
-    bulk.make_with_window(db, NAME, 2)
+    bulk_jobs.make_with_window(db, NAME, 2)
     writer = db.writer(NAME, background=False)
     first = writer.put("k", b"1", idempotency_key="K")
     for number in range(3):
@@ -362,14 +359,14 @@ def test_a_key_that_left_the_window_proves_nothing():
     fold(db, NAME)
     writer.refresh()
     assert writer.resolve(first) == "unknown"
-    assert not DedupWindow.of(writer.manifest).reaches_back_to(first.lsn)
+    assert not DedupWindow.of(writer._manifest).reaches_back_to(first.lsn)
 
 
 # --- second lines of defence --------------------------------------------------------------
 
 
 def test_H41_a_transaction_without_footprints_is_too_old_as_well():
-    """H41: what was applied unseen counts, also where nothing was noted before it.
+    """H41: rows applied unseen count, also where nothing was noted before them.
 
     Root of the mutant that lived: the number of footprints alone does not move when none is kept.
     """
@@ -383,7 +380,7 @@ def test_H41_a_transaction_without_footprints_is_too_old_as_well():
 
 
 def test_H41_a_load_that_a_fold_has_passed_is_a_conflict():
-    """H41: the writer begins again from the head, and cannot tell what came in between."""
+    """H41: the writer begins again from the head, and cannot know which commits came in between."""
     db = reef.open("memory://")
     writer = db.writer(NAME, background=False)
     writer.put("k", b"1")
@@ -400,7 +397,7 @@ def test_H41_a_load_that_a_fold_has_passed_is_a_conflict():
 def test_H10_a_listing_after_a_stall_is_checked_against_the_head(opens):
     """H10: between the head and the listing everything is folded and swept; a reader sees it all.
 
-    Root of the mutant that lived: a listing with a hole at its first slot looks like the end of
+    Root of the mutant that lived: a listing with a hole at its first slot was taken for the end of
     the log, so a reader that trusted it would miss rows that were acknowledged long before.
     """
     world = World()

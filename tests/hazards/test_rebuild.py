@@ -1,22 +1,20 @@
-"""What a rebuild must not get wrong: H28, H37, H49, H54, and who outlives a manifest."""
+"""Rebuild: H28, H37, H49, H54, and the processes that outlive a manifest."""
 
 import msgspec
 import pyarrow as pa
 import pytest
 
-from reef.engine.log import Log
-from reef.engine.rows import to_ops
+from reef.engine.log.log import Log
+from reef.engine.rows.input import to_ops
 from reef.errors import ConflictError, FencedError
-from reef.formats.batch import OpKind, encode_ops
 from reef.formats.coding import crc32c
 from reef.formats.segment import END, MAGIC
-from reef.formats.segment_tail import check_segment
-from reef.formats.wal_object import BatchHeader, WalHeader, WalKind, WalObject
+from reef.formats.wal_object import BatchHeader, OpKind, WalHeader, WalKind, WalObject, encode_ops
 from reef.jobs import BulkJob, fold, ingest, rebuild
-from reef.jobs.ingest import sorted_rows, staged_rows
+from reef.jobs.ingest.job import sorted_rows, staged_rows
 from reef.manifest.publish import Publisher
-from tests.bulk import ingest as ingest_by_hand
-from tests.rebuilding import (
+from tests.support.bulk_jobs import ingest as ingest_by_hand
+from tests.support.rebuild import (
     EVENTS,
     NAME,
     compact_these,
@@ -29,6 +27,7 @@ from tests.rebuilding import (
     sweep_now,
     without_manifests,
 )
+from tests.support.segment_checks import check_segment
 
 SCHEMA = pa.schema([("id", pa.string()), ("x", pa.int64())])
 
@@ -83,12 +82,12 @@ def staged(job, **values):
     return job.staging.stage([sorted_rows(staged_rows(to_ops(rows, job.schema, kind=OpKind.PUT)))])
 
 
-# --- H49: what is in the bucket and does not count ------------------------------------
+# --- H49: objects in the bucket that do not count ------------------------------------
 
 
 def test_h49_a_pinned_ancestor_does_not_bring_deleted_rows_back(db, writer):
-    """Only the snapshot's segment has the row, and the delete is merged away: nothing tells of
-    it but what the merge stands for."""
+    """Only the snapshot's segment has the row, and the delete is merged away: only the
+    LSNs that the merged segment covers show it."""
     put(writer, a=1, b=1)
     (pinned,) = folded(db)
     db.snapshot(NAME)
@@ -118,7 +117,7 @@ def test_h49_nor_where_nothing_at_all_is_left(db, writer):
 
 
 def test_h49_a_pinned_grandparent_does_not_either(db, writer):
-    """Two merges later, and what was between them is swept."""
+    """Two merges later, and the segments between them are swept."""
     put(writer, a=1, b=1)
     (pinned,) = folded(db)
     db.snapshot(NAME)
@@ -150,7 +149,7 @@ def test_h49_a_part_of_a_merge_may_be_empty(db, writer):
 @pytest.mark.parametrize("replace", [False, True])
 @pytest.mark.parametrize("keys", ["a", "ab"])
 def test_h49_a_bulk_load_that_was_merged_and_swept_is_not_lost(db, writer, keys, replace):
-    """H49: what stands for its keys stands for all of them, be it a single one."""
+    """H49: the merged segment covers all of its keys, be it a single one."""
     put(writer, z=1)
     ingest(db, NAME, [{"id": key, "x": 2} for key in keys], replace=replace)
     fold(db, NAME)
@@ -175,6 +174,18 @@ def test_h49_nor_is_an_ingest_lost_that_went_into_such_a_part(db, writer):
     check(db)
 
 
+def test_h49_a_merged_load_that_no_sweep_has_deleted_yet_does_not_count(db, writer):
+    """Its segment is superseded: it would bring a row back whose delete was merged away."""
+    load = ingest(db, NAME, [{"id": "a", "x": 1}, {"id": "b", "x": 1}])
+    writer.refresh()
+    writer.delete("a")
+    folded(db)
+    inputs = {segment.id for segment in head_of(db).segments if segment.visible_lsn == load.lsn}
+    merge(db, *(segment.id for segment in head_of(db).segments))
+    report = check(db)
+    assert inputs <= set(report.left_out)
+
+
 def test_h49_staged_segments_do_not_count(db, writer):
     """Neither those of a job that is open nor those of one that was aborted."""
     put(writer, a=1)
@@ -192,7 +203,7 @@ def test_h49_staged_segments_do_not_count(db, writer):
     job.abort()
 
 
-def test_h28_what_an_open_job_has_staged_survives_rebuild_and_sweep(db, writer):
+def test_h28_segments_staged_by_an_open_job_survive_rebuild_and_sweep(db, writer):
     """Its begin was folded; the rebuilt manifest knows of it."""
     put(writer, a=1)
     job = BulkJob(db, NAME)
@@ -280,7 +291,7 @@ def test_h37_a_fold_that_died_half_way(db, writer):
 
 
 def test_h37_a_whole_fold_or_merge_that_was_never_published(db, writer):
-    """Its rows are those that it was made from, and may stand for them."""
+    """Its rows equal those of its inputs, and may replace them."""
     put(writer, a=1, b=1)
     dying(db, lambda: folded(db))
     check(db)
@@ -315,8 +326,8 @@ def test_h37_rivals_that_share_an_input(db, writer, swept):
 
 
 def test_h37_the_later_plan_that_was_overtaken(db, writer):
-    """A publish without an answer lands after the next plan: that job is the one to be left out,
-    though it was planned later, since what it would need is swept."""
+    """A publish without a response lands after the next plan: that job is the one to be left out,
+    though it was planned later, since its inputs are swept."""
     put(writer, a=1, b=1)
     (row,) = folded(db)
     writer.delete("a")
@@ -348,8 +359,8 @@ def _planned_later(db, segment_id):
 # --- the log ------------------------------------------------------------------------------
 
 
-def test_what_was_folded_into_nothing_is_no_end_of_the_log(db, writer):
-    """Patches over nothing leave no segment, and are swept: the log goes on behind the gap."""
+def test_a_fold_without_output_is_not_the_end_of_the_log(db, writer):
+    """Patches over nothing leave no segment, and are swept: the log continues after the gap."""
     put(writer, a=1)
     folded(db)
     for _ in range(3):
@@ -362,8 +373,8 @@ def test_what_was_folded_into_nothing_is_no_end_of_the_log(db, writer):
     check(db)
 
 
-def test_what_is_behind_a_put_in_flight_does_not_count(db, writer):
-    """As no reader counts it: its writer has not been answered, and may yet be void."""
+def test_objects_behind_a_put_in_flight_do_not_count(db, writer):
+    """As for every reader: its writer has no response yet, and the object may still be void."""
     put(writer, a=1)
     log = Log(db.store, EVENTS)
     last = log.filled(1)[-1].lsn
@@ -386,7 +397,7 @@ def test_what_is_behind_a_put_in_flight_does_not_count(db, writer):
 
 
 def test_a_void_object_just_above_the_floor_stays_void(db, writer):
-    """The write ids below the floor are known from what is left of the log."""
+    """The write ids below the floor are known from the rest of the log."""
     put(writer, a=1)
     log = Log(db.store, EVENTS)
     seen = log.read(log.filled(1)[-1].lsn).header
@@ -412,7 +423,7 @@ def test_a_void_object_just_above_the_floor_stays_void(db, writer):
     check(db)
 
 
-# --- whoever goes on by a manifest that is lost ---------------------------------------------
+# --- processes that continue with a lost manifest -------------------------------------------
 
 
 def lose_manifests(db):
@@ -421,7 +432,7 @@ def lose_manifests(db):
 
 
 def test_a_publish_of_the_lost_chain_lands_below_the_head(db, writer):
-    """Its process finds that it was overtaken, and what it wrote is never the head."""
+    """Its process finds that it was fenced, and its manifest never becomes the head."""
     put(writer, a=1)
     late = Publisher(db.store, EVENTS)
     seen = late.heads.find()
@@ -435,7 +446,7 @@ def test_a_publish_of_the_lost_chain_lands_below_the_head(db, writer):
 
 
 def test_a_new_writer_fences_the_one_from_before(db, writer):
-    """Epochs go on above all that the log names, whatever was raised and never fenced."""
+    """Epochs continue above all that the log names, whatever was raised and never fenced."""
     put(writer, a=1)
     lose_manifests(db)
     rebuild(db, NAME, apply=True)
@@ -463,8 +474,8 @@ def test_no_fresh_namespace_is_made_over_a_log_without_manifests(db, writer):
     put(writer, a=1)
     copy = without_manifests(db)
     for use in (copy.writer, lambda name: copy.create(name, SCHEMA)):
-        with pytest.raises(CorruptionError, match="a log and no manifest") as told:
+        with pytest.raises(CorruptionError, match="a log and no manifest") as raised:
             use(NAME)
-        assert "rebuild" in told.value.hint
+        assert "rebuild" in raised.value.hint
     rebuild(copy, NAME, apply=True)
     assert rows_of(copy) == rows_of(db)

@@ -1,7 +1,7 @@
 """H15, H16, H19, H47: replay, its boundaries, and what happens in the middle of it.
 
 A bank: transfers between accounts are batches, so the sum of all balances never changes, for
-anyone, at any moment. A batch that is seen in part would change it.
+any reader, at any time. A batch that is seen in part would change it.
 """
 
 import sys
@@ -12,18 +12,18 @@ import msgspec
 import pytest
 
 import reef
-from reef.engine.tail import Tail
+from reef.engine.log.tail import Tail
 from reef.errors import FencedError
 from reef.formats.wal_object import WalObject
 from reef.jobs import fold
-from reef.manifest.head import Head, HeadFinder
+from reef.manifest.head import HeadFinder, ManifestHead
 from reef.manifest.publish import Publisher
 from reef.paths import Namespace
 from reef.stores import Wrapper, agree_on_cas
 from reef.testing import Chaos, Simulation, simulate
-from tests.bulk import ingest
 from tests.crash.deaths import deaths_of
 from tests.crash.operations import Operation
+from tests.support.bulk_jobs import ingest
 
 NAME = "bank"
 BANK = Namespace(NAME)
@@ -47,7 +47,7 @@ class Bank:
         return self._puts(ACCOUNTS, reef.Batch())
 
     def transfer(self, number):
-        """Move some money; every third batch deletes all accounts and writes them anew."""
+        """Move some money; every third batch deletes all accounts and writes them again."""
         source, target = ACCOUNTS[number % 3], ACCOUNTS[(number + 1) % 3]
         self.balances[source] -= 7 + number
         self.balances[target] += 7 + number
@@ -84,7 +84,7 @@ def opened_bank(db, transfers, folds=()):
 
 
 def test_H15_a_death_at_every_step_of_a_replay():
-    """H15: whoever opens next finds every transfer whole, in the log and in segments."""
+    """H15: the next to open finds every transfer whole, in the log and in segments."""
 
     def prepare(hand):
         opened_bank(hand.db, 3, folds=(0,))
@@ -103,13 +103,13 @@ def test_H15_a_death_at_every_step_of_a_replay():
             fold(db, NAME)
             writer.refresh()
             assert total(writer.scan()) == SUM, death.where
-    seams = [seam for death in deaths for seam in death.seams]
-    assert len(seams) > 80
-    assert any("get" in what and "/wal/" in what for what in seams), "in the middle of the replay"
+    points = [point for death in deaths for point in death.yield_points]
+    assert len(points) > 80
+    assert any("get" in what and "/wal/" in what for what in points), "in the middle of the replay"
 
 
 def _bank_under_load(sim):
-    """Pipelined transfers, folds and a reader side by side; then one more writer takes over."""
+    """Pipelined transfers, folds and a reader concurrently; then one more writer opens."""
     agree_on_cas(sim.bucket)
     calm = reef.Database(sim.bucket)
     bank = opened_bank(calm, 0)
@@ -153,16 +153,16 @@ def _bank_under_load(sim):
     assert Bank.read(calm.reader(NAME).scan()).balances == bank.balances
 
 
-@pytest.mark.parametrize("lost_answer", [0.0, 0.03])
-def test_H15_the_sum_is_constant_for_everyone(lost_answer):
+@pytest.mark.parametrize("lost_response", [0.0, 0.03])
+def test_H15_the_sum_is_constant_for_everyone(lost_response):
     """H15: for readers and writers, during folds, with group commit and pipelining."""
-    chaos = Chaos(latency_s=(0.001, 0.05), lost_answer=lost_answer)
+    chaos = Chaos(latency_s=(0.001, 0.05), lost_response=lost_response)
     assert simulate(_bank_under_load, range(10), chaos=chaos) == 10
 
 
 @pytest.mark.parametrize("cut", range(6))
 def test_H15_cuts_fall_between_objects_only(cut):
-    """H15: a fold up to any LSN; what stays in memory and what is in segments fit together."""
+    """H15: a fold up to any LSN; the rows in memory and in segments fit together."""
     db = reef.open("memory://")
     bank = Bank()
     with db.writer(NAME) as writer, db.reader(NAME, refresh_interval_ms=1e9) as reader:
@@ -183,7 +183,7 @@ def test_H15_cuts_fall_between_objects_only(cut):
         assert {key: int(writer.get(key)) for key in ACCOUNTS} == bank.balances
 
 
-def test_H15_a_view_taken_in_the_middle_of_a_rebase_is_whole(monkeypatch):
+def test_H15_a_view_captured_in_the_middle_of_a_rebase_is_whole(monkeypatch):
     """H15: manifest and memory are replaced together: at every line of it the sum is right."""
     db = reef.open("memory://")
     bank = Bank()
@@ -213,8 +213,8 @@ def test_H15_a_view_taken_in_the_middle_of_a_rebase_is_whole(monkeypatch):
     assert len(seen) > 5
 
 
-def test_H15_a_scan_shows_the_moment_of_its_call():
-    """H15: what is committed, ingested or folded later is not in it, not even in part."""
+def test_H15_a_scan_shows_the_state_at_its_call():
+    """H15: later commits, ingests and folds are not in it, not even in part."""
     db = reef.open("memory://")
     bank = Bank()
     with db.writer(NAME) as writer:
@@ -232,14 +232,14 @@ def test_H15_a_scan_shows_the_moment_of_its_call():
 
 
 def test_H15_threads_never_see_a_batch_in_part():
-    """H15: one thread deletes all accounts and writes them anew, the others always see all."""
+    """H15: one thread deletes all accounts and writes them again, the others always see all."""
     db = reef.open("memory://")
     bank = Bank()
     writer = db.writer(NAME)
     writer.write(bank.opening())
     wrong, done = [], threading.Event()
 
-    def look():
+    def read_all():
         while not done.is_set():
             missing = [account for account in ACCOUNTS if writer.get(account) is None]
             balances = Bank.read(writer.scan()).balances
@@ -248,7 +248,7 @@ def test_H15_threads_never_see_a_batch_in_part():
 
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
-    watchers = [threading.Thread(target=look) for _ in range(2)]
+    watchers = [threading.Thread(target=read_all) for _ in range(2)]
     try:
         for watcher in watchers:
             watcher.start()
@@ -280,8 +280,8 @@ class InTheMiddle(Wrapper):
         return self.inner.get_tagged(key)
 
 
-def _take_over_and_sweep(store):
-    """A newer writer: it folds, and what it has folded is swept."""
+def _fence_and_sweep(store):
+    """A newer writer: it folds, and the folded objects are swept."""
     db = reef.Database(store)
     with db.writer(NAME) as writer:
         writer.write(Bank.read(writer.scan()).transfer(9))
@@ -294,7 +294,7 @@ def _take_over_and_sweep(store):
 
 
 def header_of(store, key):
-    """Return what a log object says of itself."""
+    """Return the header of a log object."""
     return WalObject.decode(store.get(key), key).header
 
 
@@ -303,21 +303,21 @@ def test_H16_a_new_opener_and_a_sweep_in_the_middle_of_a_replay(step):
     """H16: at every step of the replay: the one that is overtaken is fenced, nothing is lost."""
     db = reef.open("memory://")
     opened_bank(db, 5)
-    store = InTheMiddle(db.store, step, _take_over_and_sweep)
-    told = []
+    store = InTheMiddle(db.store, step, _fence_and_sweep)
+    errors = []
     try:
         slow = reef.Database(store).writer(NAME)
         slow.write(reef.Batch().put("a", b"0"))
     except FencedError as error:
-        told.append(error)
-    assert told or store.left > 0, "a zombie's write was acknowledged"
+        errors.append(error)
+    assert errors or store.left > 0, "a zombie's write was acknowledged"
     assert total(db.reader(NAME).scan()) == SUM
     with db.writer(NAME) as writer:
         assert total(writer.scan()) == SUM
 
 
 def test_H16_a_fold_in_the_middle_of_a_replay_is_no_rival():
-    """H16: it moves the floor, and what the opener has leased is still there to be replayed."""
+    """H16: it moves the floor, and the log that the opener has leased can still be replayed."""
     db = reef.open("memory://")
     bank = opened_bank(db, 5)
     store = InTheMiddle(db.store, 3, lambda inner: fold(reef.Database(inner), NAME))
@@ -356,7 +356,7 @@ def test_H19_a_key_that_many_threads_send_at_once_commits_once():
 
 
 def test_H19_keys_in_the_log_and_in_the_window_are_both_remembered():
-    """H19: one folded, one only in the log; both are answered after a crash and a new open."""
+    """H19: one folded, one only in the log; both are replayed after a crash and a new open."""
     db = reef.open("memory://")
     writer = db.writer(NAME)  # never closed: its process dies
     folded = writer.put("a", b"1", idempotency_key="folded")
@@ -391,7 +391,7 @@ def test_H47_a_reader_that_slept_past_retention_wakes_up():
         reader.refresh()
         seen.append(Bank.read(reader.scan()).balances)
 
-    def go_on():
+    def resume():
         sleeper.runtime.sleep(10)
         with db.writer(NAME) as writer:
             for number in range(2, 6):
@@ -407,7 +407,7 @@ def test_H47_a_reader_that_slept_past_retention_wakes_up():
 
     before = dict(bank.balances)
     sleeper.spawn(sleep)
-    sleeper.spawn(go_on, "rest")
+    sleeper.spawn(resume, "rest")
     sim.run()
     sim.close()
     assert seen == [before, bank.balances]
@@ -426,7 +426,7 @@ def test_H10_a_listing_is_trusted_only_while_its_manifest_is(monkeypatch):
             writer.put(f"k{number}", b"v")
 
     class SweptMeanwhile(Wrapper):
-        """Everything that is folded goes between the look at the head and the listing."""
+        """Everything that is folded goes between the read of the head and the listing."""
 
         done = swept = False
 
@@ -443,13 +443,13 @@ def test_H10_a_listing_is_trusted_only_while_its_manifest_is(monkeypatch):
             return self.inner.list(prefix, start_after)
 
     store = SweptMeanwhile(db.store)
-    fresh, stale = Head.fresh, [True]
+    fresh, stale = ManifestHead.fresh, [True]
 
     def fresh_but_once(head, *by):
-        """The stall: the first look after the listing finds its manifest old."""
+        """The stall: the first check after the listing finds its manifest old."""
         return fresh(head, *by) and not (store.swept and stale and stale.pop())
 
-    monkeypatch.setattr(Head, "fresh", fresh_but_once)
+    monkeypatch.setattr(ManifestHead, "fresh", fresh_but_once)
     with reef.Database(store).reader("users") as reader:
         assert len(dict(reader.scan())) == 4
         assert reader.last_lsn == 5

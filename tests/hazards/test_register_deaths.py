@@ -1,8 +1,8 @@
-"""H23: each register on a bad wire, and with processes that are killed at any moment.
+"""H23: each register on a bad wire, and with processes that are killed at any time.
 
 The exploration (tests/simulation) goes through every order with a register that it knows; here the
-registers are real servers. Whatever is lost on the way to them, one creator of a name is told that
-it won, its bytes are there, and everybody who is told "exists" sees them.
+registers are real servers. Whatever is lost on the way to them, one creator of a name gets
+"created", its bytes are stored, and every creator that gets "exists" reads them.
 """
 
 import os
@@ -20,8 +20,8 @@ import pytest
 from reef import stores
 from reef.stores import Outcome, RetryPolicy
 from reef.stores.two_phase import find_two_phase, recover
-from tests.http_proxy import Forwarding, proxy
-from tests.two_phase import register_url
+from tests.support.http_proxy import Forwarding, proxy
+from tests.support.registers import register_url
 
 PATIENT = RetryPolicy(attempts_max=12, deadline_s=60.0, first_delay_s=0.002, delay_max_s=0.05)
 SHARE = 0.3
@@ -54,7 +54,7 @@ class CuttingWire:
     def _carry(self, client):
         mute = threading.Event()
         with client, socket.create_connection(self.target) as server:
-            back = threading.Thread(target=self._answer, args=(client, server, mute), daemon=True)
+            back = threading.Thread(target=self._respond, args=(client, server, mute), daemon=True)
             back.start()
             self._ask(client, server, mute)
             back.join()
@@ -74,7 +74,7 @@ class CuttingWire:
                 server.sendall(data)
         _hang_up(client, server)
 
-    def _answer(self, client, server, mute):
+    def _respond(self, client, server, mute):
         with suppress(OSError):
             while (data := server.recv(1 << 16)) and not mute.is_set():
                 client.sendall(data)
@@ -123,10 +123,10 @@ def cut_register(servers, name, tmp_path):
 
 
 @pytest.mark.parametrize("register", ["postgresql", "mariadb", "dynalite"])
-def test_H23_a_wire_that_loses_answers(servers, tmp_path, register):
+def test_H23_a_wire_that_loses_responses(servers, tmp_path, register):
     """H23: statements are lost before and after they took effect; names have one winner each."""
     racers, names = 3, [f"wal/{number:03}" for number in range(5)]
-    told = []
+    results = []
 
     def run(number, cas):
         store = stores.open(str(tmp_path / "bucket"), cas=cas, retry=PATIENT)
@@ -136,9 +136,9 @@ def test_H23_a_wire_that_loses_answers(servers, tmp_path, register):
             seen = None
             if result.outcome in (Outcome.CREATED, Outcome.EXISTS):
                 seen = store.get(name)
-            told.append((name, result.outcome, body, seen))
+            results.append((name, result.outcome, body, seen))
 
-    # The tables are made in peace: what is shown here is creation.
+    # The tables are made without faults: this test is about creation.
     calm = stores.open(str(tmp_path / "bucket"), cas=register_url(servers, register, tmp_path))
     assert find_two_phase(calm).register.name
     with cut_register(servers, register, tmp_path) as (cas, cut):
@@ -149,19 +149,19 @@ def test_H23_a_wire_that_loses_answers(servers, tmp_path, register):
             thread.join()
     assert min(cut["before"], cut["after"]) > 0, cut
     assert not recover(calm).stuck
-    assert len(told) == racers * len(names)
-    check(calm, told)
+    assert len(results) == racers * len(names)
+    check(calm, results)
 
 
-def check(store, told):
-    """At most one won each name, and whoever was answered saw its bytes."""
-    for name in {one[0] for one in told}:
-        mine = [one for one in told if one[0] == name]
+def check(store, results):
+    """At most one won each name, and every creator with a response saw its bytes."""
+    for name in {one[0] for one in results}:
+        mine = [one for one in results if one[0] == name]
         winners = [body for _, outcome, body, _ in mine if outcome == Outcome.CREATED]
-        answered = [seen for _, outcome, _, seen in mine if outcome != Outcome.UNKNOWN]
+        readings = [seen for _, outcome, _, seen in mine if outcome != Outcome.UNKNOWN]
         assert len(winners) <= 1, f"{name} was won by {winners}"
-        if answered:
-            assert {*answered, *winners} == {store.get(name)}, name
+        if readings:
+            assert {*readings, *winners} == {store.get(name)}, name
 
 
 # --- deaths -----------------------------------------------------------------------------
@@ -171,7 +171,7 @@ DEATHS_MAX, CREATED_MIN = 8 * DEATHS, 20
 
 
 def work(store, acks, seed):
-    """Create names until the end, and write down what was told, in one write each."""
+    """Create names until the end, and record each result with a single write."""
     chance = random.Random(seed)
     while True:
         name = f"wal/{chance.randrange(NAMES):03}"
@@ -180,8 +180,8 @@ def work(store, acks, seed):
         body = f"{name} by {os.getpid()}.{chance.getrandbits(40)}".encode()
         outcome = store.create(name, body).outcome
         if outcome is not Outcome.UNKNOWN:
-            told = [name.encode(), str(outcome).encode(), body, store.get(name)]
-            os.write(acks, b"|".join(told) + b"\n")
+            record = [name.encode(), str(outcome).encode(), body, store.get(name)]
+            os.write(acks, b"|".join(record) + b"\n")
 
 
 def forked(store, acks, seed):
@@ -209,7 +209,7 @@ def sturdy_register(servers, name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("register", ["sqlite", "postgresql", "mariadb", "dynalite"])
 def test_H23_processes_that_are_killed(servers, tmp_path, register):
-    """H23: three creators, one of which dies every moment; what was acknowledged is there."""
+    """H23: three creators, one of which dies all the time; acknowledged objects are stored."""
     with sturdy_register(servers, register, tmp_path) as cas:
         run_and_kill(stores.open(str(tmp_path / "bucket"), cas=cas, retry=PATIENT), tmp_path)
 
@@ -232,12 +232,12 @@ def run_and_kill(store, tmp_path):
         os.kill(worker, signal.SIGKILL)
         os.waitpid(worker, 0)
     os.close(acks)
-    assert codes == [-signal.SIGKILL] * len(codes), "nobody had ended by an error"
+    assert codes == [-signal.SIGKILL] * len(codes), "no creator ended with an error"
     assert not recover(store).stuck
     lines = [line.split(b"|") for line in path.read_bytes().splitlines()]
-    told = [(name.decode(), outcome.decode(), body, seen) for name, outcome, body, seen in lines]
-    check(store, told)
-    assert Counter(outcome for _, outcome, _, _ in told)["created"] > CREATED_MIN
+    results = [(name.decode(), outcome.decode(), body, seen) for name, outcome, body, seen in lines]
+    check(store, results)
+    assert Counter(outcome for _, outcome, _, _ in results)["created"] > CREATED_MIN
 
 
 def created_in(path):

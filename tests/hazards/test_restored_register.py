@@ -15,26 +15,32 @@ import pytest
 
 import reef
 from reef import stores
-from reef.errors import CorruptionError, InvalidInputError, Kind, NotFoundError, UnavailableError
+from reef.errors import (
+    CorruptionError,
+    ErrorKind,
+    InvalidInputError,
+    NotFoundError,
+    UnavailableError,
+)
 from reef.runtime import REAL
 from reef.stores import Outcome, ReadBack, Retry, RetryPolicy, Wrapper
 from reef.stores.local import LocalStore
+from reef.stores.opening import open_register
 from reef.stores.two_phase import (
     Register,
+    RegisterRecovery,
     TwoPhase,
     after_restore,
     find_two_phase,
-    open_register,
     recover,
 )
-from reef.stores.two_phase.record import is_temporary, new_record
-from reef.stores.two_phase.sqlite import SqliteRegister
-from tests.two_phase import REGISTERS, register_url
+from reef.stores.two_phase.register import SqliteRegister, is_temporary, new_record
+from tests.support.registers import REGISTERS, register_url
 
 AT_ONCE = RetryPolicy(attempts_max=2, first_delay_s=0.0)
 KEY = "wal/7"
 STEPS = ("head", "put", "insert", "get", "holding", "copy", "commit_in", "delete")
-"""What a creation sends, in this order; `head` is sent before the first step."""
+"""The requests of a creation, in this order; `head` is sent before the first step."""
 
 
 class Died(BaseException):
@@ -131,7 +137,7 @@ class World:
         self.rival = ReadBack(TwoPhase(bucket, register, AT_ONCE), AT_ONCE)
         assert self.rival.create("wal/6", b"older").landed
         self._backup = list(register.all())
-        self.told = {}
+        self.outcomes = {}
 
     def writer(self, steps):
         """Return the store of the writer that is interrupted."""
@@ -139,7 +145,7 @@ class World:
         return ReadBack(TwoPhase(store, SteppedRegister(self.register, steps), AT_ONCE), AT_ONCE)
 
     def restore(self):
-        """Bring the records back to what they were."""
+        """Restore the records to their earlier state."""
         self.register.delete(list(self.register.all()))
         for record in self._backup:
             self.register.insert(record)
@@ -153,13 +159,13 @@ class World:
         self.create("rival", self.rival)
 
     def create(self, name, store):
-        self.told[name] = store.create(KEY, name.encode()).outcome
+        self.outcomes[name] = store.create(KEY, name.encode()).outcome
         self.seen = self.bucket.get(KEY)
 
     def check(self):
-        """One won; its bytes are there, and are what was seen when the rival was done."""
-        (winner,) = [name for name, told in self.told.items() if told is Outcome.CREATED]
-        assert set(self.told.values()) <= {Outcome.CREATED, Outcome.EXISTS}, self.told
+        """One won; its bytes are stored, and are the bytes read when the rival was done."""
+        (winner,) = [name for name, outcome in self.outcomes.items() if outcome is Outcome.CREATED]
+        assert set(self.outcomes.values()) <= {Outcome.CREATED, Outcome.EXISTS}, self.outcomes
         assert self.bucket.get(KEY) == winner.encode()
         assert not recover(self.rival).stuck
         assert self.bucket.get(KEY) == winner.encode(), "recovery copied over it"
@@ -196,18 +202,18 @@ def test_H72_a_restore_before_each_step(register, bucket, step, shown):
 def test_H72_a_copy_on_its_way_is_reported(register, bucket, shown):
     """H72: what remains: restore and rival fall between check and COPY. The writer says so.
 
-    It is not told that it won: the error names the object and both checksums.
+    It does not get "created": the error names the object and both checksums.
     """
     world = World(bucket, register, shown=shown)
     with pytest.raises(CorruptionError) as caught:
         world.create("stalled", world.writer(Steps("copy", world.restore_and_create)))
-    assert caught.value.kind is Kind.REGISTER_RESTORED
+    assert caught.value.kind is ErrorKind.REGISTER_RESTORED
     assert caught.value.context["object"] == KEY
-    assert world.told == {"rival": Outcome.CREATED}
+    assert world.outcomes == {"rival": Outcome.CREATED}
 
 
 def test_H72_a_copy_is_checked_again_before_it_is_sent_again(register, bucket):
-    """H72: a COPY without an answer; restore and rival before the next try, which is not made.
+    """H72: a COPY without a response; restore and rival before the next try, which is not made.
 
     Root: the retrying store below sent it again, for as long as half a minute, unchecked.
     """
@@ -219,7 +225,7 @@ def test_H72_a_copy_is_checked_again_before_it_is_sent_again(register, bucket):
         def copy(self, source, target):
             self.copies += 1
             world.restore_and_create()
-            raise UnavailableError("no answer to a copy")
+            raise UnavailableError("no response to a copy")
 
     silent = Unanswered(bucket)
     store = ReadBack(TwoPhase(Retry(silent, AT_ONCE), register, AT_ONCE), AT_ONCE)
@@ -231,7 +237,7 @@ def test_H72_a_copy_is_checked_again_before_it_is_sent_again(register, bucket):
 def test_H72_a_restore_that_is_taken_back(register, bucket):
     """H72: an old backup, a rival that wins, then a newer backup with the writer's record in it.
 
-    Only the incarnation shows that: the record is what it was.
+    Only the incarnation shows that: the record is unchanged.
     """
     world = World(bucket, register, shown=True)
 
@@ -243,14 +249,32 @@ def test_H72_a_restore_that_is_taken_back(register, bucket):
         register.begin_incarnation()
 
     world.create("stalled", world.writer(Steps("holding", restore_twice)))
-    assert world.told == {"rival": Outcome.CREATED, "stalled": Outcome.EXISTS}
+    assert world.outcomes == {"rival": Outcome.CREATED, "stalled": Outcome.EXISTS}
     world.check()
+
+
+def test_H72_a_commit_in_another_incarnation_checks_the_object_again(register, bucket):
+    """H72: the record is unchanged, and the object is another's by now: the name is not won.
+
+    Root: DynamoDB commits before it compares the incarnation. The record that was committed so was
+    taken for one that another process had finished, whatever the object was.
+    """
+    world = World(bucket, register, shown=True)
+
+    def replace_object():
+        bucket.put(KEY, b"rival")
+        register.begin_incarnation()
+
+    writer = world.writer(Steps("commit_in", replace_object))
+    assert writer.create(KEY, b"stalled").outcome is Outcome.EXISTS
+    assert not recover(world.rival).stuck
+    assert bucket.get(KEY) == b"rival"
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("step", STEPS)
 def test_H72_a_death_at_each_step_and_a_restore(register, bucket, step, after):
-    """H72: the register forgets a dead writer; what is there stays, else the rival wins."""
+    """H72: the register forgets a dead writer; a stored object stays, else the rival wins."""
     world = World(bucket, register, shown=False)
 
     def die():
@@ -263,7 +287,7 @@ def test_H72_a_death_at_each_step_and_a_restore(register, bucket, step, after):
     except NotFoundError:
         left = None
     world.restore_and_create()
-    assert world.told["rival"] is (Outcome.CREATED if left is None else Outcome.EXISTS)
+    assert world.outcomes["rival"] is (Outcome.CREATED if left is None else Outcome.EXISTS)
     assert bucket.get(KEY) == (left or b"rival")
     assert not recover(world.rival).stuck
     assert bucket.get(KEY) == (left or b"rival")
@@ -285,7 +309,7 @@ def test_H72_recovery_copies_over_nothing(register, bucket):
 
 
 def test_H72_an_opening_reports_a_superseded_record(tmp_path):
-    """H72: the event names the object; what is there stays, and the writer works."""
+    """H72: the event names the object; the stored object stays, and the writer works."""
     db = reef.open(str(tmp_path / "bucket"), cas=f"sqlite:///{tmp_path}/register.db")
     with db.writer("users", background=False) as writer:
         writer.put("k", b"v")
@@ -327,13 +351,13 @@ def test_H72_after_a_restore_forgotten_writers_find_nothing_to_copy(register, bu
     """H72: `recover --restored` closes what remains, also for a writer that was not stopped."""
     world = World(bucket, register, shown=False)
 
-    def restore_as_told():
+    def restore_as_documented():
         world.restore()
         assert len(after_restore(world.rival).sources_removed) == 1
         world.create("rival", world.rival)
 
-    world.create("stalled", world.writer(Steps("copy", restore_as_told)))
-    assert world.told == {"rival": Outcome.CREATED, "stalled": Outcome.EXISTS}
+    world.create("stalled", world.writer(Steps("copy", restore_as_documented)))
+    assert world.outcomes == {"rival": Outcome.CREATED, "stalled": Outcome.EXISTS}
     world.check()
 
 
@@ -375,17 +399,17 @@ def test_H72_an_incarnation_is_one_for_all_and_changes_on_request(register):
 
 
 def forget_incarnation(register):
-    """Make a register what an older release has left behind: without an incarnation."""
+    """Turn a register into one of an older release: without an incarnation."""
     if isinstance(register, SqliteRegister):
         with register._connected() as connection:
             connection.execute("DELETE FROM reef_records WHERE scope = 'reef-register'")
         return
-    with register._asking() as asked:
-        if hasattr(asked, "delete_item"):
+    with register._session() as session:
+        if hasattr(session, "delete_item"):
             key = {"scope": {"S": "reef-register"}, "destination": {"S": "incarnation"}}
-            asked.delete_item(TableName=register.table, Key=key)
+            session.delete_item(TableName=register.table, Key=key)
         else:
-            asked.exec_driver_sql("DELETE FROM reef_records WHERE scope = 'reef-register'")
+            session.exec_driver_sql("DELETE FROM reef_records WHERE scope = 'reef-register'")
 
 
 def test_H72_a_register_of_an_older_release_gets_an_incarnation(register, bucket):
@@ -404,6 +428,16 @@ def test_H72_a_register_of_an_older_release_gets_an_incarnation(register, bucket
     store = ReadBack(TwoPhase(bucket, upgraded, AT_ONCE), AT_ONCE)
     assert store.create("wal/9", b"x").outcome is Outcome.CREATED
     assert store.create(KEY, b"x").outcome is Outcome.EXISTS
+
+
+def test_H72_an_incarnation_that_is_missing_begins_on_request(register):
+    """H72: a backup of an older release, restored while processes have the register open."""
+    assert register.incarnation()
+    forget_incarnation(register)
+    before = register.incarnation()
+    after = register.begin_incarnation()
+    assert after == register.incarnation() != before
+    assert register.begin_incarnation() != after
 
 
 def test_H72_the_scope_of_the_register_itself_is_refused(tmp_path):
@@ -437,7 +471,7 @@ def test_H72_a_restore_by_the_server_s_own_means_is_noticed(servers, tmp_path, k
     assert register.insert(record)
     before = register.incarnation()
     REAL.sleep(1.1)  # MariaDB shows seconds
-    with register._asking() as connection:
+    with register._session() as connection:
         for words in RESTORES[kind]:
             connection.exec_driver_sql(words)
     assert register.incarnation() != before
@@ -451,12 +485,12 @@ def test_H72_a_table_that_was_restored_draws_again(servers, tmp_path):
     url = register_url(servers, "dynalite", tmp_path).replace("//reef?", "//restored?")
     register = open_register(url, "memory://x")
     before, name = register.incarnation(), register.name
-    with register._asking() as client:
+    with register._session() as client:
         items = client.scan(TableName="restored")["Items"]
         client.delete_table(TableName="restored")
         client.get_waiter("table_not_exists").wait(TableName="restored")
     register._make(register._connect())
-    with register._asking() as client:
+    with register._session() as client:
         for item in items:
             client.put_item(TableName="restored", Item=item)
     restored = open_register(url, "memory://x")
@@ -499,6 +533,37 @@ def test_H72_a_file_that_was_restored_is_another_incarnation(tmp_path, how):
     assert SqliteRegister(path, "bucket").read_one(KEY) == record, "all see one file"
 
 
+@pytest.mark.parametrize("when", ["at the first use", "at a later one"])
+def test_H72_a_file_that_is_replaced_while_it_is_opened(tmp_path, monkeypatch, when):
+    """H72: a restore between the open and the stat of a file: no statement goes to the old one.
+
+    Root: the inode was read after the connection was open, so that a connection to a replaced
+    file was taken for one to the file in its place, and its inserts were seen by no one else.
+    """
+    path, backup = str(tmp_path / "register.db"), str(tmp_path / "backup.db")
+    SqliteRegister(path, "bucket").incarnation()
+    copy_database(path, backup)
+    register = SqliteRegister(path, "bucket")
+    if when == "at a later one":
+        register.incarnation()
+        register._process_id = -1  # it opens the file again, as a forked child does
+    opened = register._connect
+
+    def replaced():
+        connection = opened()
+        monkeypatch.setattr(register, "_connect", opened)
+        os.replace(backup, path)
+        for rest in ("-wal", "-shm"):
+            with suppress(FileNotFoundError):
+                os.unlink(path + rest)
+        return connection
+
+    monkeypatch.setattr(register, "_connect", replaced)
+    record = new_record(REAL, KEY, b"x")
+    assert register.insert(record)
+    assert SqliteRegister(path, "bucket").read_one(KEY) == record, "all see one file"
+
+
 def test_H72_a_file_that_is_gone_is_not_made_again_by_its_users(tmp_path):
     """H72: a process that has the register open waits for it, and makes no empty one."""
     store = stores.open(
@@ -526,8 +591,30 @@ def test_H72_a_register_made_again_is_refused_by_open_writers(tmp_path):
             os.unlink(path + rest)
     result = store.create("wal/2", b"x")
     assert result.outcome is Outcome.UNKNOWN
-    assert result.cause.kind is Kind.OTHER_CAS
+    assert result.cause.kind is ErrorKind.OTHER_CAS
     assert "wal/2" not in {info.key for info in store.list()}
+
+
+def test_H72_a_commit_that_meets_another_register_leaves_the_outcome_unknown(bucket, tmp_path):
+    """H72: a register that does not respond leaves CREATED as it is; another register does not,
+    even if it has the record: it may have given the name away before."""
+    path, other = str(tmp_path / "register.db"), str(tmp_path / "other.db")
+
+    def replace_register():
+        copy_database(path, other)
+        with closing(sqlite3.connect(other)) as connection, connection:
+            connection.execute("UPDATE reef_register SET id = 'another'")
+        os.replace(other, path)
+        for rest in ("-wal", "-shm"):
+            with suppress(FileNotFoundError):
+                os.unlink(path + rest)
+
+    steps = Steps("commit_in", replace_register)
+    register = SteppedRegister(SqliteRegister(path, bucket.url), steps)
+    result = TwoPhase(SteppedStore(bucket, steps), register, AT_ONCE).create(KEY, b"x")
+    assert bucket.get(KEY) == b"x"
+    assert result.outcome is Outcome.UNKNOWN
+    assert result.cause.kind is ErrorKind.OTHER_CAS
 
 
 # --- many buckets, many clocks ----------------------------------------------------------
@@ -545,8 +632,9 @@ def test_H72_two_buckets_share_one_register(servers, tmp_path):
         dead = new_record(buckets[0].runtime, "wal/8", b"dead")
         buckets[0].put(dead.source, b"dead")
         registers[0].insert(dead)
-        assert recover(two).finished == ()
+        assert recover(two) == RegisterRecovery()
         assert two.create("wal/8", b"two").landed
+        assert [len(list(r.all())) for r in registers] == [2, 2]
         one.delete(KEY)
         assert two.create(KEY, b"again").outcome is Outcome.EXISTS
         assert after_restore(two).sources_removed == ()
@@ -580,7 +668,7 @@ def test_H72_clocks_decide_nothing(register, bucket, skew_s):
     collected = stores.two_phase.collect(
         wrong, "wal/", is_below=lambda _: False, older_than_s=3600.0, apply=True
     )
-    assert collected.temporaries == (), "age is what the store's clock says"
+    assert collected.temporaries == (), "age is measured by the store's clock"
     assert bucket.get(young.source) == b"lost the race"
     register.begin_incarnation()
     assert wrong.create("wal/3", b"wrong").landed

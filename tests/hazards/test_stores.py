@@ -7,16 +7,16 @@ from unittest.mock import ANY
 import pytest
 
 from reef import stores
-from reef.errors import ClosedError, CorruptionError, InvalidInputError, Kind, UnavailableError
+from reef.errors import ClosedError, CorruptionError, ErrorKind, InvalidInputError, UnavailableError
 from reef.runtime import REAL, ProcessBound
-from reef.stores import Fault, Faults, Outcome, ReadBack, Recorder, Retry, RetryPolicy, Rule
-from reef.stores.fetch import fetch
+from reef.stores import Outcome, ReadBack, Retry, RetryPolicy
+from reef.stores.base import fetch
 from reef.stores.local import LocalStore
 from reef.stores.memory import MemoryStore
-from reef.stores.probe import Verdict, agree_on_cas, as_proved, probe, remembered
-from reef.testing import Simulation
-from tests.forking import in_child
-from tests.http_proxy import Caching, proxy
+from reef.stores.probe import CasVerdict, agree_on_cas, as_proved, probe, remembered
+from reef.testing import Fault, Faults, Recorder, Rule, Simulation
+from tests.support.child_process import in_child
+from tests.support.http_proxy import Caching, proxy
 
 QUICK = RetryPolicy(attempts_max=5, deadline_s=5.0, first_delay_s=0.001, delay_max_s=0.002)
 BODY = b"epoch 1, writer a, write id 01J"
@@ -30,8 +30,8 @@ def faulty(*rules, bucket=None):
 
 
 @pytest.mark.parametrize("fault", [Fault.FAIL_AFTER, Fault.THROTTLE_429_AFTER])
-def test_H1_own_object_after_a_lost_answer_is_a_success(fault):
-    """H1: the PUT landed, its answer was lost, the retry says "exists": it is our own."""
+def test_H1_own_object_after_a_lost_response_is_a_success(fault):
+    """H1: the PUT landed, its response was lost, the retry gets "exists": it is our own."""
     store, recorder, bucket = faulty(Rule(fault, "create", times=1))
     assert store.create("wal/1", BODY).outcome is Outcome.CREATED
     assert [call.result for call in recorder.calls if call.method == "create"] == [
@@ -41,7 +41,7 @@ def test_H1_own_object_after_a_lost_answer_is_a_success(fault):
     assert bucket.get("wal/1") == BODY
 
 
-def test_H1_a_foreign_object_after_a_lost_answer_is_a_loss():
+def test_H1_a_foreign_object_after_a_lost_response_is_a_loss():
     """H1: equal names are not enough; the winner's bytes are handed on."""
     store, _, bucket = faulty(Rule(Fault.FAIL_BEFORE, "create", times=1))
     bucket.put("wal/1", b"someone else's")
@@ -51,13 +51,13 @@ def test_H1_a_foreign_object_after_a_lost_answer_is_a_loss():
 
 
 def test_H1_a_failed_read_back_leaves_it_unknown():
-    """H1: if nobody can look, nobody can say; it is never reported as lost or won."""
+    """H1: if the object cannot be read the outcome is unknown, never lost or won."""
     store, _, _ = faulty(Rule(Fault.FAIL_AFTER, "create", times=1), Rule(Fault.FAIL_BEFORE, "get"))
     assert store.create("wal/1", BODY).outcome is Outcome.UNKNOWN
 
 
 def test_H1_every_try_sends_identical_bytes():
-    """H1: what is sent again is what was sent before, so that the body tells whose it is."""
+    """H1: a retry sends the same bytes, so that the body identifies its writer."""
     sent = []
 
     class Noting(Faults):
@@ -71,7 +71,7 @@ def test_H1_every_try_sends_identical_bytes():
     assert len(sent) >= 2
 
 
-def test_H1_replace_after_a_lost_answer():
+def test_H1_replace_after_a_lost_response():
     """H1: the same for If-Match: our own bytes there mean that it landed."""
     store, _, bucket = faulty(Rule(Fault.FAIL_AFTER, "replace", times=1))
     tag = bucket.put("head", b"old")
@@ -80,7 +80,7 @@ def test_H1_replace_after_a_lost_answer():
 
 
 def test_H1_replace_that_was_overtaken_stays_unknown():
-    """H1: other bytes after a lost answer prove nothing: ours may have been replaced since."""
+    """H1: other bytes after a lost response prove nothing: ours may have been replaced since."""
     bucket = MemoryStore()
 
     class Overtaken(Faults):
@@ -97,28 +97,28 @@ def test_H1_replace_that_was_overtaken_stays_unknown():
 
 
 def test_H2_a_conflict_with_nothing_there_is_tried_again():
-    """H2: 409 can mean that nothing landed: look, and if the name is free, send again."""
+    """H2: 409 can mean that nothing landed: check, and if the name is free, send again."""
     store, _, bucket = faulty(Rule(Fault.CONFLICT_409, "create", times=2))
     assert store.create("wal/1", BODY).outcome is Outcome.CREATED
     assert bucket.get("wal/1") == BODY
 
 
 def test_H2_a_conflict_with_a_foreign_object_is_a_loss():
-    """H2: 409 with another's object there is what it says."""
+    """H2: 409 with another's object there is a conflict."""
     store, _, bucket = faulty(Rule(Fault.CONFLICT_409, "create", times=1))
     bucket.put("wal/1", b"foreign")
     assert store.create("wal/1", BODY).outcome is Outcome.EXISTS
 
 
 def test_H2_a_conflict_on_replace_with_the_tag_unchanged_is_tried_again():
-    """H2: the tag is still the one we named, so nothing stands in the way."""
+    """H2: the tag is still the one we named, so the replace is sent again."""
     store, _, bucket = faulty(Rule(Fault.CONFLICT_409, "replace", times=1))
     tag = bucket.put("head", b"old")
     assert store.replace("head", BODY, tag).outcome is Outcome.REPLACED
 
 
-def test_H3_an_upload_whose_last_answer_was_lost_is_found():
-    """H3: the completion's answer is dropped; the object is there, whole, under its own name."""
+def test_H3_an_upload_whose_last_response_was_lost_is_found():
+    """H3: the completion's response is dropped; the object is there, whole, under its own name."""
     store, _, bucket = faulty(Rule(Fault.FAIL_AFTER, "upload", times=1))
     assert store.upload("segments/01J.seg", [b"ab", b"cd"]) == 4
     assert bucket.get("segments/01J.seg") == b"abcd"
@@ -168,7 +168,7 @@ def test_H5_tags_are_opaque():
 
 @pytest.mark.parametrize("fault", [Fault.THROTTLE_429, Fault.THROTTLE_429_AFTER])
 def test_H6_throttling_before_and_after_the_write_applied(fault):
-    """H6: 429 is treated as unknown, then settled by sending again and looking."""
+    """H6: 429 is treated as unknown, then resolved by sending again and reading."""
     store, _, bucket = faulty(Rule(fault, "create", times=2))
     assert store.create("wal/1", BODY).outcome is Outcome.CREATED
     assert bucket.get("wal/1") == BODY
@@ -212,12 +212,12 @@ def test_H8_short_for_ever_is_an_error():
     bucket.put("seg", b"0123456789")
     with pytest.raises(UnavailableError) as caught:
         store.get_range("seg", 2, 9)
-    assert caught.value.kind is Kind.SHORT_READ
+    assert caught.value.kind is ErrorKind.SHORT_READ
     assert caught.value.context["attempts"] == QUICK.attempts_max
 
 
 def _decode(body):
-    if body != b"sound":
+    if body != b"intact":
         raise CorruptionError("checksum mismatch")
     return "decoded"
 
@@ -226,14 +226,14 @@ def _decode(body):
 def test_H8_a_checksum_failure_is_read_again(fault):
     """H8: bytes damaged on the way are fetched once more; the checksum is part of the loop."""
     store, _, bucket = faulty(Rule(fault, "get", times=1))
-    bucket.put("wal/1", b"sound")
+    bucket.put("wal/1", b"intact")
     assert fetch(store, "wal/1", _decode) == "decoded"
 
 
-def test_H8_damage_at_rest_comes_back_and_is_told():
-    """H8: damaged every time is damage, after a bounded number of looks."""
+def test_H8_damage_at_rest_is_read_again_and_reported():
+    """H8: damaged every time is damage, after a bounded number of reads."""
     store, recorder, bucket = faulty(Rule(Fault.WRONG_BYTES, "get"))
-    bucket.put("wal/1", b"sound")
+    bucket.put("wal/1", b"intact")
     with pytest.raises(CorruptionError):
         fetch(store, "wal/1", _decode)
     assert len(recorder.calls) == 3
@@ -260,7 +260,7 @@ def test_H9_a_cache_in_between_is_not_believed(ministack):
 
 
 def test_H9_the_caching_proxy_does_cache(ministack):
-    """H9: without the header the same proxy serves stale answers: the test above can fail."""
+    """H9: without the header the same proxy serves stale responses: the test above can fail."""
     import http.client
 
     ministack.make_bucket("cached")
@@ -283,7 +283,7 @@ def test_H10_a_listing_in_pages_of_one_is_complete():
 
 
 def test_H10_objects_deleted_during_a_listing_do_not_break_it():
-    """H10: a sweep between two pages hides what it deleted and nothing else."""
+    """H10: a sweep between two pages hides the deleted objects and nothing else."""
     bucket = MemoryStore(page=2)
     for number in range(9):
         bucket.put(f"wal/{number}", b"")
@@ -294,7 +294,7 @@ def test_H10_objects_deleted_during_a_listing_do_not_break_it():
     assert seen == ["wal/0", "wal/1"] + [f"wal/{n}" for n in range(4, 9)]
 
 
-def test_H10_a_listing_that_fails_half_way_goes_on_where_it_was():
+def test_H10_a_listing_that_fails_half_way_resumes_where_it_was():
     """H10: a failed page is asked for again; nothing comes twice and nothing is missing."""
     bucket = MemoryStore(page=3)
     for number in range(10):
@@ -314,14 +314,14 @@ def test_H10_a_listing_that_fails_half_way_goes_on_where_it_was():
     assert [info.key for info in listed] == [f"wal/{n}" for n in range(10)]
 
 
-def test_H25_endless_conflicts_end_in_a_typed_answer():
-    """H25: losing for ever is bounded in tries and in time, and the answer is "unknown"."""
+def test_H25_endless_conflicts_end_in_a_typed_outcome():
+    """H25: losing for ever is bounded in tries and in time, and the outcome is "unknown"."""
     store, recorder, _ = faulty(Rule(Fault.CONFLICT_409, "create"))
     assert store.create("manifest/2", BODY).outcome is Outcome.UNKNOWN
     assert sum(call.method == "get" for call in recorder.calls) == QUICK.attempts_max
 
 
-def test_H25_an_unreachable_store_gives_up_within_its_deadline():
+def test_H25_an_unreachable_store_fails_within_its_deadline():
     """H25: the deadline holds even when there would be tries left."""
     sim = Simulation(0)
     node = sim.process("node")
@@ -342,19 +342,19 @@ def test_H25_an_unreachable_store_gives_up_within_its_deadline():
 
 
 class Writer(ProcessBound):
-    """Stands for every writer handle: they all derive from ProcessBound."""
+    """Represents every writer handle: they all derive from ProcessBound."""
 
 
 def test_H43_a_writer_cannot_be_pickled():
     """H43: a copy in another process would be two writers on one epoch."""
     with pytest.raises(InvalidInputError, match="cannot be pickled") as caught:
         pickle.dumps(Writer(REAL))
-    assert caught.value.kind is Kind.NOT_PICKLABLE
+    assert caught.value.kind is ErrorKind.NOT_PICKLABLE
     assert "open a writer where it is needed" in caught.value.hint
 
 
 def test_H43_a_forked_writer_refuses():
-    """H43: the child notices the new process id; the parent goes on."""
+    """H43: the child notices the new process id; the parent continues."""
     writer = Writer(REAL)
     writer.check_process()
 
@@ -383,7 +383,7 @@ def test_H43_stores_are_picklable(tmp_path, scheme, request):
 
 
 def test_H51_a_warm_remote_store_works_after_fork(ministack):
-    """H51: native threads do not survive a fork; the child opens its own and goes on."""
+    """H51: native threads do not survive a fork; the child opens its own and continues."""
     ministack.make_bucket("forked")
     store = stores.open("s3://forked/x", **ministack.options())
     store.put("k", b"v")
@@ -423,7 +423,7 @@ def test_H51_a_memory_store_does_not_travel():
 
 
 class Refusing(stores.Wrapper):
-    """A bucket whose credentials lapse after the first request."""
+    """A bucket whose credentials expire after the first request."""
 
     def __init__(self, inner, refuse_from):
         super().__init__(inner)
@@ -432,7 +432,7 @@ class Refusing(stores.Wrapper):
     def _ask(self, call):
         self.requests += 1
         if self.requests >= self.refuse_from:
-            raise InvalidInputError("token expired", kind=Kind.ACCESS_DENIED)
+            raise InvalidInputError("token expired", kind=ErrorKind.ACCESS_DENIED)
         return call()
 
     def create(self, key, body):
@@ -448,7 +448,7 @@ class Refusing(stores.Wrapper):
 @pytest.mark.parametrize("refuse_from", [2, 3])
 @pytest.mark.parametrize("method", ["create", "replace"])
 def test_H1_nothing_is_raised_once_a_try_may_have_landed(method, refuse_from):
-    """H1: the answer was lost, then the credentials lapse: unknown, never an error."""
+    """H1: the response was lost, then the credentials expire: unknown, never an error."""
     bucket = MemoryStore()
     tag = bucket.put("k", b"old") if method == "replace" else None
     lost = Faults(bucket, [Rule(Fault.FAIL_AFTER, method, times=1)])
@@ -459,31 +459,31 @@ def test_H1_nothing_is_raised_once_a_try_may_have_landed(method, refuse_from):
 
 
 def test_H1_a_refusal_without_doubt_is_raised():
-    """H1: nothing was sent that could have landed, so the refusal is the answer."""
+    """H1: nothing was sent that could have landed, so the refusal is the result."""
     store = ReadBack(Refusing(MemoryStore(), 1), QUICK)
     with pytest.raises(InvalidInputError, match="token expired"):
         store.create("k", BODY)
 
 
-def test_H1_a_look_that_is_refused_leaves_it_unknown():
-    """H1: "exists", but who? A bucket that may not be read cannot tell."""
+def test_H1_a_read_that_is_refused_leaves_the_outcome_unknown():
+    """H1: "exists", but the owner of the object cannot be read: unknown."""
     bucket = MemoryStore()
     bucket.put("k", BODY)
     assert ReadBack(Refusing(bucket, 2), QUICK).create("k", BODY).outcome is Outcome.UNKNOWN
 
 
 def test_H4_silence_is_neither_guilt_nor_innocence():
-    """H4: a store that does not answer is unavailable, and no verdict is kept."""
+    """H4: a store that does not respond is unavailable, and no verdict is kept."""
     for method in ("create", "replace"):
         bucket = MemoryStore()
         store, _, _ = faulty(Rule(Fault.FAIL_AFTER, method), bucket=bucket)
-        with pytest.raises(UnavailableError, match="nothing was concluded"):
+        with pytest.raises(UnavailableError, match="no verdict was stored"):
             agree_on_cas(Faults(bucket, [Rule(Fault.FAIL_AFTER, method, "store/probe/*")]))
         assert remembered(store) is None
 
 
 def test_H4_a_flaky_store_that_excludes_is_accepted():
-    """H4: some lost answers do not make a good store bad."""
+    """H4: some lost responses do not make a good store bad."""
     lost = [
         Rule(Fault.FAIL_AFTER, "create", "store/probe/*/twice", times=1),
         Rule(Fault.FAIL_AFTER, "create", "store/probe/*/create-0", times=1),
@@ -492,7 +492,7 @@ def test_H4_a_flaky_store_that_excludes_is_accepted():
         Rule(Fault.UNAVAILABLE_503, "get", "store/probe/*", times=2),
     ]
     store, _, _ = faulty(*lost, bucket=MemoryStore())
-    assert probe(store) == Verdict(1, "native", True, ANY, scope=2, bytes_proved=5 << 20)
+    assert probe(store) == CasVerdict(1, "native", True, ANY, scope=2, bytes_proved=5 << 20)
 
 
 class Overwrites(stores.Wrapper):
@@ -541,7 +541,7 @@ def test_H4_a_store_that_keeps_nothing_is_refused():
     """H4: the winner's bytes must be there at all."""
     with pytest.raises(InvalidInputError) as caught:
         probe(HoldsNothing(MemoryStore()))
-    assert caught.value.kind is Kind.NOT_EXCLUSIVE
+    assert caught.value.kind is ErrorKind.NOT_EXCLUSIVE
 
 
 def test_H4_a_verdict_against_if_match_is_obeyed():
@@ -552,7 +552,7 @@ def test_H4_a_verdict_against_if_match_is_obeyed():
     tag = proved.put("k", b"old")
     with pytest.raises(InvalidInputError) as caught:
         proved.replace("k", b"new", tag)
-    assert caught.value.kind is Kind.UNSUPPORTED_BY_STORE
+    assert caught.value.kind is ErrorKind.UNSUPPORTED_BY_STORE
     assert as_proved(MemoryStore(), probe(MemoryStore())).capabilities.if_match
 
 

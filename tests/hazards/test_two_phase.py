@@ -11,16 +11,15 @@ import pytest
 import reef
 from reef import stores
 from reef.catalog import Catalog
-from reef.errors import InvalidInputError, Kind, UnavailableError
+from reef.errors import ErrorKind, InvalidInputError, UnavailableError
 from reef.stores import Outcome, Wrapper
 from reef.stores.local import LocalStore
 from reef.stores.two_phase import Register, TwoPhase, find_two_phase, recover
-from reef.stores.two_phase.record import is_temporary, new_record
-from reef.stores.two_phase.sqlite import SqliteRegister
-from tests.collecting import DAY_S, GRACE_S, NAME, USERS, World
-from tests.forking import in_child
+from reef.stores.two_phase.register import SqliteRegister, is_temporary, new_record
 from tests.simulation.two_phase_register import TwoPhaseSimulation
-from tests.two_phase import register_url
+from tests.support.child_process import in_child
+from tests.support.registers import register_url
+from tests.support.sweep_world import DAY_S, GRACE_S, NAME, USERS, World
 
 STEPS = ("put", "insert", "copy", "commit", "delete")
 
@@ -135,7 +134,7 @@ def filled(tmp_path):
 
 
 def test_H23_readers_need_no_register(tmp_path):
-    """H23: what was acknowledged is there for whoever knows the bucket alone."""
+    """H23: acknowledged objects are there for a reader that knows the bucket alone."""
     url = filled(tmp_path)
     bucket, register = parts_of(tmp_path)
     source = new_record(bucket.runtime, USERS.wal_object(99), b"left by a death").source
@@ -156,13 +155,13 @@ def test_H23_all_writers_share_one_register(tmp_path, cas):
     url = filled(tmp_path)
     with pytest.raises(InvalidInputError) as caught:
         reef.open(url, cas=cas and cas.format(tmp_path)).writer(NAME)
-    assert caught.value.kind is Kind.OTHER_CAS
+    assert caught.value.kind is ErrorKind.OTHER_CAS
     (tmp_path / "register.db").rename(tmp_path / "lost.db")
     for name in ("register.db-wal", "register.db-shm"):
         (tmp_path / name).unlink(missing_ok=True)
     with pytest.raises(InvalidInputError) as caught:
         reef.open(url, **options_of(tmp_path)).writer(NAME)
-    assert caught.value.kind is Kind.OTHER_CAS
+    assert caught.value.kind is ErrorKind.OTHER_CAS
 
 
 WRITING = {
@@ -182,18 +181,18 @@ WRITING = {
 }
 
 
-def test_H23_whoever_publishes_needs_the_register(tmp_path):
+def test_H23_publishing_needs_the_register(tmp_path):
     """H4, H23: a job without it would publish by a condition that the others do not keep to."""
     url = filled(tmp_path)
     reef.open(url, **options_of(tmp_path)).snapshot(NAME, ttl_s=None)
     before = {info.key: info.tag for info in LocalStore(url).list()}
-    told = {}
+    kinds = {}
     for how, write in WRITING.items():
         try:
             write(reef.open(url))
         except InvalidInputError as error:
-            told[how] = error.kind
-    assert told == dict.fromkeys(WRITING, Kind.OTHER_CAS)
+            kinds[how] = error.kind
+    assert kinds == dict.fromkeys(WRITING, ErrorKind.OTHER_CAS)
     assert {info.key: info.tag for info in LocalStore(url).list()} == before
 
 
@@ -207,13 +206,13 @@ def test_H23_a_catalog_is_not_written_without_its_register(tmp_path, reads_first
         assert stranger.get_latest("k") == b"v"
     with pytest.raises(InvalidInputError) as caught:
         stranger.transact(lambda s: s.put("k", b"w"))
-    assert caught.value.kind is Kind.OTHER_CAS
+    assert caught.value.kind is ErrorKind.OTHER_CAS
     assert stranger.get_latest("k") == b"v"
 
 
 @pytest.mark.parametrize("below", ["", "/catalog"])
 def test_H23_a_catalog_without_a_register_is_not_read_with_one(tmp_path, below):
-    """H23: its head has another form, and would not be found: that is told, not taken for empty.
+    """H23: its head has another form, and would not be found: an error, not an empty bucket.
 
     Seen from its own root, which has no verdict, it is the same; and the register is not asked.
     """
@@ -224,11 +223,11 @@ def test_H23_a_catalog_without_a_register_is_not_read_with_one(tmp_path, below):
         Catalog(stores.open(url + below, cas=silent), prefix="" if below else "catalog").get_latest(
             "k"
         )
-    assert caught.value.kind is Kind.OTHER_CAS
+    assert caught.value.kind is ErrorKind.OTHER_CAS
 
 
 def test_H23_reading_a_catalog_asks_no_register(tmp_path):
-    """H23: not from its own root either, where the form of its head tells what it is."""
+    """H23: not from its own root either, where the form of its head identifies it."""
     url = str(tmp_path / "bucket")
     Catalog(stores.open(url, **options_of(tmp_path)), prefix="catalog").transact(
         lambda s: s.put("k", b"v")
@@ -245,7 +244,7 @@ def test_H23_one_bucket_at_two_paths_wants_one_scope(tmp_path):
     register = options_of(tmp_path)["cas"]
     with pytest.raises(InvalidInputError) as caught:
         reef.open(str(tmp_path / "mounted"), cas=register).writer(NAME)
-    assert caught.value.kind is Kind.OTHER_CAS
+    assert caught.value.kind is ErrorKind.OTHER_CAS
     scope = quote(stores.open(url).url, safe="")
     db = reef.open(str(tmp_path / "mounted"), cas=f"{register}?scope={scope}")
     with db.writer(NAME, background=False) as writer:
@@ -264,7 +263,7 @@ def undo_copy(tmp_path, key):
 
 @pytest.mark.parametrize("which", ["wal", "manifest"])
 def test_H23_opening_for_writing_recovers(tmp_path, which):
-    """H23: what a writer had inserted when it died, a commit or a manifest, counts from then on."""
+    """H23: a commit or manifest that a writer had inserted when it died counts from then on."""
     url = filled(tmp_path)
     bucket, register = parts_of(tmp_path)
     last = max(info.key for info in bucket.list(f"{USERS.root}/{which}/"))
@@ -273,14 +272,14 @@ def test_H23_opening_for_writing_recovers(tmp_path, which):
     heir.events.subscribe(heard.append)
     with heir.writer(NAME, background=False) as writer:
         assert dict(writer.scan()) == {b"k0": b"v0", b"k1": b"v1", b"k2": b"v2"}
-    told = [event.fields["object"] for event in heard if event.name == "two_phase.finished"]
-    assert told == [last]
+    finished = [event.fields["object"] for event in heard if event.name == "two_phase.finished"]
+    assert finished == [last]
     assert list(register.all(unfinished=True)) == []
     assert not [info.key for info in bucket.list() if is_temporary(info.key)]
 
 
-def test_H23_a_stuck_record_is_told_to_whoever_opens(tmp_path):
-    """H23: the alarm names the object; the record stays, and other slots go on."""
+def test_H23_a_stuck_record_is_reported_on_open(tmp_path):
+    """H23: the alarm names the object; the record stays, and other slots continue."""
     url = filled(tmp_path)
     bucket, register = parts_of(tmp_path)
     record = new_record(bucket.runtime, f"{USERS.root}/wal/x", b"gone")
@@ -325,7 +324,7 @@ def test_H43_pickled_stores_race_from_other_processes(tmp_path):
 
 @pytest.mark.parametrize("register", ["sqlite", "postgresql", "dynalite"])
 def test_H51_a_forked_child_has_its_own_connection(servers, tmp_path, register):
-    """H51: parent and child go on side by side after a fork with a warm register."""
+    """H51: parent and child continue in parallel after a fork with a warm register."""
     cas = register_url(servers, register, tmp_path)
     store = stores.open(str(tmp_path / "bucket"), cas=cas)
     store.create("wal/1", b"before")
@@ -337,7 +336,7 @@ def test_H51_a_forked_child_has_its_own_connection(servers, tmp_path, register):
 
 @pytest.mark.parametrize("register", ["sqlite", "postgresql", "dynalite"])
 def test_H51_no_connection_is_shared_with_a_child(servers, tmp_path, register):
-    """H51: two processes on one connection would read each other's answers, sooner or later."""
+    """H51: two processes on one connection would read each other's responses, sooner or later."""
     store = stores.open(str(tmp_path / "b"), cas=register_url(servers, register, tmp_path))
     inner = find_two_phase(store).register.inner
     connection_of = inner._open if register == "sqlite" else inner._connect
@@ -379,7 +378,7 @@ def test_H24_a_record_goes_with_its_object(world):
 
 
 def test_H24_a_reader_on_an_old_snapshot_replays_its_log_after_a_sweep(world):
-    """H24: what a snapshot needs stays, with its records, until the snapshot is gone."""
+    """H24: objects of a snapshot stay, with their records, until the snapshot is gone."""
     with world.db.writer(NAME) as writer:
         writer.put("late", b"1")
     snapshot = world.db.snapshot(NAME, "monday", ttl_s=None)
@@ -393,7 +392,7 @@ def test_H24_a_reader_on_an_old_snapshot_replays_its_log_after_a_sweep(world):
 
 
 def test_H24_records_below_the_boundary_go_if_their_object_is_gone(world):
-    """H24: what a death between object and record left; above the boundary nothing is touched."""
+    """H24: a crash between object and record; above the boundary nothing is touched."""
     world.sweep_twice()
     bucket, register = world.sim.plain_bucket, world.bucket.register
     gone = [new_record(bucket.runtime, USERS.wal_object(lsn), b"") for lsn in (2, 900)]
@@ -428,8 +427,35 @@ def test_H23_old_sources_are_swept_when_their_name_is_decided(world):
     assert left == {undecided, named.source}
 
 
+def test_H23_old_sources_of_successor_records_are_swept(world):
+    """H23: a name that was dropped and created again; sources of its next incarnation stay.
+
+    Root: the sweep collected next to the log and the manifests only, so that the sources of
+    processes that died while they announced a successor stayed for ever.
+    """
+    bucket = world.sim.plain_bucket
+    for _ in range(2):
+        world.run(lambda: world.db.drop(NAME))
+        world.run(lambda: world.db.create(NAME))
+    records = [USERS.successor(number) for number in (2, 3, 4)]
+    sources = [new_record(bucket.runtime, key, b"its creator died").source for key in records]
+    for source in sources:
+        bucket.put(source, b"")
+    assert world.sweep().temporaries_removed == 0, "they are young"
+    world.advance(DAY_S + GRACE_S)
+    assert world.sweep(apply=False).temporaries_removed == 2
+    assert world.sweep().temporaries_removed == 2
+    left = {info.key for info in bucket.list() if is_temporary(info.key)}
+    assert left == {sources[-1]}, "its name is open"
+    assert [key for key in records if world.bucket.register.read_one(key)] == records[:2]
+    world.run(lambda: world.db.drop(NAME))
+    world.run(lambda: world.db.create(NAME))
+    with world.db.writer(NAME) as writer:
+        writer.put("k", b"v")
+
+
 def test_H6_a_silent_register_is_unavailable_and_harms_nothing(tmp_path):
-    """H6: nothing is concluded from silence; what is there can be read."""
+    """H6: nothing is concluded from silence; stored objects can be read."""
     url = filled(tmp_path)
     policy = stores.RetryPolicy(attempts_max=2, first_delay_s=0.0)
     cas = f"postgresql://{quote(USERS.name)}@127.0.0.1:1/none?connect_timeout=2"
@@ -441,12 +467,12 @@ def test_H6_a_silent_register_is_unavailable_and_harms_nothing(tmp_path):
 
 
 class Sleepy(LocalStore):
-    """Stands still in the middle of its first copy, while others go on."""
+    """Stalls in the middle of its first copy, while others continue."""
 
     meanwhile = None
 
-    def _opened(self, key):
-        return _slept(super()._opened(key), self)
+    def _open(self, key):
+        return _slept(super()._open(key), self)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""H10, H16, H22, H24, H30, H44, H47: views in time, beside folds, compactions and sweeps."""
+"""H10, H16, H22, H24, H30, H44, H47: time travel during folds, compactions and sweeps."""
 
 import random
 from contextlib import suppress
@@ -8,19 +8,19 @@ from functools import partial
 import pytest
 
 import reef
-from reef.engine.history.held_lease import HeldLease
 from reef.jobs import fold, sweep
 from reef.manifest import edits
 from reef.manifest.head import HeadFinder
 from reef.manifest.publish import Publisher
 from reef.stores import Wrapper
+from reef.stores.leases import HeldLease
 from reef.testing import Chaos, simulate
-from tests.bulk import ingest
-from tests.collecting import DAY_S, GRACE_S, NAME, USERS, EachRequest, WholeSeconds, World
+from tests.support.bulk_jobs import ingest
+from tests.support.sweep_world import DAY_S, GRACE_S, NAME, USERS, EachRequest, WholeSeconds, World
 
 ROWS = {b"k%d" % number: b"v" for number in range(5)}
 LONG = {"lease_ttl_s": 10.0 * DAY_S}
-"""Leases that do not lapse while a test lets days pass between two requests."""
+"""Leases that do not expire while a test lets days pass between two requests."""
 
 
 class EachStep(EachRequest):
@@ -67,7 +67,7 @@ def churn(world):
 
 # --- taking a lease -------------------------------------------------------------------
 
-MOMENTS = {
+VIEWS = {
     "generation": lambda world: {"as_of": world.snapshot.generation},
     "lsn": lambda world: {"as_of": reef.AsOf(lsn=world.last_lsn)},
     "snapshot": lambda world: {"snapshot": "s"},
@@ -75,7 +75,7 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("kind", MOMENTS)
+@pytest.mark.parametrize("kind", VIEWS)
 @pytest.mark.parametrize("released", [False, True], ids=["pinned", "released"])
 def test_H22_a_sweep_between_any_two_steps_of_taking_a_lease(kind, released):
     """H22: everything changes, is compacted and swept there; the view is whole, or is refused."""
@@ -92,7 +92,7 @@ def test_H22_a_sweep_between_any_two_steps_of_taking_a_lease(kind, released):
 
         db = reef.Database(EachStep(world.bucket, strike))
         try:
-            view = db.reader(NAME, **MOMENTS[kind](world), **LONG)
+            view = db.reader(NAME, **VIEWS[kind](world), **LONG)
         except reef.NotFoundError as error:
             outcomes.append(f"refused, {error.kind}")
         else:
@@ -127,18 +127,18 @@ def test_H22_a_view_that_is_opened_between_any_two_steps_of_a_sweep(kind, folded
             world.fold()
             world.snapshot.release()
             world.snapshot = world.db.snapshot(NAME)
-        moment = MOMENTS[kind](world)
+        view_options = VIEWS[kind](world)
         world.snapshot.release()
         with world.db.writer(NAME) as writer:
             writer.delete_range("a", "z")
         world.fold()
         world.compact()
 
-        def strike(world=world, count=count, number=number, views=views, moment=moment):
+        def strike(world=world, count=count, number=number, views=views, view_options=view_options):
             count[0] += 1
             if count[0] == number:
                 try:
-                    views.append(world.db.reader(NAME, **moment, **LONG))
+                    views.append(world.db.reader(NAME, **view_options, **LONG))
                 except reef.NotFoundError as error:
                     outcomes.append(f"refused, {error.kind}")
 
@@ -158,10 +158,10 @@ def test_H22_a_view_that_is_opened_between_any_two_steps_of_a_sweep(kind, folded
 
 
 class Stalls(Wrapper):
-    """Stops whoever deletes, and deletes later."""
+    """Stalls the process that deletes, and deletes later."""
 
     class Stalled(Exception):
-        """The process stands still here."""
+        """Stall the process here."""
 
     def __init__(self, inner):
         super().__init__(inner)
@@ -174,9 +174,9 @@ class Stalls(Wrapper):
 
 @pytest.mark.parametrize("kind", ["generation", "lsn", "now"])
 def test_H22_a_sweep_that_has_seen_no_lease_deletes_when_the_view_is_open(kind):
-    """H22: it comes between any two steps of opening, stalls, and goes on afterwards.
+    """H22: it comes between any two steps of opening, stalls, and continues afterwards.
 
-    If it has seen the lease it spares what the view needs; if not, the view has seen what it
+    If it has seen the lease it keeps the view's objects; if not, the view has seen the objects it
     condemned, in the head that it read after its lease was written.
     """
     outcomes = []
@@ -185,7 +185,7 @@ def test_H22_a_sweep_that_has_seen_no_lease_deletes_when_the_view_is_open(kind):
         world.fold()  # so that opening reads nothing but manifests
         world.snapshot.release()
         world.snapshot = world.db.snapshot(NAME)
-        moment, stalls = MOMENTS[kind](world), Stalls(world.bucket)
+        view_options, stalls = VIEWS[kind](world), Stalls(world.bucket)
         world.snapshot.release()
 
         def strike(world=world, count=count, number=number, stalls=stalls):
@@ -203,7 +203,7 @@ def test_H22_a_sweep_that_has_seen_no_lease_deletes_when_the_view_is_open(kind):
 
         db = reef.Database(EachStep(world.bucket, strike))
         try:
-            view = db.reader(NAME, **moment, **LONG)
+            view = db.reader(NAME, **view_options, **LONG)
             world.bucket.delete_many(stalls.late)
             assert dict(view.scan()) == (ROWS if view.last_lsn == world.last_lsn else {}), number
             outcomes.append("whole")
@@ -218,7 +218,7 @@ def test_H22_a_sweep_that_has_seen_no_lease_deletes_when_the_view_is_open(kind):
 
 @pytest.mark.parametrize("pin", ["snapshot", "cursor"])
 def test_H22_a_sweep_between_any_two_steps_of_pinning_an_old_generation(pin):
-    """H22: what is registered is whole from then on; otherwise nothing is registered."""
+    """H22: a registered view is whole from then on; otherwise nothing is registered."""
     outcomes = []
     for number in range(1, 60):
         world, count = old_world(), [0]
@@ -263,7 +263,7 @@ UNPINNED = {
 
 @pytest.mark.parametrize("kind", UNPINNED)
 def test_H10_a_sweep_between_any_two_steps_of_a_view_without_a_lease(kind):
-    """H10, H16: it has all of its moment or says that it is gone; it never has a part."""
+    """H10, H16: it reads all rows of its snapshot or raises; it never reads a part."""
     outcomes = []
     for number in range(1, 60):
         world, count = old_world(), [0]
@@ -311,9 +311,9 @@ def test_H22_a_lease_on_an_old_generation_holds_that_one():
         HeadFinder(world.bucket, USERS).load(old)
 
 
-def test_H22_a_lease_that_lapses_while_it_is_being_taken(monkeypatch):
-    """H22: the process stood still between the lease and the head; it does not read on."""
-    monkeypatch.setattr(HeldLease, "beat_in_background", lambda self: None)  # all of it did
+def test_H22_a_lease_that_expires_while_it_is_being_taken(monkeypatch):
+    """H22: the process stalled between the lease and the head; it does not read on."""
+    monkeypatch.setattr(HeldLease, "renew_in_background", lambda self: None)  # all of it did
     world = old_world()
 
     def stall():
@@ -329,7 +329,7 @@ def test_H22_a_lease_that_lapses_while_it_is_being_taken(monkeypatch):
         assert dict(view.scan()) == {b"new": b"1"}, "it took another lease, on the head of now"
 
 
-# --- what is kept ---------------------------------------------------------------------
+# --- retention ------------------------------------------------------------------------
 
 
 def test_H24_an_old_snapshot_replays_its_log_after_a_sweep():
@@ -355,7 +355,7 @@ class Life:
         self.rows, self.log, self.pins = {}, [], []
 
     def step(self):
-        """Do something, and see whether every pin still has what it needs."""
+        """Run one random operation, and check that every pin still has its objects."""
         write, clean = self.write, self.clean
         what = [write, write, write, self.world.fold, self.world.compact, self.pin, clean, clean]
         self.chance.choice([*what, self.end])()
@@ -411,10 +411,10 @@ class Life:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_each_pin_keeps_what_it_needs_and_nothing_after_its_end(seed):
+def test_each_pin_keeps_its_objects_and_nothing_after_its_end(seed):
     """Leases, snapshots and cursors come and go while the namespace is changed and swept.
 
-    In between each of them reads what it should; when all have ended, the bucket has what it
+    In between each of them reads its rows; when all have ended, the bucket has the objects it
     would have if there had been none.
     """
     life = Life(seed)
@@ -495,7 +495,7 @@ def test_H44_a_stretch_of_fences_moves_the_position():
 
 
 def test_H44_a_sweep_past_an_unregistered_position():
-    """H44: the fences that stay make the log look whole; it is an error all the same."""
+    """H44: the fences that stay make the log appear whole; it is an error all the same."""
     world = World()
     for _ in range(3):
         with world.db.writer(NAME) as writer:
@@ -507,7 +507,7 @@ def test_H44_a_sweep_past_an_unregistered_position():
     assert world.slots() == [*fences, 12]
     reader = world.db.reader(NAME)
     for after in range(12):
-        with pytest.raises(reef.NotFoundError, match="was collected") as caught:
+        with pytest.raises(reef.NotFoundError, match="was garbage-collected") as caught:
             list(reader.changes(after))
         assert caught.value.kind == "collected"
     assert list(reader.changes(12)) == []
@@ -527,18 +527,18 @@ def test_H44_a_sweep_between_any_two_steps_of_a_stream():
                 churn(world)
 
         reader = reef.Database(EachStep(world.bucket, strike)).reader(NAME)
-        seen, told = [], None
+        seen, raised = [], None
         try:
             changes = reader.changes()
             seen.extend((change.lsn, change.key) for change in changes)
         except reef.NotFoundError as error:
-            told = error
-        if told is None:
+            raised = error
+        if raised is None:
             assert len(seen) >= len(expected), "an end where there is more is a gap"
         else:
-            assert told.kind == "collected"
-            assert told.context["lsn"] < world.head().wal_floor
-            assert seen == [change for change in expected if change[0] < told.context["lsn"]]
+            assert raised.kind == "collected"
+            assert raised.context["lsn"] < world.head().wal_floor
+            assert seen == [change for change in expected if change[0] < raised.context["lsn"]]
             refused += 1
         assert seen[: len(expected)] == expected[: len(seen)], number
         assert seen == expected[: len(seen)] or [key for _, key in seen[5:]] == [b"a", b"new"]
@@ -571,18 +571,18 @@ def test_H44_a_fold_between_any_two_steps_of_a_stream():
         assert [*seen, *(change.key for change in stream)] == [*expected, b"new"], number
 
 
-def test_H47_a_stream_that_sleeps_past_what_it_would_read():
+def test_H47_a_stream_that_sleeps_past_its_next_lsn():
     """H47: both of its probes would miss when it wakes; it does not wait for ever."""
     world = World()
-    writer, told = world.db.writer(NAME), []
+    writer, received = world.db.writer(NAME), []
     changes = world.db.reader(NAME).changes(follow=True, timeout_s=100)
     sleeper = world.sim.process("sleeper")
 
     def follow():
         try:
-            told.extend(changes)
+            received.extend(changes)
         except reef.NotFoundError as error:
-            told.append(error)
+            received.append(error)
 
     def overtake():
         for number in range(3):
@@ -596,14 +596,14 @@ def test_H47_a_stream_that_sleeps_past_what_it_would_read():
     probe = follower.probe
 
     def slow_probe():
-        if not told and follower._rules.next_lsn == 2:
+        if not received and follower._rules.next_lsn == 2:
             overtake()
         return probe()
 
     follower.probe = slow_probe
     sleeper.spawn(follow)
     world.sim.run()
-    (error,) = told
+    (error,) = received
     assert (error.kind, error.context["lsn"]) == ("collected", 2)
 
 
@@ -620,14 +620,14 @@ class Busy:
         self.sim = sim
         reef.Database(sim.bucket).create(NAME)
         Publisher(sim.bucket, USERS).publish(lambda head: edits.set_grace(head, 2000, 0))
-        self.history, self.done, self.looks = {}, [], 0
+        self.history, self.done, self.scans = {}, [], 0
         for name, work in (("writer", self.write), ("cleaner", self.clean)):
             self.start(name, work)
         for name in ("viewer-1", "viewer-2"):
             self.start(name, self.view)
         sim.run()
         assert len(self.history) > 15
-        assert self.looks > 2
+        assert self.scans > 2
         head = HeadFinder(sim.bucket, USERS).find().manifest
         kept = len(list(sim.bucket.list(USERS.manifests)))
         assert kept < head.generation - 5, "the sweep did its work"
@@ -657,10 +657,10 @@ class Busy:
     def view(self, db, runtime):
         while not self.done:
             with suppress(*TRANSIENT):
-                self.look(db, runtime)
+                self.check_views(db, runtime)
             runtime.sleep(runtime.uniform(0.0, 3.0))
 
-    def look(self, db, runtime):
+    def check_views(self, db, runtime):
         snapshot = db.snapshot(NAME, ttl_s=20)
         with db.reader(NAME, snapshot=snapshot) as pinned, db.reader(NAME, pin=True) as now:
             runtime.sleep(runtime.uniform(0.0, 8.0))
@@ -668,10 +668,10 @@ class Busy:
                 rows = dict(seen.scan())
                 for number in [n for lsn, n in self.history.items() if lsn <= seen.last_lsn]:
                     assert int(rows[b"k%d" % (number % 3)]) >= number
-                self.looks += 1
+                self.scans += 1
 
 
-def test_H22_viewers_beside_a_fold_and_a_sweep():
-    """H22, H24: on many schedules, with slow calls and lost answers, no view misses a row."""
-    chaos = Chaos(lost_answer=0.02, fail_before=0.02, latency_s=(0, 0.05))
+def test_H22_viewers_during_a_fold_and_a_sweep():
+    """H22, H24: on many schedules, with slow calls and lost responses, no view misses a row."""
+    chaos = Chaos(lost_response=0.02, fail_before=0.02, latency_s=(0, 0.05))
     assert simulate(Busy, range(12), chaos=chaos) == 12

@@ -1,4 +1,4 @@
-"""The house rules that a program can check; CI runs them because they are tests."""
+"""House rules that a program can check; CI runs them because they are tests."""
 
 import ast
 import re
@@ -21,7 +21,7 @@ BIN = Path(sys.executable).parent
 )
 @pytest.mark.timeout(900)  # mypy without its cache, on whatever cores are left
 def test_make_check_is_clean(command):
-    """Formatting, lint, strict types and import layers: what `make check` runs."""
+    """Formatting, lint, strict types and import layers, as `make check`."""
     done = subprocess.run(
         [BIN / command[0], *command[1:]],
         cwd=ROOT,
@@ -51,6 +51,26 @@ def test_every_test_states_its_behaviour(path):
             assert ast.get_docstring(node), f"{path.name}: {node.name}"
 
 
+def test_unit_tests_mirror_the_source():
+    """A test is in the folder of the package that it tests, so that it is easy to find.
+
+    Every folder of tests/unit is a package, and every package has one, or a folder of tests/ by
+    its own name. A package without subfolders here would hide its tests among those of another.
+    """
+    unit, source = ROOT / "tests" / "unit", ROOT / "src" / "reef"
+    folders = {path.parent.relative_to(unit) for path in unit.rglob("test_*.py")}
+    assert [folder for folder in folders if not (source / folder).is_dir()] == []
+    packages = {path.parent.name for path in source.glob("*/__init__.py")}
+    packages |= {f"engine/{path.parent.name}" for path in source.glob("engine/*/__init__.py")}
+    tested = {str(folder) for folder in folders} | {"cli", "spark"}  # these have tests/cli, …/spark
+    assert packages - tested == {"testing"}, "the simulator's tests are in tests/simulation"
+
+
+def test_helpers_of_several_directories_are_in_support():
+    """tests/ itself has no modules; a helper is in the directory of its tests, or in support."""
+    assert [path.name for path in (ROOT / "tests").glob("*.py")] == ["__init__.py"]
+
+
 def test_constraints_name_no_host():
     """Pinned versions only: no address, no path, no hash."""
     for line in (ROOT / "constraints.txt").read_text().splitlines():
@@ -58,7 +78,7 @@ def test_constraints_name_no_host():
 
 
 def test_every_dependency_is_pinned():
-    """What pyproject.toml asks for stands in constraints.txt."""
+    """Every dependency of pyproject.toml is in constraints.txt."""
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -88,6 +108,6 @@ def test_make_lists_its_targets():
 
 
 def test_ci_runs_the_tests_of_the_readme():
-    """CI calls what a person calls."""
+    """CI runs the same targets as a person."""
     assert "make test" in (ROOT / ".ci" / "run").read_text()
     assert "make test" in (ROOT / "README.md").read_text()

@@ -5,7 +5,7 @@ import pytest
 import reef
 from reef.errors import FencedError
 from reef.jobs import compact, fold, sweep, verify
-from tests.gcs_service import GcsService
+from tests.support.gcs_service import GcsService
 
 NAME = "users"
 

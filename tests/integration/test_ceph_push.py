@@ -20,9 +20,9 @@ def test_events_of_ceph_wake_readers(ceph):
         )
         try:
             _write_and_wait(reef.open(url, **ceph.options(), if_match="bare"))
-            heard = news.heard
+            received = news.events_received
             _read_with(news, reef.open(url, **ceph.options(), if_match="bare"))
-            assert news.heard >= heard + 3
+            assert news.events_received >= received + 3
         finally:
             sns.delete_topic(TopicArn=topic["TopicArn"])
     assert news._listener.join(60)

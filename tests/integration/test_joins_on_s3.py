@@ -6,12 +6,12 @@ import pyarrow as pa
 import pytest
 
 import reef
-from reef.formats.segment_tail import check_segment
 from reef.jobs import compact, fold
-from reef.jobs.compact_plan import STRATEGIES, CompactPlan
+from reef.jobs.compact.plan import STRATEGIES, CompactPlan
 from reef.paths import Namespace
 from reef.telemetry import RequestMeter
-from tests.compacting import choose, head_of
+from tests.support.compaction import choose, head_of
+from tests.support.segment_checks import check_segment
 
 NAME = "large"
 MIB = 1 << 20

@@ -29,13 +29,13 @@ def worker(url, options, name, batches):
 
 
 def lines(process, until=None):
-    """Return what a worker says, up to a line, or to its end."""
-    said = []
+    """Return the output of a worker, up to a line, or to its end."""
+    first_output = []
     for line in process.stdout:
-        said.append(line.strip())
-        if said[-1] == until:
+        first_output.append(line.strip())
+        if first_output[-1] == until:
             break
-    return said
+    return first_output
 
 
 @pytest.mark.timeout(600)
@@ -48,14 +48,14 @@ def test_a_takeover_under_load_loses_no_acknowledged_row(place, tmp_path, reques
         ceph.make_bucket("takeover")
         url, options = "s3://takeover/load", {**ceph.options(), "if_match": "bare"}
     with worker(url, options, "first", 100 * BATCHES) as first:
-        said = lines(first, until=str(BATCHES))
+        first_output = lines(first, until=str(BATCHES))
         with worker(url, options, "second", BATCHES) as second:
-            answers = lines(second)
-            said += lines(first)
-    assert said[-1] == "fenced", "the first writer must not be able to go on"
-    assert answers[-1] == "done"
+            second_output = lines(second)
+            first_output += lines(first)
+    assert first_output[-1] == "fenced", "the first writer must not be able to continue"
+    assert second_output[-1] == "done"
     seen = dict(reef.open(url, **options).reader("load").scan())
-    for name, acknowledged in (("first", said), ("second", answers)):
+    for name, acknowledged in (("first", first_output), ("second", second_output)):
         numbers = [int(word) for word in acknowledged if word.isdigit()]
         assert numbers == list(range(len(numbers)))
         for number in range(len(numbers) * ROWS):

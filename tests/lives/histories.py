@@ -4,7 +4,7 @@ import random
 import re
 from dataclasses import dataclass
 
-from tests.lives.machine import DAY_S, KEYS, HistoryFailed, Machine, run
+from tests.lives.machine import DAY_S, KEYS, NAMES, WHERES, HistoryFailed, Machine, run
 
 STEPS = 30
 RUNS_MAX = 250
@@ -46,7 +46,7 @@ def some_range(rng):
 
 
 def some_sweep(rng):
-    """Return how long a sweep waits, and what it keeps."""
+    """Return the settings of a sweep."""
     return {
         "wait_s": rng.choice([0.0, 3600.0, DAY_S, 2 * DAY_S]),
         "retained_s": rng.choice([0.0, 0.0, DAY_S]),
@@ -63,6 +63,15 @@ DRAWN = {
     "delete": (3, lambda r: {"key": r.choice(KEYS)}),
     "delete_range": (2, some_range),
     "put_keyed": (3, lambda r: {"key": r.choice(KEYS)}),
+    "update_where": (
+        3,
+        lambda r: {
+            "column": r.choice("xy"),
+            "value": r.randint(0, 99),
+            "where": r.choice(sorted(WHERES)),
+        },
+    ),
+    "delete_where": (2, lambda r: {"where": r.choice(sorted(WHERES))}),
     "transact": (
         2,
         lambda r: {
@@ -80,10 +89,12 @@ DRAWN = {
             "replace": r.random() < 0.15,
             "name": r.choice([None, None, "p", "q"]),
             "op": r.choice(["put", "put", "patch"]),
+            "again": r.random() < 0.5,
         },
     ),
     "begin_job": (1, lambda r: {"keys": some_keys(r), "x": r.randint(100, 999)}),
-    "end_job": (2, lambda r: {"commits": r.random() < 0.8}),
+    "begin_backfill": (3, lambda r: {"keys": some_keys(r), "x": r.randint(100, 999)}),
+    "end_job": (3, lambda r: {"commits": r.random() < 0.8}),
     "fold": (6, lambda r: {}),
     "compact": (
         5,
@@ -96,13 +107,15 @@ DRAWN = {
     "pin": (1, lambda r: {}),
     "cursor": (2, lambda r: {"name": r.choice("vw"), "commits": r.random() < 0.6}),
     "reopen": (2, lambda r: {"parallel": r.choice([1, 1, 3])}),
+    "close": (2, lambda r: {}),
+    "rename": (3, lambda r: {"to": r.choice(NAMES)}),
     "follow": (1, lambda r: {}),
     "zombie_put": (1, lambda r: {"key": r.choice(KEYS)}),
     "drop": (5, lambda r: {}),
     "undrop": (3, lambda r: {}),
     "create": (10, lambda r: {"wide": r.random() < 0.3}),
 }
-"""By name: how often a step is drawn, and what its arguments are."""
+"""By name: the weight of a step, and its arguments."""
 
 
 def draw(seed, length=STEPS):
@@ -153,7 +166,7 @@ def _fails(steps, kind):
 
 
 def kind_of(failure):
-    """Return what a failure has in common with others of the same root: its words."""
+    """Return the message of a failure without its values, to group failures by cause."""
     words = re.sub(r"shows .*|[0-9A-Z]{26}|\d+|\[.*?\]", "#", str(failure.cause))
     return f"{type(failure.cause).__name__}: {words[:90]}"
 

@@ -53,14 +53,24 @@ class Life:
     snapshots: dict[str, Kept] = field(default_factory=dict)
     keys: dict[str, int] = field(default_factory=dict)
     """Idempotency keys that are committed, and where."""
+    loads: dict[str, tuple[int, object]] = field(default_factory=dict)
+    """Idempotency keys of loads: where they are committed, and of what."""
     cursors: dict[str, int] = field(default_factory=dict)
     """Registered cursors, and up to where they have committed."""
     dropped_s: float | None = None
     purged: bool = False
     """Whether a sweep may have taken it, or a part of it, after a drop."""
+    written: list[tuple[int, object]] = field(default_factory=list)
+    """Each commit as a function of the rows below it, by the LSN at which it sorts."""
+    late: set[int] = field(default_factory=set)
+    """Commits of loads that sort at their begin: all their rows may have been beaten before."""
+    _write: object = None
 
-    def commit(self, lsn, rows):
+    def commit(self, lsn, rows, sorts=None):
         """Note the rows after a commit."""
+        write = self._write or (lambda _: rows)
+        self._write = None
+        self.written.append((lsn if sorts is None else sorts, write))
         assert not self.states or lsn > self.states[-1].lsn, (
             f"LSN {lsn} was acknowledged after {self.states[-1].lsn}"
         )
@@ -88,19 +98,52 @@ class Life:
     def upsert(self, rows):
         """Return the rows with some more, whole ones."""
         blank = dict.fromkeys(self.columns)
-        return self.rows | {row["id"]: {"id": row["id"], **blank, **row} for row in rows}
+        new = {row["id"]: {"id": row["id"], **blank, **row} for row in rows}
+        return self._written(lambda below: below | new)
 
     def patch(self, rows):
         """Return the rows with some columns changed of those that are there."""
-        changed = dict(self.rows)
-        for row in rows:
-            if row["id"] in changed:
-                changed[row["id"]] = changed[row["id"]] | row
-        return changed
+
+        def patched(below):
+            changed = dict(below)
+            for row in rows:
+                if row["id"] in changed:
+                    changed[row["id"]] = changed[row["id"]] | row
+            return changed
+
+        return self._written(patched)
+
+    def without_keys(self, keys):
+        """Return the rows without some."""
+        return self._written(lambda below: {k: row for k, row in below.items() if k not in keys})
 
     def without(self, start, end):
         """Return the rows that are not in a range."""
-        return {key: row for key, row in self.rows.items() if not start <= key < end}
+        return self._written(
+            lambda below: {k: row for k, row in below.items() if not start <= k < end}
+        )
+
+    def backfill(self, rows, begin_lsn):
+        """Return the rows with some that everything written since an LSN wins over."""
+        self.upsert(rows)
+        write, found = self._write, {}
+        keys = {row["id"] for row in rows}
+        for sorts, other in sorted([(begin_lsn, write), *self.written], key=lambda one: one[0]):
+            if sorts >= begin_lsn:
+                found = other(found)
+        self._write = write
+        others = {key: row for key, row in self.rows.items() if key not in keys}
+        blank = dict.fromkeys(self.columns)  # a column may have been added since
+        return others | {key: blank | row for key, row in found.items() if key in keys}
+
+    def replaces(self):
+        """Note that the next commit leaves nothing of the rows below it."""
+        self._write = None
+
+    def _written(self, write):
+        """Return the rows after a write, and keep it for the commit."""
+        self._write = write
+        return write(self.rows)
 
 
 def ordered(rows):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from reef.engine.history import moments
+from reef.engine.history import as_of
 from tests.lives import histories
 from tests.lives.histories import Step, draw, play, shorten
 from tests.lives.machine import HistoryFailed, run
@@ -34,15 +34,12 @@ def test_histories_create_names_again_and_read_them():
 
 def test_a_wrong_read_is_found_and_its_history_is_short(monkeypatch):
     """A bug is planted: an as-of read replays one object too few."""
-    original = moments.History._lsns
+    original = as_of.PointInTime.includes
 
-    def one_too_few(self, tail, moment):
-        lsns = original(self, tail, moment)
-        return (
-            lsns if moment.last_lsn is None else range(lsns.start, max(lsns.start, lsns.stop - 1))
-        )
+    def one_too_few(self, slot):
+        return original(self, slot) and slot.lsn != self.last_lsn
 
-    monkeypatch.setattr(moments.History, "_lsns", one_too_few)
+    monkeypatch.setattr(as_of.PointInTime, "includes", one_too_few)
     with pytest.raises(HistoryFailed) as found:
         [play(seed) for seed in range(10)]
     assert len(found.value.steps) <= 3

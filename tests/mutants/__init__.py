@@ -1,12 +1,12 @@
 """Mutants: one-line protocol mistakes, each with the tests that must notice it.
 
 A list of mistakes keeps the suite honest: a protection that no test misses is a protection that
-the next change removes. The lists are TOML files beside this one, one per area:
+the next change removes. The lists are TOML files in this directory, one per area:
 
     [[mutant]]
     id = "sender-believes-exists"
-    file = "engine/commit/sending.py"            # below src/reef
-    old = "return not flight.doubt and"           # must occur exactly once
+    file = "engine/commit/inflight.py"            # below src/reef
+    old = "return not inflight.doubt and"           # must occur exactly once
     new = "return"
     killed_by = ["tests/hazards/test_late_objects.py::test_H66_…"]
 

@@ -1,76 +1,128 @@
 """Plant mutants one by one and run their tests: `python -m tests.mutants [AREA | AREA/ID …]`.
 
-    --jobs N        so many at a time (2)
-    --seconds S     the longest that one mutant's tests may take (120)
-    --baseline      run the named tests once on the sources as they are: all must pass
+    --jobs N        workers, each with its own copy of the sources (2)
+    --seconds S     CPU time that one mutant's tests may take (60)
+    --wall S        wall time that they may take, for tests that block (600)
+    --baseline      only the first step
 
-Prints a line for each, and the survivors at the end; exits 1 if there are any.
+First all named tests run on the sources as they are: a test that fails there kills nothing, and
+its mutants are reported. Then every mutant is planted. Prints a line for each, the entries that
+are not killed with their output, and a table of the areas; exits 1 unless all are killed. An entry
+whose line is not in the sources (exactly once) is an error that names it.
 """
 
 import argparse
-import os
-import subprocess
+import contextlib
+import queue
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from typing import TypeVar
 
-from tests.mutants.catalogue import ROOT, SOURCES, Mutant, load_all
+from tests.mutants.catalogue import Mutant, load_all
+from tests.mutants.worker import FOREIGN_SOURCES, Run, Worker
 
-FAILED = 1
-"""How pytest exits if a test has failed; other codes are mistakes of the list."""
+T = TypeVar("T")
+R = TypeVar("R")
+
+PASSED, FAILED = 0, 1
+"""How pytest exits; other codes are mistakes of the list."""
+
+KILLED = "killed"
+VERDICTS = {
+    PASSED: "SURVIVED",
+    FAILED: KILLED,
+    None: "TOO SLOW",
+    FOREIGN_SOURCES: "BROKEN (tests ran on other sources)",
+}
+BASELINE_FACTOR = 10
+"""A file's tests run together on the sources as they are, so they may take longer than one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a mutant."""
+    """The result for one mutant."""
 
     mutant: Mutant
     verdict: str
-    seconds: float
+    cpu_s: float = 0.0
     output: str = ""
 
     @property
     def is_fine(self) -> bool:
-        return self.verdict == "killed"
+        return self.verdict == KILLED
 
 
-def run_tests(sources: Path, tests: Sequence[str], seconds: float) -> tuple[int | None, str]:
-    """Return pytest's exit code over some sources, None after too long, and its output."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    environment = {**os.environ, "PYTHONPATH": str(sources), "PYTHONDONTWRITEBYTECODE": "1"}
-    try:
-        done = subprocess.run(
-            [*command, f"--timeout={seconds:.0f}", "-m", "slow or not slow", *tests],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=seconds + 30,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        return None, str(error.stdout or "")
-    return done.returncode, done.stdout + done.stderr
+class Workers:
+    """A pool of workers; a thread borrows one for each run."""
 
+    def __init__(self, folder: Path, jobs: int, cpu_s: float, wall_s: float) -> None:
+        self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        self._all = []
+        self._threads = ThreadPoolExecutor(jobs)
+        for number in range(jobs):
+            home = folder / str(number)
+            home.mkdir()
+            self._all.append(Worker(home, cpu_s, wall_s))
+            self._idle.put(self._all[-1])
 
-def try_mutant(mutant: Mutant, seconds: float) -> Outcome:
-    """Plant one, run its tests, and say whether they noticed."""
-    start = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="reef-mutant-") as folder:
-        sources = Path(folder) / "src"
+    def each(self, step: Callable[[Worker, T], R], items: Iterable[T]) -> Iterator[R]:
+        """Yield step(worker, item) for all items, as they complete."""
+        for future in as_completed([self._threads.submit(self._lend, step, i) for i in items]):
+            yield future.result()
+
+    def close(self) -> None:
+        """End all of them, also in the middle of a run."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for worker in self._all:
+            worker.close()
+        self._threads.shutdown()
+
+    def _lend(self, step: Callable[[Worker, T], R], item: T) -> R:
+        worker = self._idle.get()
         try:
-            mutant.plant(sources)
-            compile((sources / mutant.path).read_text(), str(mutant.path), "exec")
-        except (ValueError, SyntaxError, OSError) as error:
-            return Outcome(mutant, "broken", time.monotonic() - start, str(error))
-        code, output = run_tests(sources, mutant.killed_by, seconds)
-    verdicts = {0: "SURVIVED", FAILED: "killed", None: "too slow"}
-    verdict = verdicts.get(code, f"broken (pytest exits {code})")
-    return Outcome(mutant, verdict, time.monotonic() - start, output)
+            return step(worker, item)
+        finally:
+            self._idle.put(worker)
+
+
+def check_tests(workers: Workers, mutants: Iterable[Mutant]) -> dict[str, Run]:
+    """Run the named tests, file by file, on the sources as they are: the files that do not pass."""
+    tests = sorted({test for mutant in mutants for test in mutant.killed_by})
+    files = [list(group) for _, group in groupby(tests, file_of)]
+    start, failed = time.monotonic(), {}
+
+    def step(worker: Worker, group: list[str]) -> tuple[str, Run]:
+        return file_of(group[0]), worker.run(group, times=BASELINE_FACTOR)
+
+    for file, run in workers.each(step, files):
+        if run.code != PASSED:
+            failed[file] = run
+            print(f"{file} does not pass (exit code {run.code})\n{run.output[-3000:]}")
+    seconds = time.monotonic() - start
+    print(f"{len(tests)} tests in {len(files)} files on the sources as they are: {seconds:.0f} s")
+    return failed
+
+
+def file_of(test: str) -> str:
+    """Return the file of a test."""
+    return test.partition("::")[0]
+
+
+def try_mutant(worker: Worker, mutant: Mutant) -> Outcome:
+    """Plant one, run its tests, and classify the result."""
+    try:
+        with worker.planted(mutant):
+            run = worker.run(mutant.killed_by, "-x")
+    except (ValueError, SyntaxError, OSError) as error:
+        return Outcome(mutant, "BROKEN (cannot be planted)", output=f"{error}")
+    verdict = VERDICTS.get(run.code, f"BROKEN (pytest exits {run.code})")
+    return Outcome(mutant, verdict, run.cpu_s, run.output)
 
 
 def chosen(wanted: Sequence[str]) -> list[Mutant]:
@@ -83,32 +135,70 @@ def chosen(wanted: Sequence[str]) -> list[Mutant]:
     return [m for m in every if not wanted or m.area in wanted or m.name in wanted]
 
 
-def main() -> int:
-    """Run what the command line asks for."""
-    parser = argparse.ArgumentParser(prog="python -m tests.mutants")
-    parser.add_argument("wanted", nargs="*", metavar="AREA | AREA/ID")
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--baseline", action="store_true")
-    options = parser.parse_args()
-    mutants = chosen(options.wanted)
-    if options.baseline:
-        tests = sorted({test for mutant in mutants for test in mutant.killed_by})
-        code, output = run_tests(SOURCES, tests, 3600.0)
-        print(output[-2000:])
-        return code or 0
-    with ThreadPoolExecutor(options.jobs) as pool:
-        outcomes = []
-        for outcome in pool.map(lambda m: try_mutant(m, options.seconds), mutants):
-            outcomes.append(outcome)
-            place = f"{len(outcomes):4}/{len(mutants)}"
-            print(f"{place} {outcome.verdict:9} {outcome.seconds:6.1f} s  {outcome.mutant.name}")
-            sys.stdout.flush()
+def run_all(workers: Workers, mutants: Sequence[Mutant]) -> list[Outcome]:
+    """Check the tests, then try every mutant; prints the progress."""
+    failed = check_tests(workers, mutants)
+    outcomes: list[Outcome] = []
+
+    def step(worker: Worker, mutant: Mutant) -> Outcome:
+        if failed.keys() & {file_of(test) for test in mutant.killed_by}:
+            return Outcome(mutant, "BROKEN (its tests fail without it)")
+        return try_mutant(worker, mutant)
+
+    for outcome in workers.each(step, mutants):
+        outcomes.append(outcome)
+        place = f"{len(outcomes):4}/{len(mutants)}"
+        print(f"{place} {outcome.verdict:9} {outcome.cpu_s:6.1f} s  {outcome.mutant.name}")
+        sys.stdout.flush()
+    return outcomes
+
+
+def report(outcomes: Sequence[Outcome], seconds: float) -> bool:
+    """Print the entries that are not killed and the table of the areas; whether all are killed."""
     bad = [outcome for outcome in outcomes if not outcome.is_fine]
     for outcome in bad:
         print(f"\n{outcome.mutant.name}: {outcome.verdict}\n{outcome.output[-1500:]}")
-    print(f"\n{len(outcomes) - len(bad)} killed, {len(bad)} not")
-    return 1 if bad else 0
+    print(f"\n{'area':14} {'mutants':>8} {'killed':>8} {'not':>6} {'CPU s':>8} {'longest':>8}")
+    for area in sorted({outcome.mutant.area for outcome in outcomes}):
+        print(table_row(area, [o for o in outcomes if o.mutant.area == area]))
+    print(table_row("all", outcomes))
+    for outcome in bad:
+        print(f"{outcome.verdict}: {outcome.mutant.name}")
+    print(f"{len(outcomes) - len(bad)} killed, {len(bad)} not, in {seconds / 60:.1f} minutes")
+    return not bad
+
+
+def table_row(title: str, outcomes: Sequence[Outcome]) -> str:
+    """Return one row of the table of the areas."""
+    killed = sum(outcome.is_fine for outcome in outcomes)
+    cpu_s = [outcome.cpu_s for outcome in outcomes]
+    return (
+        f"{title:14} {len(outcomes):8} {killed:8} {len(outcomes) - killed:6}"
+        f" {sum(cpu_s):8.0f} {max(cpu_s, default=0.0):8.1f}"
+    )
+
+
+def main() -> int:
+    """Run the mutants of the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants")
+    parser.add_argument("wanted", nargs="*", metavar="AREA | AREA/ID")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--wall", type=float, default=600.0)
+    parser.add_argument("--baseline", action="store_true")
+    options = parser.parse_args()
+    mutants = chosen(options.wanted)
+    start = time.monotonic()
+    with (
+        tempfile.TemporaryDirectory(prefix="reef-mutants-") as folder,
+        contextlib.closing(
+            Workers(Path(folder), options.jobs, options.seconds, options.wall)
+        ) as workers,
+    ):
+        if options.baseline:
+            return 1 if check_tests(workers, mutants) else 0
+        outcomes = run_all(workers, mutants)
+    return 0 if report(outcomes, time.monotonic() - start) else 1
 
 
 if __name__ == "__main__":

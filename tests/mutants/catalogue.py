@@ -1,6 +1,5 @@
 """The lists of mutants, and how one is planted."""
 
-import shutil
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +10,10 @@ SOURCES = ROOT / "src"
 EQUIVALENT = "equivalent"
 
 AREAS = (
+    "backup",
     "catalog",
     "commit",
+    "completions",
     "compact",
     "edges",
     "fold",
@@ -20,15 +21,25 @@ AREAS = (
     "incarnations",
     "ingest",
     "leases",
+    "live_wins",
     "locallog",
     "log",
+    "memtable",
+    "merges",
     "opening",
     "publish",
+    "purge",
     "reads",
     "rebuild",
+    "registers",
+    "renames",
     "repair",
     "resync",
+    "search",
+    "stores",
+    "streams",
     "sweep",
+    "text",
     "two_phase",
 )
 
@@ -60,17 +71,6 @@ class Mutant:
         if found != 1:
             raise ValueError(f"{self.name}: {found} places in {self.file} read {self.old!r}")
         return text.replace(self.old, self.new)
-
-    def plant(self, folder: Path) -> None:
-        """Make a copy of the sources with this mistake below a folder."""
-        shutil.copytree(
-            SOURCES,
-            folder,
-            ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"),
-            symlinks=True,
-        )
-        target = folder / self.path
-        target.write_text(self.apply(target.read_text()))
 
 
 def load(area: str) -> list[Mutant]:

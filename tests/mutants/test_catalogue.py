@@ -56,7 +56,7 @@ def _tests_in(path):
 
 
 def test_equivalent_ones_say_why():
-    """What no test can notice is explained."""
+    """Equivalent mutants have a reason."""
     assert [mutant.name for mutant in EXPLAINED if len(mutant.reason) < 20] == []
 
 

@@ -2,17 +2,19 @@
 
     python -m tests.property.damage_machine --seeds 2000          seeds 0 to 1999
     python -m tests.property.damage_machine --seed 17 --seeds 1   one of them again, with its steps
+    python -m tests.property.damage_machine --merges              with merges among the operations
+    python -m tests.property.damage_machine --live-wins           with such loads
 
 The history uses the public API only: puts, patches, deletes and range deletes in batches, with and
 without idempotency keys, bulk loads of rows and of patches, loads that replace everything, folds,
 compactions of any segments, sweeps, snapshots, and writers that open again. Then objects of the
-log, segments and manifests are flipped, truncated, emptied or deleted. From there every variant of
-recovery (`VARIANTS`) starts from a copy of the bucket, and must keep two promises:
+log, segments and manifests are flipped, truncated, emptied, deleted or swapped. From there every
+variant of recovery (`VARIANTS`) starts from a copy of the bucket, and must keep two promises:
 
     where the report says that nothing is lost, rows are those of the model
     where it says that something is lost, nothing else differs
 
-Afterwards the namespace has to go on: writes, a fold, a full compaction and a sweep must not change
+Afterwards the namespace stays usable: writes, a fold, a full compaction and a sweep must not change
 a row, and a retry of a keyed batch that is not reported as lost must be replayed.
 
 All ids, clocks and choices come from the seed, so that a seed always gives the same history.
@@ -30,18 +32,17 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 import reef
-from reef.engine.rows import to_ops
+from reef.engine.rows.input import to_ops
 from reef.errors import InvalidInputError
-from reef.formats.batch import OpKind
-from reef.formats.wal_object import WalObject
+from reef.formats.wal_object import OpKind, WalObject
 from reef.jobs import BulkJob, compact, fold, ingest, rebuild, repair, sweep, verify
-from reef.jobs.compact_plan import STRATEGIES, CompactPlan
-from reef.jobs.ingest import sorted_rows, staged_rows
+from reef.jobs.compact.plan import STRATEGIES, CompactPlan
+from reef.jobs.ingest.job import sorted_rows, staged_rows
 from reef.manifest.head import HeadFinder
 from reef.paths import Namespace, number_of
 from reef.testing import Simulation
-from tests.collecting import World
-from tests.compacting import SMALL
+from tests.support.compaction import SMALL
+from tests.support.sweep_world import World
 
 NAME = "rows"
 ROWS = Namespace(NAME)
@@ -57,18 +58,20 @@ CANARIES = 2
 
 @dataclass
 class Event:
-    """What one LSN holds, operation by operation."""
+    """The operations of one LSN."""
 
     lsn: int
     ops: list
     key: str | None = None
     is_load: bool = False
+    sorts: int = 0
+    """Where its operations sort, if not at its LSN: those of a load with `live_wins`."""
 
     def touches(self, low="", high=None):
         """Return the keys in [low, high) that it may change."""
         found = set()
         for kind, *given in self.ops:
-            if kind in ("put", "patch", "delete"):
+            if kind in ("put", "patch", "delete", "add"):
                 found.add(given[0])
             elif kind == "range":
                 found |= {key for key in KEYS if given[0] <= key < given[1]}
@@ -87,6 +90,10 @@ def apply_op(rows, op):
         key, column, value = given
         if key in rows:
             rows[key] = {**rows[key], column: value}
+    elif kind == "add":
+        key, column, value = given
+        row = rows.get(key, {"id": key, "x": None, "y": None})
+        rows[key] = {**row, column: (row[column] or 0) + value}
     elif kind == "delete":
         rows.pop(given[0], None)
     elif kind == "range":
@@ -109,8 +116,6 @@ class Loss:
     skipped: set = field(default_factory=set)
     """LSNs that views of the past pass over."""
     idempotency_keys: set = field(default_factory=set)
-    begins: set = field(default_factory=set)
-    """Of loads that views of the past pass over."""
 
 
 @dataclass
@@ -122,7 +127,7 @@ class History:
     def rows(self, without=(), last=None, batches=()):
         """Return the rows after all events but some, up to an LSN."""
         rows = {}
-        for event in sorted(self.events, key=lambda event: event.lsn):
+        for event in sorted(self.events, key=lambda event: event.sorts or event.lsn):
             lost = event.lsn in without or (event.key is not None and event.key in batches)
             if not lost and (last is None or event.lsn <= last):
                 for op in event.ops:
@@ -144,8 +149,12 @@ class History:
 class Machine:
     """One seed: a history, then damage."""
 
-    def __init__(self, seed, log=None, world=None):
+    def __init__(self, seed, log=None, world=None, merges=False, live_wins=False):
         self.random = random.Random(seed)
+        self.merges = merges
+        """Whether operations are merges, too; without them a seed gives the same history."""
+        self.live_wins = live_wins
+        """Whether some loads sort at their begin; likewise."""
         self.seed = seed
         self.log = log or (lambda line: None)
         self.world = world or World(simulation=lambda _: Simulation(seed))
@@ -166,7 +175,7 @@ class Machine:
         self.world.sim.close()
 
     def end(self):
-        """Close what this process holds."""
+        """Close all handles of this process."""
         for job, _, _ in self.jobs:
             with suppress(reef.ReefError):  # the bucket may be damaged by now
                 job.abort()
@@ -176,9 +185,7 @@ class Machine:
     def play(self, steps=None):
         """Run a random history, and end it with the canaries."""
         steps = steps or self.random.randint(4, 22)
-        names = ["write"] * 6 + ["load"] * 3 + ["fold"] * 4 + ["merge"] * 3
-        names += ["merge_all", "sweep", "snapshot", "release", "reopen", "import_like"]
-        names += ["group", "stage", "finish", "cursor"]
+        names = self.steps()
         for _ in range(steps):
             step = getattr(self, self.random.choice(names))
             step()
@@ -188,6 +195,13 @@ class Machine:
         expected = self.history.rows()
         assert rows_of(self.db) == expected, "the history itself went wrong"
 
+    def steps(self):
+        """Return the names of the kinds of steps, as often as they are likely."""
+        names = ["write"] * 6 + ["load"] * 3 + ["fold"] * 4 + ["merge"] * 3
+        names += ["merge_all", "sweep", "snapshot", "release", "reopen", "import_like"]
+        names += ["group", "stage", "finish", "cursor"]
+        return names + ["stage", "finish"] * 3 * self.live_wins
+
     def number(self):
         self.count += 1
         return self.count
@@ -195,12 +209,13 @@ class Machine:
     def ops(self):
         chosen = []
         for _ in range(self.random.randint(1, 3)):
-            kind = self.random.choice(["put", "put", "patch", "patch", "patch", "delete", "range"])
+            kinds = ["put", "put", "patch", "patch", "patch", "delete", "range"]
+            kind = self.random.choice(kinds + ["add"] * 5 * self.merges)
             key = self.random.choice(KEYS[:4])
             if kind == "put":
                 chosen.append(("put", key, self.number(), self.number()))
-            elif kind == "patch":
-                chosen.append(("patch", key, self.random.choice("xy"), self.number()))
+            elif kind in ("patch", "add"):
+                chosen.append((kind, key, self.random.choice("xy"), self.number()))
             elif kind == "delete":
                 chosen.append(("delete", key))
             else:
@@ -240,10 +255,11 @@ class Machine:
         keys = sorted(self.random.sample(KEYS[:4], 2))
         ops = [("put", key, self.number(), 6) for key in keys]
         rows = [{"id": key, "x": x, "y": y} for _, key, x, y in ops]
-        job = BulkJob(self.db, NAME)
+        live_wins = self.live_wins and self.random.random() < 0.8
+        job = BulkJob(self.db, NAME, live_wins=live_wins)
         versions = staged_rows(to_ops(rows, job.schema, kind=OpKind.PUT))
         self.jobs.append((job, job.staging.stage([sorted_rows(versions)]), ops))
-        self.log(f"a load has begun: {ops}")
+        self.log(f"a load has begun at LSN {job.begin_lsn}: {ops}")
         self.writer.refresh()
 
     def finish(self):
@@ -253,7 +269,8 @@ class Machine:
         try:
             if self.random.random() < 0.6:
                 lsn = self.world.run(lambda: job.commit(staged)).lsn
-                self.history.events.append(Event(lsn, ops, is_load=True))
+                sorts = job.begin_lsn if job.live_wins else 0
+                self.history.events.append(Event(lsn, ops, is_load=True, sorts=sorts))
                 self.log(f"LSN {lsn}: load {ops}")
             else:
                 job.abort()
@@ -272,9 +289,11 @@ class Machine:
         sizes = {"segment_bytes": size, "group_bytes": self.random.choice([60, 10_000])}
         if self.random.random() < 0.35:
             column = self.random.choice("xy")
-            ops = [("patch", key, column, self.number()) for key in keys]
+            kind = self.random.choice(["patch", "add"]) if self.merges else "patch"
+            ops = [(kind, key, column, self.number()) for key in keys]
             rows = [{"id": key, column: value} for _, key, _, value in ops]
-            report = ingest(self.db, NAME, rows, op="patch", **sizes)
+            op = "patch" if kind == "patch" else "merge"
+            report = ingest(self.db, NAME, rows, op=op, operators={column: "add"}, **sizes)
         else:
             replace = self.random.random() < 0.2
             ops = [("put", key, self.number(), self.number()) for key in keys]
@@ -350,8 +369,14 @@ class Machine:
             keys = self.targets()
             if keys:
                 key = self.random.choice(keys)
-                how = self.random.choice(["delete", "flip", "flip", "truncate", "empty"])
-                damage(self.store, key, how, self.random)
+                how = self.random.choice(["delete", "flip", "flip", "truncate", "empty", "swap"])
+                others = [k for k in keys if k != key and k.rpartition("/")[0] in key]
+                if how == "swap" and others:
+                    other = self.random.choice(others)
+                    swap(self.store, key, other)
+                    self.damaged.append((other, how))
+                else:
+                    damage(self.store, key, how, self.random)
                 self.damaged.append((key, how))
                 self.log(f"{how} {key}")
 
@@ -365,7 +390,7 @@ class Machine:
             return []
         return [key for key in keys if key not in {damaged for damaged, _ in self.damaged}]
 
-    # --- looking ----------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------
     def head(self):
         return HeadFinder(self.store, ROWS).find().manifest
 
@@ -383,6 +408,9 @@ def batch_of(ops):
         elif kind == "patch":
             key, column, value = given
             batch.patch([{"id": key, column: value}])
+        elif kind == "add":
+            key, column, value = given
+            batch.merge(key, {column: reef.add(value)})
         elif kind == "delete":
             batch.delete(given[0])
         else:
@@ -390,7 +418,7 @@ def batch_of(ops):
     return batch
 
 
-def compact_these(db, ids, bytes_each):
+def compact_these(db, ids, bytes_each, name=NAME):
     """Merge some segments in one job."""
     STRATEGIES["chosen"] = lambda segments, _: CompactPlan(
         1, tuple(s for s in segments if s.id in ids)
@@ -402,7 +430,7 @@ def compact_these(db, ids, bytes_each):
         "rounds_max": 1,
     }
     try:
-        return compact(db, NAME, strategy="chosen", **{**SMALL, **sizes})
+        return compact(db, name, strategy="chosen", **{**SMALL, **sizes})
     finally:
         del STRATEGIES["chosen"]
 
@@ -422,10 +450,22 @@ def damage(store, key, how, choices):
     store.put(key, bytes(body))
 
 
-def rows_of(db, **view):
-    """Return all rows by key, as a new reader sees them."""
-    with db.reader(NAME, **view) as reader:
-        return {row["id"]: row for _, row in reader.scan()}
+def swap(store, key, other):
+    """Store two intact objects under the name of each other."""
+    bodies = store.get(key), store.get(other)
+    store.put(key, bodies[1])
+    store.put(other, bodies[0])
+
+
+def rows_of(db, name=NAME, **view):
+    """Return all rows by key, as a new reader sees them; of later columns those with a value."""
+    with db.reader(name, **view) as reader:
+        rows = {row["id"]: row for _, row in reader.scan()}
+    kept = SCHEMA.names
+    return {
+        key: {n: value for n, value in row.items() if n in kept or value is not None}
+        for key, row in rows.items()
+    }
 
 
 # --- recovery ---------------------------------------------------------------------------
@@ -433,6 +473,8 @@ def rows_of(db, **view):
 
 class Recovery:
     """One way to recover a copy of a damaged bucket, and the checks behind it."""
+
+    name, names = NAME, ROWS
 
     def __init__(self, machine, bodies):
         self.machine, self.history = machine, machine.history
@@ -459,22 +501,22 @@ class Recovery:
 
     # --- variants ---------------------------------------------------------------------
     def repaired(self):
-        """Repair what is damaged."""
+        """Repair the namespace."""
         if self._has_no_manifest():
             return False  # for rebuild
         self._repair()
         return True
 
     def _has_no_manifest(self):
-        heads = HeadFinder(self.store, ROWS)
-        for info in self.store.list(ROWS.manifests):
+        heads = HeadFinder(self.store, self.names)
+        for info in self.store.list(self.names.manifests):
             with suppress(reef.CorruptionError):
                 heads.load(number_of(info.key))
                 return False
         return True
 
     def rebuilt(self):
-        """Rebuild without any manifest, then repair what a rebuild does not look at."""
+        """Rebuild without any manifest, then repair the objects that a rebuild does not read."""
         for info in [*self.store.list(ROWS.manifests), *self.store.list(ROWS.leases)]:
             self.store.delete(info.key)
         try:
@@ -486,7 +528,7 @@ class Recovery:
         return True
 
     def twice(self):
-        """Repair, go on for a while, and damage it again."""
+        """Repair, continue for some steps, and damage it again."""
         if self._has_no_manifest():
             return False
         self._repair()
@@ -494,7 +536,8 @@ class Recovery:
         if self.loss.keys:
             return False  # what there is now is not known
         gone, batches = self.loss.lsns, self.loss.batches
-        machine = Machine(self.machine.seed + 1, self.machine.log, self.world)
+        kinds = {"merges": self.machine.merges, "live_wins": self.machine.live_wins}
+        machine = Machine(self.machine.seed + 1, self.machine.log, self.world, **kinds)
         machine.history = History(
             [e for e in self.history.events if e.lsn not in gone and e.key not in batches]
         )
@@ -527,19 +570,19 @@ class Recovery:
         return True
 
     def _repair(self):
-        dry = self.world.run(lambda: repair(self.db, NAME))
-        report = self.world.run(lambda: repair(self.db, NAME, apply=True))
+        dry = self.world.run(lambda: repair(self.db, self.name))
+        report = self.world.run(lambda: repair(self.db, self.name, apply=True))
         self.reports.append(report)
         assert dry.lost == report.lost, f"the dry run said {dry.lost}, and then {report.lost}"
         assert not report.unrepaired, report.unrepaired
         self._take_repair(report.lost)
-        found = verify(self.db, NAME, deep=True).problems
+        found = verify(self.db, self.name, deep=True).problems
         assert not found, f"after a repair: {found}"
 
     def _rebuild(self):
-        dry = self.world.run(lambda: rebuild(self.db, NAME))
+        dry = self.world.run(lambda: rebuild(self.db, self.name))
         report = self.world.run(
-            lambda: rebuild(self.db, NAME, apply=True, force=bool(dry.problems))
+            lambda: rebuild(self.db, self.name, apply=True, force=bool(dry.problems))
         )
         self.reports.append(report)
         assert report.problems == dry.problems
@@ -549,8 +592,6 @@ class Recovery:
     def _take_repair(self, lost):
         for lsn in lost.lsns:
             self.loss.skipped.add(lsn.lsn)
-            if lsn.kind == "begin":
-                self.loss.begins.add(lsn.lsn)
             self.loss.idempotency_keys |= set(lsn.idempotency_keys)
             events = [event for event in self.history.events if event.lsn == lsn.lsn]
             if not lsn.is_loss:
@@ -583,6 +624,9 @@ class Recovery:
                 first, last, low, high = place.groups()
                 span = (int(first), int(last) + 1)
                 self.loss.keys |= self.history.touched(*span, low or "", high)
+                if low is None:  # all of these LSNs: their batches may be sent again
+                    lost = [e for e in self.history.events if span[0] <= e.lsn < span[1]]
+                    self.loss.idempotency_keys |= {event.key for event in lost}
             elif single is not None:
                 lsn = int(single[1])
                 self.loss.keys |= self.history.touched(lsn, lsn + 1)
@@ -595,10 +639,12 @@ class Recovery:
     def _broken(self):
         found = set()
         for info in self.store.list(ROWS.wal):
+            lsn = number_of(info.key)
             try:
-                WalObject.decode(self.store.get(info.key), info.key)
+                header = WalObject.decode(self.store.get(info.key), info.key).header
+                found |= {lsn} - {header.lsn}
             except reef.CorruptionError:
-                found.add(number_of(info.key))
+                found.add(lsn)
         return found
 
     # --- checks -----------------------------------------------------------------------
@@ -606,7 +652,7 @@ class Recovery:
         return self.history.rows(without=self.loss.lsns, batches=self.loss.batches)
 
     def check(self, when):
-        seen, expected = rows_of(self.db), self.expected()
+        seen, expected = rows_of(self.db, self.name), self.expected()
         wrong = {
             key: (seen.get(key), expected.get(key))
             for key in {*seen, *expected} - self.loss.keys
@@ -615,21 +661,13 @@ class Recovery:
         assert not wrong, f"{when}: key: (seen, expected) {wrong}, reported lost: {self.loss}"
 
     def check_snapshots(self):
-        """Those that are still there show what they showed."""
+        """Check that the remaining snapshots show the same rows."""
         for snapshot in self.db.snapshots(NAME):
             _, floor, last = self.machine.snapshots[snapshot.name]
             skipped = {lsn for lsn in self.loss.skipped | self.loss.lsns if lsn >= floor}
             expected = self.history.rows(without=skipped, last=last)
             seen = rows_of(self.db, snapshot=snapshot.name)
-            for key in self._loaded_behind(self.loss.begins):
-                seen.pop(key, None), expected.pop(key, None)
             assert seen == expected, f"snapshot {snapshot.name}: {seen} for {expected}"
-
-    def _loaded_behind(self, begins):
-        """Return the keys of loads whose begin may be one that is passed over: so are they."""
-        loads = [event for event in self.history.events if event.is_load]
-        behind = [event for event in loads if any(begin < event.lsn for begin in begins)]
-        return set().union(*(event.touches() for event in behind))
 
     def continues(self):
         """Whatever follows changes no row."""
@@ -664,20 +702,30 @@ class Recovery:
 VARIANTS = ("repaired", "rebuilt", "forced", "twice")
 
 
-def run_seed(seed, log=None, variants=VARIANTS):
-    """Play one seed, and recover it in every way; raises on what is wrong."""
-    machine = Machine(seed, log)
+def run_seed(
+    seed,
+    log=None,
+    variants=VARIANTS,
+    merges=False,
+    *,
+    live_wins=False,
+    machine=Machine,
+    recovery=Recovery,
+):
+    """Play one seed, and recover it in every way; raise on a wrong result."""
+    kinds = {"merges": merges} | ({"live_wins": True} if live_wins else {})
+    machine = machine(seed, log, **kinds)
     try:
         machine.play()
         machine.damage()
         machine.writer.close()
         bodies = {info.key: machine.store.get(info.key) for info in machine.store.list()}
         for variant in variants:
-            recovery = Recovery(machine, bodies)
+            recovered = recovery(machine, bodies)
             try:
-                recovery.run(variant)
+                recovered.run(variant)
             finally:
-                for report in recovery.reports:
+                for report in recovered.reports:
                     machine.log(f"{variant}: {report}")
     finally:
         machine.close()
@@ -690,12 +738,21 @@ def main():
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--failures", type=int, default=10, help="stop after so many")
     parser.add_argument("--variant", choices=VARIANTS)
+    parser.add_argument("--merges", action="store_true")
+    parser.add_argument("--live-wins", action="store_true")
     arguments = parser.parse_args()
     variants = [arguments.variant] if arguments.variant else VARIANTS
+    kinds = {"merges": arguments.merges, "live_wins": arguments.live_wins}
+    return run_seeds(arguments, lambda seed, log: run_seed(seed, log, variants, **kinds))
+
+
+def run_seeds(arguments, run):
+    """Run the seeds of the command line; 1 if any failed."""
     failed, start_s = [], time.perf_counter()
     for seed in range(arguments.seed, arguments.seed + arguments.seeds):
         try:
-            run_seed(seed, print if arguments.seeds == 1 else None, variants)
+            log = print if arguments.seeds == 1 else None
+            run(seed, log)
         except Exception as error:
             failed.append(seed)
             print(f"seed {seed}: {type(error).__name__}: {str(error)[:400]}", flush=True)

@@ -14,11 +14,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import reef
 from reef import stores
-from reef.formats.batch import OpKind
+from reef.formats.wal_object import OpKind
 from reef.jobs import compact, fold
-from reef.jobs.compact_plan import STRATEGIES, CompactPlan
-from reef.manifest.sums import is_balanced
-from tests.compacting import SMALL, head_of, ingest_rows
+from reef.jobs.compact.plan import STRATEGIES, CompactPlan
+from reef.manifest.invariants import is_balanced
+from tests.support.compaction import SMALL, head_of, ingest_rows
 
 NAME = "events"
 KEYS = st.sampled_from(["a", "b", "ba", "c", "d"])
@@ -53,7 +53,7 @@ class Compaction(RuleBasedStateMachine):
 
     @rule(key=KEYS)
     def put_expired(self, key):
-        """It hides what was there before, and is not seen itself."""
+        """A delete hides older rows, and is not visible itself."""
         self.writer.upsert([{"id": key, "x": 77, "y": 77, "_expires_at": PAST}])
         self.model.pop(key, None)
 
@@ -116,7 +116,7 @@ class Compaction(RuleBasedStateMachine):
 
     @rule(data=st.data(), level=st.integers(0, 2), parts=st.sampled_from([50, 200, 10_000]))
     def compact_some(self, data, level, parts):
-        """Any segments at all, whether or not others overlap them or lie between them."""
+        """Any segments at all, whether or not others overlap them or are between them."""
         present = head_of(self.db, NAME).segments
         if not present:
             return
@@ -154,7 +154,7 @@ class Compaction(RuleBasedStateMachine):
             self.db.undrop(NAME)
         self.writer = self.db.writer(NAME, background=False)
 
-    # --- looking ----------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------
     @rule()
     def snapshot(self):
         self.kept.append((self.db.snapshot(NAME), dict(self.model)))
@@ -174,7 +174,7 @@ class Compaction(RuleBasedStateMachine):
 
     @invariant()
     def everything_is_there(self):
-        """For a new reader, in either direction, and for whoever looks back."""
+        """Check the rows of a new reader, in either direction, and of reads as of an LSN."""
         if not hasattr(self, "db"):
             return
         expected = [self.model[key] for key in sorted(self.model)]

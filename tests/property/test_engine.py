@@ -11,9 +11,9 @@ import reef
 from reef.jobs import fold
 from reef.stores import Outcome, ReadBack, Wrapper, WriteResult, agree_on_cas
 from reef.testing import Simulation
-from tests.bulk import load
-from tests.collecting import World
 from tests.simulation.two_phase_register import TwoPhaseSimulation
+from tests.support.bulk_jobs import load
+from tests.support.sweep_world import World
 
 KEYS = st.sampled_from([b"a", b"b", b"c", b"ca", b"d", b"\xff", b"\xff\xff"])
 VALUES = st.binary(max_size=5)
@@ -31,7 +31,7 @@ RANGES = st.tuples(KEYS, KEYS).filter(lambda ends: ends[0] < ends[1])
 RANGES = RANGES.map(lambda ends: (ends[0], Until(ends[1])))
 
 
-class LosesAnswers(Wrapper):
+class LosesResponses(Wrapper):
     """Carries out the next PUT into the log, and does not say so."""
 
     armed = False
@@ -46,10 +46,10 @@ class LosesAnswers(Wrapper):
 
 class Engine(RuleBasedStateMachine):
     """Puts, deletes, range deletes, batches, keyed retries, reopening, a second writer, folds;
-    transactions, conditions, bulk loads, lost answers; snapshots and looks back under sweeps;
+    transactions, conditions, bulk loads, lost responses; snapshots and time travel under sweeps;
     drops, undrops and names that are created again.
 
-    On virtual time, so that a sweep finds what is old.
+    On virtual time, so that sweeps find old objects.
     """
 
     simulation = Simulation
@@ -58,7 +58,7 @@ class Engine(RuleBasedStateMachine):
     def open(self, parallel, ack):
         self.world = World(simulation=self.simulation)
         agree_on_cas(self.world.bucket)
-        self.network = LosesAnswers(self.world.bucket)
+        self.network = LosesResponses(self.world.bucket)
         self.db = reef.Database(ReadBack(self.network))
         self.snapshots, self.past, self.buried, self.swept = [], [], [], 0
         self.settings = {"max_parallel_writes": parallel, "ack": ack, "group_bytes_max": 300}
@@ -107,7 +107,7 @@ class Engine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from("xyz"), key=KEYS, value=VALUES)
     def put_keyed(self, name, key, value):
-        """The same idempotency key again is answered, not applied."""
+        """A repeated idempotency key returns the receipt, and is not applied."""
         known = self.keyed.get(name)
         if known is not None and known[:2] != (key, value):
             return
@@ -120,8 +120,8 @@ class Engine(RuleBasedStateMachine):
             assert receipt.lsn == known[2]
 
     @rule(name=st.sampled_from("xyz"), key=KEYS, value=VALUES)
-    def put_keyed_and_lose_the_answer(self, name, key, value):
-        """First on the network, then with the process: the retry is told what became of it."""
+    def put_keyed_and_lose_the_response(self, name, key, value):
+        """First on the network, then with the process: the retry returns the outcome."""
         if name in self.keyed:
             return
         self.network.armed = True
@@ -134,7 +134,7 @@ class Engine(RuleBasedStateMachine):
         assert (again.replayed, again.lsn) == (True, receipt.lsn)
 
     @rule(key=KEYS, value=VALUES)
-    def put_and_lose_the_answer(self, key, value):
+    def put_and_lose_the_response(self, key, value):
         self.writer.refresh()  # a sweep may have put the abort of a load into the next slot
         self.network.armed = True
         first = self.writer._committer.tail.next_lsn
@@ -162,11 +162,11 @@ class Engine(RuleBasedStateMachine):
         reads=st.lists(KEYS, max_size=3),
         writes=st.lists(st.tuples(KEYS, st.one_of(st.none(), VALUES)), max_size=4),
         scans=st.booleans(),
-        ends=st.sampled_from(["commits", "gives up", "meets another"]),
+        ends=st.sampled_from(["commits", "aborts", "meets another"]),
         other=KEYS,
     )
     def transact(self, reads, writes, scans, ends, other):
-        """It sees the model and its own writes; a write to what it has read is a conflict."""
+        """It sees the model and its own writes; a write to a row that it has read is a conflict."""
         seen, before = dict(self.model), dict(self.model)
         try:
             with self.writer.transaction() as tx:
@@ -177,7 +177,7 @@ class Engine(RuleBasedStateMachine):
                     tx.delete(key) if value is None else tx.put(key, value)
                     _set(seen, key, value)
                     assert tx.get(key) == value
-                if ends == "gives up":
+                if ends == "aborts":
                     raise InterruptedError
                 if ends == "meets another":
                     self.writer.put(other, b"the other's")
@@ -205,13 +205,13 @@ class Engine(RuleBasedStateMachine):
             self.model.update(rows)
         self.writer.refresh()
 
-    # --- looking back, sweeping ---------------------------------------------------------
+    # --- time travel, sweeping ----------------------------------------------------------
     @rule()
     def take_snapshot(self):
         self.snapshots.append((self.db.snapshot(NAME), dict(self.model)))
 
     @rule(data=st.data())
-    def look_at_a_snapshot(self, data):
+    def read_a_snapshot(self, data):
         """However often it was folded and swept since."""
         if self.snapshots:
             place = data.draw(st.integers(0, len(self.snapshots) - 1))
@@ -221,14 +221,14 @@ class Engine(RuleBasedStateMachine):
             snapshot.release()
 
     @rule(key=KEYS, value=VALUES)
-    def remember_a_moment(self, key, value):
+    def remember_a_timestamp(self, key, value):
         lsn = self.writer.put(key, value).lsn
         self.model[key] = value
         self.past.append((lsn, dict(self.model), self.swept))
 
     @rule(data=st.data())
-    def look_back(self, data):
-        """The rows of that moment; or it is collected, but only if a sweep has come by since."""
+    def read_as_of(self, data):
+        """The rows of that time; or an error that it is collected, but only after a sweep."""
         if not self.past:
             return
         lsn, model, swept = data.draw(st.sampled_from(self.past))
@@ -240,7 +240,7 @@ class Engine(RuleBasedStateMachine):
 
     @rule()
     def sweep(self):
-        """Days pass, and all that nobody needs is deleted."""
+        """Days pass, and all unneeded objects are deleted."""
         self.swept += 1
         self.world.advance(2 * 24 * 3600)
         self.world.sweep_twice()
@@ -273,7 +273,7 @@ class Engine(RuleBasedStateMachine):
         assert dict(self.writer.scan()) == {}
 
     @rule(data=st.data())
-    def look_back_beyond_the_creation(self, data):
+    def read_before_the_creation(self, data):
         """An LSN of an earlier life is an error in this one."""
         if self.buried:
             lsn = data.draw(st.sampled_from(self.buried))
@@ -348,7 +348,7 @@ def _within(rows, start, end):
 
 
 class EngineOnTwoPhase(Engine):
-    """The same on a bucket without conditional writes, with a register beside it."""
+    """The same on a bucket without conditional writes, with a register."""
 
     simulation = TwoPhaseSimulation
 

@@ -1,16 +1,17 @@
 """A writer with a local log is a sorted map, whatever of it is on the disk, in the bucket, folded,
-or taken up again after a crash."""
+or recovered after a crash."""
 
 import random
 
 import pytest
 
 import reef
-from reef.engine.database import Database
+from reef.engine.handles.database import Database
 from reef.errors import ConditionFailedError
 from reef.jobs import fold
 from reef.stores.memory import MemoryStore
-from reef.testing.log_disk import LogDisk, random_crash
+from reef.testing.disk import SimulatedDisk
+from reef.testing.power_failures import random_crash
 
 NAME = "users"
 SETTINGS = {
@@ -25,26 +26,25 @@ KEYS = [b"%c%c" % (a, b) for a in b"abc" for b in b"abcd"]
 
 
 class Machine:
-    """A writer, what it must hold, and the disk under it."""
+    """A writer, its expected rows, and its disk."""
 
     def __init__(self, rng):
         self.rng, self.store, self.rows, self.keyed = rng, MemoryStore(), {}, []
-        self.disk = LogDisk()
+        self.disk = SimulatedDisk()
         self.start()
 
     def start(self):
         db = Database(self.store)
-        db.log_files = self.disk
+        db._log_files = self.disk
         self.writer = db.writer(NAME, **SETTINGS)
 
     def stop(self):
-        """Die, with the power or without: what was acknowledged stays."""
+        """Crash, with a power failure or without: acknowledged writes stay."""
         self.writer._uploader.stop()
         self.writer._closed = True
         if self.rng.random() < 0.5:
-            steps = iter([len(self.disk.trace)])
-            content = random_crash(self.disk, lambda n: next(steps, None) or self.rng.randrange(n))
-            self.disk = LogDisk(content[1])
+            _, content = random_crash(self.disk, self.rng.randrange, len(self.disk.trace))
+            self.disk = SimulatedDisk(content)
         else:
             self.disk.restart()
         self.start()
@@ -53,7 +53,7 @@ class Machine:
         choices = [self.put] * 8 + [self.delete] * 2 + [self.batch] * 3 + [self.repeat, self.remove]
         choices += [self.condition, self.transaction, self.upload, self.fold, self.stop, self.close]
         self.rng.choice(choices)()
-        self.look()
+        self.check_rows()
 
     # --- writes -------------------------------------------------------------------
     def put(self):
@@ -122,7 +122,7 @@ class Machine:
         assert self.writer.local_recovery.replayed == 0
 
     # --- reads --------------------------------------------------------------------
-    def look(self):
+    def check_rows(self):
         low, high = sorted(self.rng.sample(KEYS, 2))
         within = [(k, v) for k, v in sorted(self.rows.items()) if low <= k < high]
         assert list(self.writer.scan()) == sorted(self.rows.items())
@@ -140,7 +140,7 @@ class Machine:
 @pytest.mark.parametrize("seed", range(6))
 def test_a_sorted_map(seed):
     """Puts, deletes, ranges, keyed batches, conditions and transactions, between uploads, folds,
-    deaths and returns: every read gives what was acknowledged."""
+    deaths and returns: every read returns the acknowledged rows."""
     machine = Machine(random.Random(seed))
     for _ in range(60):
         machine.step()

@@ -3,7 +3,7 @@
 Puts, deletes, range deletes, patches, expired rows; bulk loads that commit, that are left open and
 that are aborted; folds and merges of any segments, which are published or die before that, whole
 or half-way; their leftovers, which come back late; sweeps when the grace period is over, snapshots
-that pin what was superseded, namespaces that go on after a rebuild, and names that are dropped,
+that pin superseded segments, namespaces that are used after a rebuild, and names that are dropped,
 undropped and created again.
 """
 
@@ -15,12 +15,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from reef.engine.rows import to_ops
+from reef.engine.rows.input import to_ops
 from reef.errors import ConflictError
-from reef.formats.batch import OpKind
+from reef.formats.wal_object import OpKind
 from reef.jobs import BulkJob, fold, ingest, rebuild
-from reef.jobs.ingest import sorted_rows, staged_rows
-from tests.rebuilding import (
+from reef.jobs.ingest.job import sorted_rows, staged_rows
+from tests.support.rebuild import (
     NAME,
     claimed_twice,
     compact_these,
@@ -50,7 +50,7 @@ OPS = st.lists(
 PAST = datetime.datetime(2001, 1, 1, tzinfo=datetime.UTC)
 SCHEMA = pa.schema([("id", pa.string()), ("x", pa.int64()), ("y", pa.int64())])
 EXAMPLES = int(os.environ.get("REEF_REBUILD_EXAMPLES", "10"))
-"""Some seconds for everyday use; hundreds for a long look."""
+"""Some seconds for everyday use; hundreds for a long run."""
 SIZES = st.sampled_from([50, 200, 10_000])
 
 
@@ -124,7 +124,7 @@ class Rebuilding(RuleBasedStateMachine):
 
     @rule(commits=st.booleans())
     def finish(self, commits):
-        """Commit or abort what was staged; a sweep may have aborted it before."""
+        """Commit or abort a staged job; a sweep may have aborted it before."""
         if not self.jobs:
             return
         job, staged, rows = self.jobs.pop(0)
@@ -150,7 +150,7 @@ class Rebuilding(RuleBasedStateMachine):
 
     @rule(chosen=st.integers(1, 63), size=SIZES, dies=st.booleans(), half=st.booleans())
     def compact(self, chosen, size, dies, half):
-        """Merge any segments, by their places, whatever lies between them."""
+        """Merge any segments, by their places, contiguous or not."""
         present = head_of(self.db).segments
         ids = {s.id for place, s in enumerate(present) if chosen >> place % 6 & 1}
         if not ids:
@@ -167,7 +167,7 @@ class Rebuilding(RuleBasedStateMachine):
 
     @rule(size=SIZES, sweeps=st.booleans())
     def compact_all(self, size, sweeps):
-        """All of it: every delete goes, and with a sweep what it has deleted, but for pins."""
+        """All of it: every delete goes, and with a sweep the deleted rows, except for pins."""
         compact_these(self.db, lambda _: True, bytes_each=size)
         self.writer.refresh()
         if sweeps:
@@ -175,7 +175,7 @@ class Rebuilding(RuleBasedStateMachine):
 
     @rule(key=KEYS, size=SIZES)
     def delete_for_good(self, key, size):
-        """The row is pinned, its delete is dropped and swept: only covers tell that it is gone."""
+        """The row is pinned, its delete is dropped and swept: only covers show the deletion."""
         self.write_and_fold([("put", key, 1, False)], size, pin=True)
         self.write_and_fold([("delete", key)], size, pin=False)
         self.compact_all(size, sweeps=True)
@@ -199,7 +199,7 @@ class Rebuilding(RuleBasedStateMachine):
 
     @rule(creates=st.booleans())
     def drop(self, creates):
-        """It comes back as it was, or is created again: what was there before never shows."""
+        """It comes back as it was, or is created again: older rows never show."""
         self.writer.close()
         for job, _, _ in self.jobs:
             job.abort()
@@ -213,7 +213,7 @@ class Rebuilding(RuleBasedStateMachine):
         self.writer = self.db.writer(NAME, background=False)
 
     @rule()
-    def go_on_after_a_rebuild(self):
+    def continue_after_a_rebuild(self):
         """The manifests are lost for good, and the namespace lives on."""
         self.writer.close()
         for job, _, _ in self.jobs:
@@ -222,7 +222,7 @@ class Rebuilding(RuleBasedStateMachine):
         self.db, _ = rebuilt(self.db)
         self.writer = self.db.writer(NAME, background=False)
 
-    # --- looking ----------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------
     @invariant()
     def rebuild_shows_the_same_rows(self):
         """Without any manifest as with it; nothing is lost, nothing comes back."""
@@ -244,7 +244,7 @@ class Rebuilding(RuleBasedStateMachine):
                 job.abort()
 
     def _leave(self, left, half):
-        """Keep what a dead job has written, to bring it back; or all but one of it."""
+        """Keep the segments of a crashed job, to restore them; or all but one."""
         for segment_id in sorted(left)[1:] if half else left:
             self.leftovers[segment_id] = self.db.store.get(names_of(self.db).segment(segment_id))
         for segment_id in left - self.leftovers.keys():

@@ -45,7 +45,7 @@ class Tables(RuleBasedStateMachine):
         self.writer = self.db.writer(NAME, **self.settings)
         self.model = {}
         self.past = {}
-        """What the table was at an LSN."""
+        """The table as of an LSN."""
         self.buried = []
         """LSNs of lives that are over."""
         self.snapshots = []
@@ -53,7 +53,7 @@ class Tables(RuleBasedStateMachine):
         """Kept up to date by changes alone."""
 
     def note(self, receipt):
-        """Remember how the table is now, for those who look back."""
+        """Remember the current table, for reads as of an LSN."""
         self.past[receipt.lsn] = (self.schema.names[1:], dict(self.model))
 
     # --- the model ----------------------------------------------------------------
@@ -65,13 +65,13 @@ class Tables(RuleBasedStateMachine):
         for key, columns in rows:
             model[key] = self.row(key, columns)
 
-    def lay_over(self, rows, model=None):
+    def apply_patches(self, rows, model=None):
         model = self.model if model is None else model
         for key, columns in rows:
             if key in model:
                 model[key] = {**model[key], **columns}
 
-    # --- what is done -------------------------------------------------------------
+    # --- steps -------------------------------------------------------------------
     @rule(rows=ROWS)
     def upsert(self, rows):
         receipt = self.writer.upsert([{"id": key, **columns} for key, columns in rows])
@@ -88,7 +88,7 @@ class Tables(RuleBasedStateMachine):
     @rule(rows=PATCHES)
     def patch(self, rows):
         receipt = self.writer.patch([{"id": key, **columns} for key, columns in rows])
-        self.lay_over(rows)
+        self.apply_patches(rows)
         self.note(receipt)
 
     @rule(rows=ROWS)
@@ -96,7 +96,7 @@ class Tables(RuleBasedStateMachine):
         """A table touches all its columns, nulls too."""
         table = pa.Table.from_pylist([self.row(k, c) for k, c in rows], self.schema)
         self.writer.patch(table.select(["id", "n", "s"]))
-        self.lay_over([(k, {"n": c.get("n"), "s": c.get("s")}) for k, c in rows])
+        self.apply_patches([(k, {"n": c.get("n"), "s": c.get("s")}) for k, c in rows])
 
     @rule(key=KEYS)
     def delete(self, key):
@@ -138,7 +138,7 @@ class Tables(RuleBasedStateMachine):
         tx.delete(key)
         model.pop(key, None)
         tx.patch([{"id": k, **c} for k, c in patches])
-        self.lay_over(patches, model)
+        self.apply_patches(patches, model)
         assert dict(tx.scan()) == model
         assert [tx.get(k) for k in ("a", "b", "nope")] == [model.get(k) for k in ("a", "b", "nope")]
         if commit:
@@ -182,7 +182,7 @@ class Tables(RuleBasedStateMachine):
         self.copy, self.copied_lsn = {}, 0
 
     @rule(data=st.data())
-    def look_at_an_lsn_of_an_earlier_life(self, data):
+    def read_as_of_an_earlier_incarnation(self, data):
         if self.buried:
             lsn = data.draw(st.sampled_from(self.buried))
             with pytest.raises(reef.NotFoundError):
@@ -194,14 +194,14 @@ class Tables(RuleBasedStateMachine):
         if refresh:
             self.writer.refresh()
 
-    # --- looking back -------------------------------------------------------------
+    # --- time travel -------------------------------------------------------------
     @rule()
     def take_snapshot(self):
         snapshot = self.db.snapshot(NAME)
         self.snapshots.append((snapshot, self.schema.names[1:], dict(self.model)))
 
     @rule(data=st.data())
-    def look_at_a_snapshot(self, data):
+    def read_a_snapshot(self, data):
         if self.snapshots:
             place = data.draw(st.integers(0, len(self.snapshots) - 1))
             snapshot, names, model = self.snapshots.pop(place)
@@ -210,7 +210,7 @@ class Tables(RuleBasedStateMachine):
             snapshot.release()
 
     @rule(data=st.data())
-    def look_at_an_lsn(self, data):
+    def read_as_of_an_lsn(self, data):
         if self.past:
             lsn = data.draw(st.sampled_from(sorted(self.past)))
             _, model = self.past[lsn]

@@ -1,20 +1,20 @@
 """Rebase and collection of the catalog, explored: the real code, all orders, within bounds.
 
 `Committing`: sessions that increment a counter, or put a key of their own and so can rebase, with
-a compaction, a recoverer and a new beginning beside them; deaths and late requests anywhere, with
-heads of both kinds. Whatever happens: who was told "committed" is in the state, unless all was
-given up since, who was told "conflict" is not, nobody is in it twice.
+a compaction, a recoverer and a re-creation; crashes and late requests anywhere, with
+heads of both kinds. Whatever happens: who was reported "committed" is in the state, unless all was
+abandoned since, a conflicting one is not, and none is in it twice.
 
 `Collecting`: sessions on the newest state and on old snapshots, begun, read and committed at any
-moment, with compactions and collections between every two of their steps. No time passes, so that
-all leases live: nobody may ever find something gone, and what is read is right.
+point in time, with compactions and collections between every two of their steps. No time passes, so
+that all leases live: no process may ever find an object missing, and all reads are right.
 """
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from reef.catalog import Catalog, Retention
+from reef.catalog import Catalog, Retention, commit
 from reef.errors import (
     ConflictError,
     CorruptionError,
@@ -32,31 +32,43 @@ MISHAPS = Chaos(crash=1, crashes_max=1, late=1, faults_max=1, latency_s=(0.0, 0.
 CALM = Chaos(latency_s=(0.0, 0.0))
 
 
+find_session_leases = commit.find_session_leases
+
+
+def _find_leases(context, now_s):
+    """Return the leases that a recovery sees: none if it is to race with living writers."""
+    ignored = getattr(context, "ignores_leases", False)
+    return [] if ignored else find_session_leases(context, now_s)
+
+
+commit.find_session_leases = _find_leases
+
+
 def _is_lease(key):
     return key.startswith("leases/")
 
 
-NOBODY_DELETES = Footprint(
+NO_PROCESS_DELETES = Footprint(
     private=lambda key: key.startswith(("leases/", "checkpoints/")),
     ignored=_is_lease,
     immutable=lambda key, _: not _is_lease(key) and key != "HEAD.json",
 )
 
 
-class Told:
-    """What each process was told, and what it read."""
+class Outcomes:
+    """The outcome of each process, and the rows that it has read."""
 
     def __init__(self):
-        self.answers = {}
+        self.outcomes = {}
 
     def state(self):
         """Return all of it, for the exploration."""
-        return tuple(sorted(self.answers.items()))
+        return tuple(sorted(self.outcomes.items()))
 
     def recall(self, states):
-        """Remember what was told of several processes."""
-        for answers in states:
-            self.answers.update(answers)
+        """Restore the outcomes of several processes."""
+        for outcomes in states:
+            self.outcomes.update(outcomes)
 
 
 @lru_cache
@@ -113,82 +125,82 @@ class Committing:
     own_keys: str = "x"
     compacts: bool = False
     recovers: bool = False
-    anew: bool = False
-    """Whether somebody gives all up, and begins at 0."""
+    recreates: bool = False
+    """Whether a process re-creates the catalog, at 0."""
     commits: int = 1
     numbered: bool = False
     """Whether the bucket has no If-Match."""
-    footprint = NOBODY_DELETES
+    footprint = NO_PROCESS_DELETES
 
     def __call__(self, sim):
         """Run it; AssertionError if something does not hold."""
         load(sim, self.commits, frozenset(), numbered=self.numbered)
-        told = Told()
-        sim.witness, sim.recall = told.state, told.recall
+        reported = Outcomes()
+        sim.witness, sim.recall = reported.state, reported.recall
         for name in self.counters:
-            start(sim, name, lambda catalog, name=name: self.increment(catalog, told, name))
+            start(sim, name, lambda catalog, name=name: self.increment(catalog, reported, name))
         for name in self.own_keys:
-            start(sim, name, lambda catalog, name=name: self.put(catalog, told, name))
+            start(sim, name, lambda catalog, name=name: self.put(catalog, reported, name))
         if self.compacts:
             start(sim, "compactor", lambda catalog: self.quietly(catalog.compactor().compact_once))
         if self.recovers:
             start(sim, "recoverer", self.recover)
-        if self.anew:
-            start(sim, "anew", lambda catalog: self.begin_anew(catalog, told))
+        if self.recreates:
+            start(sim, "recreate", lambda catalog: self.recreate(catalog, reported))
         sim.run()
-        self.check(told, {k.decode(): v for k, v in Catalog(sim.bucket).scan_latest()})
-        finished = not self.anew or "anew" in told.answers
+        self.check(reported, {k.decode(): v for k, v in Catalog(sim.bucket).scan_latest()})
+        finished = not self.recreates or "recreate" in reported.outcomes
         assert not finished or not Catalog(sim.bucket).verify().problems
 
-    def increment(self, catalog, told, name):
+    def increment(self, catalog, reported, name):
         """Read the counter, raise it, and leave a mark of one's own."""
         with suppress(ReefError), catalog.session_write() as session:
             session.put("n", b"%d" % (int(session.get("n")) + 1))
             session.put(f"did/{name}", b"")
-            self.commit(session, told, name)
+            self.commit(session, reported, name)
 
-    def put(self, catalog, told, name):
+    def put(self, catalog, reported, name):
         """Touch nothing that others touch: this never conflicts."""
         with suppress(ReefError), catalog.session_write() as session:
             session.put(f"did/{name}", b"")
-            self.commit(session, told, name)
+            self.commit(session, reported, name)
 
-    def commit(self, session, told, name):
-        """Commit, and note the answer; none is noted where there was none."""
+    def commit(self, session, reported, name):
+        """Commit, and record the outcome, if there is one."""
         try:
             session.commit()
-            told.answers[name] = "committed"
+            reported.outcomes[name] = "committed"
         except ConflictError:
-            told.answers[name] = "conflict"
+            reported.outcomes[name] = "conflict"
         except OutcomeUnknownError:
-            told.answers[name] = "unknown"
+            reported.outcomes[name] = "unknown"
 
     def recover(self, catalog):
-        """Adopt whatever stands on the head, as if all leases had lapsed."""
-        catalog._writable().leases.find = lambda now_s: []
+        """Adopt an orphan on the head, as if all leases had expired."""
+        catalog._writable().ignores_leases = True
         self.quietly(catalog.recover_orphans)
 
-    def begin_anew(self, catalog, told):
-        """Give up what there is."""
+    def recreate(self, catalog, reported):
+        """Re-create the catalog."""
         with suppress(ReefError):
-            catalog.begin_anew(lambda: {"n": b"0", "did/anew": b""})
-            told.answers["anew"] = "committed"
+            catalog.recreate(lambda: {"n": b"0", "did/recreate": b""})
+            reported.outcomes["recreate"] = "committed"
 
     def quietly(self, call):
         with suppress(ReefError):
             call()
 
-    def check(self, told, state):
-        """Compare what was told with what there is."""
+    def check(self, reported, state):
+        """Compare the outcomes with the catalog."""
         did = {key.removeprefix("did/") for key in state if key.startswith("did/")}
-        counted = len(did & set(self.counters)) + (0 if "anew" in did else self.commits)
+        counted = len(did & set(self.counters)) + (0 if "recreate" in did else self.commits)
         assert int(state["n"]) == counted, f"{state}: applied twice, or lost"
-        for name, answer in told.answers.items():
-            given_up = "anew" in did and name != "anew"
-            assert answer != "committed" or name in did or given_up, f"{name} is lost"
-            assert answer != "conflict" or name not in did, f"{name} was told conflict, is there"
-            free = name not in self.counters and not self.anew
-            assert answer != "conflict" or not free, f"{name} conflicts with nobody"
+        for name, outcome in reported.outcomes.items():
+            is_recreated = "recreate" in did and name != "recreate"
+            assert outcome != "committed" or name in did or is_recreated, f"{name} is lost"
+            assert outcome != "conflict" or name not in did, f"{name} conflicted, and is there"
+            free = name not in self.counters and not self.recreates
+            assert outcome != "conflict" or not free, f"{name} conflicts with no other"
 
 
 @dataclass(frozen=True)
@@ -212,62 +224,62 @@ class Collecting:
     def __call__(self, sim):
         """Run it; AssertionError if something does not hold."""
         snapshots = load(sim, self.commits, self.compacted, numbered=self.numbered)
-        told = Told()
-        sim.witness, sim.recall = told.state, told.recall
+        reported = Outcomes()
+        sim.witness, sim.recall = reported.state, reported.recall
         for name in self.readers:
-            start(sim, name, lambda catalog, name=name: self.read(catalog, told, name))
+            start(sim, name, lambda catalog, name=name: self.read(catalog, reported, name))
         for name in self.travellers:
             wanted = snapshots[self.at - 1]
-            start(sim, name, lambda catalog, n=name, w=wanted: self.travel(catalog, told, n, w))
+            start(sim, name, lambda catalog, n=name, w=wanted: self.travel(catalog, reported, n, w))
         for name in self.writers:
-            start(sim, name, lambda catalog, name=name: self.write(catalog, told, name))
+            start(sim, name, lambda catalog, name=name: self.write(catalog, reported, name))
         for name in self.collectors:
             start(sim, name, self.collect)
         sim.run()
-        for name, answer in told.answers.items():
-            assert answer != "gone", f"{name}: something is gone under a living lease"
-            assert answer in ("refused", "committed", self.expected(name)), f"{name}: {answer}"
+        for name, outcome in reported.outcomes.items():
+            assert outcome != "gone", f"{name}: something is gone under a living lease"
+            assert outcome in ("refused", "committed", self.expected(name)), f"{name}: {outcome}"
         report = Catalog(sim.bucket).verify()
         assert not report.problems, report.problems
-        committed = sum(name in told.answers for name in self.writers)
+        committed = sum(name in reported.outcomes for name in self.writers)
         assert 1 + committed <= report.keys <= 1 + len(self.writers)
 
     def expected(self, name):
         return b"%d" % (self.at if name in self.travellers else self.commits)
 
-    def read(self, catalog, told, name):
+    def read(self, catalog, reported, name):
         """Begin at the newest state, and read."""
         with suppress(UnavailableError), catalog.session_read() as session:
-            self.look(session, told, name)
+            self.read_counter(session, reported, name)
 
-    def travel(self, catalog, told, name, wanted):
+    def travel(self, catalog, reported, name, wanted):
         """Go back to an old snapshot; to be refused is fine, to be disappointed later is not."""
         try:
             session = catalog.session_at(wanted)
         except NotFoundError:
-            told.answers[name] = "refused"
+            reported.outcomes[name] = "refused"
             return
         except UnavailableError:
             return
         with session:
-            self.look(session, told, name)
+            self.read_counter(session, reported, name)
 
-    def look(self, session, told, name):
-        """Read, and note what came of it."""
+    def read_counter(self, session, reported, name):
+        """Read, and record the result."""
         try:
-            told.answers[name] = session.get("n")
+            reported.outcomes[name] = session.get("n")
         except (ConflictError, CorruptionError):
-            told.answers[name] = "gone"
+            reported.outcomes[name] = "gone"
 
-    def write(self, catalog, told, name):
+    def write(self, catalog, reported, name):
         """Commit a key of one's own: over whatever was compacted and collected meanwhile."""
         with suppress(UnavailableError), catalog.session_write() as session:
             session.put(name, b"")
             try:
                 session.commit()
-                told.answers[name] = "committed"
+                reported.outcomes[name] = "committed"
             except ConflictError:
-                told.answers[name] = "gone"
+                reported.outcomes[name] = "gone"
             except OutcomeUnknownError:
                 pass
 

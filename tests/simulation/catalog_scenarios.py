@@ -1,11 +1,11 @@
-"""The catalog under the simulator: random transactions of several processes, side by side.
+"""The catalog under the simulator: random concurrent transactions of several processes.
 
-Compactors, collectors and recoverers work beside them, with retention so short that whatever may
-go does go. What must hold, whatever dies, stalls or is not answered:
+Compactors, collectors and recoverers run concurrently, with retention so short that everything
+unpinned is deleted. Invariants, under crashes, stalls and lost responses:
 
-- the head's chain is the order; what it applied is what there is at the end;
-- who was told "committed" is on the chain, once; who was told "conflict" is not; and nobody is on
-  it twice, rebased or not;
+- the head's chain is the order; applying it gives the rows at the end;
+- a transaction with the outcome "committed" is on the chain, once; one with "conflict" is not; and
+  none is on it twice, rebased or not;
 - every read, of keys and of ranges, was that of the session's snapshot, and for what committed
   that of everything before it on the chain, rows that were not there included; so reads and
   writes never depend on each other in a circle;
@@ -20,27 +20,27 @@ from reef.catalog import Catalog, Retention
 from reef.errors import (
     ConflictError,
     CorruptionError,
-    Kind,
+    ErrorKind,
     NotFoundError,
     OutcomeUnknownError,
     ReefError,
 )
-from reef.stores import agree_on_cas
 from tests.simulation.transaction_scenarios import apply, assert_reads, no_circle
+from tests.support.proven_buckets import remember_probe
 
 KEYS = ("a", "b", "c", "d")
 SHORT = Retention(checkpoints_last=1, checkpoints_min_age_s=0.0, grace_s=0.3, lease_ttl_s=3.0)
 
 
 class Attempt:
-    """One transaction: what it read and wrote, where it read it, and what it was told."""
+    """One transaction: its reads and writes, its snapshot, and its outcome."""
 
     def __init__(self, name, history):
         self.name = name
         self.history = history
         self.reads = []
         self.writes = {}
-        self.told = "nothing"
+        self.reported = "nothing"
         self.snapshot = None
         self.session = None
         self.must_see = history.acknowledged
@@ -56,22 +56,22 @@ class Attempt:
         self.committed(receipt.txn_id)
 
     def begin(self, session):
-        """Note what the session reads at."""
+        """Record the snapshot of the session."""
         self.snapshot = session.snapshot.txn_id
         self.session = session
         self.history.attempts[session._lease.id] = self
 
     def committed(self, txn_id):
-        """Note that it was acknowledged; what begins later must see it."""
-        self.told = "committed"
+        """Record its acknowledgement; transactions that begin later must see it."""
+        self.reported = "committed"
         if self.writes:
             self.history.acknowledged = max(self.history.acknowledged, txn_id)
 
     def failed(self, error):
-        """Only a lease that has lapsed explains that something is gone."""
-        if error.kind is Kind.COLLECTED and self.session is not None:
-            self.history.gone_too_soon |= not self.session._lease.lapsed
-        self.history.gone_too_soon |= error.kind is Kind.CORRUPTION
+        """Check that an object is missing only after a lease has expired."""
+        if error.kind is ErrorKind.COLLECTED and self.session is not None:
+            self.history.gone_too_soon |= not self.session._lease.expired
+        self.history.gone_too_soon |= error.kind is ErrorKind.CORRUPTION
 
     def step(self, session, step, choose):
         key = KEYS[choose(len(KEYS))]
@@ -104,7 +104,7 @@ class History:
         self.gone_too_soon = False
 
     def catalog(self, node, **settings):
-        """Return a catalog of a process that notes what it sends."""
+        """Return a catalog of a process that records its commits."""
         catalog = Catalog(node.store(), retention=SHORT, **settings)
         segments = catalog._writable().segments
         create = segments.create
@@ -119,7 +119,7 @@ class History:
         return catalog
 
     def check(self, bucket):
-        """Run the chain again, one by one, and compare with all that was seen and told."""
+        """Run the chain again, one by one, and compare with all that was seen and reported."""
         assert not self.gone_too_soon, "something was collected under a living lease"
         calm = Catalog(bucket)
         head = calm._writable().heads.load().head
@@ -135,23 +135,23 @@ class History:
             assert records == attempt.writes
             states.append(apply(states[-1], records))
         for attempt in self.all:
-            self._check_told(attempt, placed, states)
+            self._check_outcome(attempt, placed, states)
         assert {k.decode(): v for k, v in calm.scan_latest()} == states[-1]
         assert no_circle(list(placed))
         assert not calm.verify().problems
 
-    def _check_told(self, attempt, placed, states):
-        if attempt.told == "committed":
+    def _check_outcome(self, attempt, placed, states):
+        if attempt.reported == "committed":
             assert attempt in placed or not attempt.writes, f"{attempt.name} is lost"
-        if attempt.told == "conflict":
-            assert attempt not in placed, f"{attempt.name} was told conflict, and is applied"
+        if attempt.reported == "conflict":
+            assert attempt not in placed, f"{attempt.name} was reported conflict, and is applied"
         if attempt.snapshot is not None:
             assert attempt.snapshot >= attempt.must_see, f"{attempt.name} began in the past"
             assert_reads(attempt, states[attempt.snapshot])
 
 
 def client(node, history, number):
-    """Run some transactions, one after the other, and note what became of them."""
+    """Run some transactions, one after the other, and record their outcomes."""
 
     def choose(count):
         return int(node.runtime.uniform(0, count)) % count
@@ -166,15 +166,15 @@ def client(node, history, number):
         try:
             attempt.run(catalog, choose)
         except ConflictError as error:
-            attempt.told = "conflict"
+            attempt.reported = "conflict"
             attempt.failed(error)
         except OutcomeUnknownError as error:
             with suppress(ReefError):
                 settled = catalog.resolve(error.receipt)
-                attempt.told = "committed" if settled else "conflict"
+                attempt.reported = "committed" if settled else "conflict"
         except ReefError as error:  # nothing was sent, or nothing arrived
             attempt.failed(error)
-            attempt.told = "conflict" if attempt.snapshot is None else "nothing"
+            attempt.reported = "conflict" if attempt.snapshot is None else "nothing"
 
 
 def traveller(node, history):
@@ -204,7 +204,7 @@ def traveller(node, history):
 
 
 def upkeep(node, history):
-    """Compact, collect and recover at random moments, again and again."""
+    """Compact, collect and recover at random times, repeatedly."""
     try:
         catalog = history.catalog(node)
     except ReefError:
@@ -217,9 +217,9 @@ def upkeep(node, history):
             catalog.compactor().compact_and_gc()
 
 
-def catalog_side_by_side(sim):
+def concurrent_catalog_sessions(sim):
     """Three processes with two clients each, a reader, and two that keep the catalog tidy."""
-    agree_on_cas(sim.bucket)
+    remember_probe(sim.bucket)
     history = History()
     for name in ("p1", "p2", "p3"):
         node = sim.process(name)
@@ -237,15 +237,15 @@ def catalog_side_by_side(sim):
 def catalog_without_if_match(sim):
     """The same on a store that has no If-Match: heads and plans are numbered."""
     sim.bucket.capabilities = replace(sim.bucket.capabilities, if_match=False)
-    catalog_side_by_side(sim)
+    concurrent_catalog_sessions(sim)
 
 
 def catalog_counter(sim):
     """Eight processes increment a counter through `transact`; one keeps the catalog tidy.
 
-    The value is what was acknowledged, and of those who died or gave up, each counts once or not.
+    The value counts each acknowledged increment, and each of an unknown outcome once or not.
     """
-    agree_on_cas(sim.bucket)
+    remember_probe(sim.bucket)
     acknowledged, begun = [0], [0]
 
     def increment(session):

@@ -13,9 +13,9 @@ are copied in turn. Power cuts, lost responses, a rival, folds and sweeps as in
 - writes of one machine are in the order in which they were made.
 """
 
-from reef.errors import FencedError, Kind
+from reef.errors import ErrorKind, FencedError
 from reef.testing import Chaos
-from reef.testing.log_disk import random_crash
+from reef.testing.power_failures import random_crash
 from tests.simulation.actors import GRACE_S, KEYS, World, keep_house, write
 from tests.simulation.local_log_scenarios import (
     PATH,
@@ -51,9 +51,9 @@ class CopiedMachine(Machine):
         if self.disk is None:
             return dict(self.content), self.epoch
         steps = len(self.disk.trace)
-        first = iter([steps if choices.pick(2) else choices.pick(steps + 1)])
-        done, content = random_crash(self.disk, lambda n: next(first, None) or choices.pick(n))
-        marks = [step.mark for step in self.disk.trace[:done] if step.what == "mark"]
+        at = steps if choices.pick(2) else choices.pick(steps + 1)
+        done, content = random_crash(self.disk, choices.pick, at)
+        marks = [step.mark for step in self.disk.trace[:done] if step.kind == "mark"]
         return content, max(marks, default=0)
 
 
@@ -114,14 +114,14 @@ def check(world, family):
     node.spawn(return_all)
     world.sim.run()
     world.check()
-    judged = world.truth.judge()
+    evaluated = world.oracle.evaluate()
     for machine in family.machines:
         for value in machine.acknowledged:
-            places = judged.applied.get(value, [])
+            places = evaluated.applied.get(value, [])
             assert len(places) == 1, f"{value} was acknowledged and counts at {places}"
         places = []
         for number in range(1, machine.number + 1):
-            lsns = judged.applied.get(f"{machine.name}-{number}".encode(), [])
+            lsns = evaluated.applied.get(f"{machine.name}-{number}".encode(), [])
             assert len(lsns) <= 1, f"write {number} of {machine.name} counts at {lsns}"
             places += lsns
         assert places == sorted(places), f"writes of {machine.name} have changed places"
@@ -131,7 +131,7 @@ def come_back(world, family, machine, node):
     """Open the disk that is left; re-apply it if that is refused."""
     calm = calm_database(world, machine, node)
     pending = pending_values(calm)
-    others = [opened.epoch for opened in world.told.opens]
+    others = [opened.epoch for opened in world.clients.opens]
     others += [other.epoch for other in family.machines if other is not machine]
     before = machine.epoch
     refusal = None
@@ -144,9 +144,9 @@ def come_back(world, family, machine, node):
             f"{machine.name} applied {sorted(pending)} over the rows of another writer"
         )
         return
-    assert refusal.kind in (Kind.FENCED, Kind.LOG_FORKED)
+    assert refusal.kind in (ErrorKind.FENCED, ErrorKind.LOG_FORKED)
     assert f"reef log reapply {PATH}" in refusal.hint
-    applied = world.truth.judge().applied
+    applied = world.oracle.evaluate().applied
     for value in machine.acknowledged:
         assert (value in pending) != (value in applied), f"{value}: {refusal}"
     for _ in range(2):

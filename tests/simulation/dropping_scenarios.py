@@ -4,24 +4,24 @@ from contextlib import suppress
 
 import msgspec
 
-from reef.engine.batch import Batch
-from reef.engine.database import Database
+from reef.engine.handles.batch import Batch, encode_batch
+from reef.engine.handles.database import Database
 from reef.engine.registry import Registry
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.jobs import BulkJob, fold, sweep, verify
-from reef.jobs.ingest import sorted_rows, staged_rows
+from reef.jobs.ingest.job import sorted_rows, staged_rows
 from reef.manifest.edits import new_namespace
 from reef.manifest.publish import Publisher
 from reef.paths import Namespace
-from reef.stores import agree_on_cas
-from tests.simulation.actors import GAVE_UP, GRACE_S
+from tests.simulation.actors import EXPECTED_ERRORS, GRACE_S
+from tests.support.proven_buckets import remember_probe
 
 NAME = "users"
 DROPPED_S = 8.0
 
 
 class Lives:
-    """What is known of the lives that a name has: each begins with a base of its own."""
+    """Acknowledged writes by life of a name; each life has a base of its own."""
 
     def __init__(self, sim):
         self.sim = sim
@@ -35,7 +35,7 @@ class Lives:
         def run():
             for number in range(3):
                 node.runtime.sleep(node.runtime.uniform(0.0, 12.0))
-                with suppress(*GAVE_UP):
+                with suppress(*EXPECTED_ERRORS):
                     act(self, node, number, *args)
 
         node.spawn(run)
@@ -44,7 +44,7 @@ class Lives:
 
 def create_with_a_short_grace(sim):
     """Make the namespace, before anything runs; later lives have its grace period."""
-    agree_on_cas(sim.bucket)
+    remember_probe(sim.bucket)
     first = new_namespace(DEFAULT_SCHEMA)
     first = msgspec.structs.replace(first, grace_ms=int(GRACE_S * 1000))
     Publisher(sim.bucket, Namespace(NAME)).create(first)
@@ -57,9 +57,9 @@ def database(node):
 
 
 def write(lives, node, number, parallel):
-    """Open, write, wait, write again; note what was acknowledged, and in which life."""
+    """Open, write, wait, write again; record acknowledgements by life."""
     with database(node).writer(NAME, max_parallel_writes=parallel, background=False) as writer:
-        base = writer.manifest.wal_base
+        base = writer._manifest.wal_base
         for turn in range(2):
             value = f"{node.name}-{number}-{turn}".encode()
             receipt = writer.put(value, value)
@@ -80,15 +80,15 @@ def keep_house(lives, node, number):
     """Fold and sweep, for as long as a dropped one needs to go."""
     db = database(node)
     for _ in range(3):
-        with suppress(*GAVE_UP):
+        with suppress(*EXPECTED_ERRORS):
             fold(db, NAME)
-        with suppress(*GAVE_UP):
+        with suppress(*EXPECTED_ERRORS):
             sweep(db, NAME, apply=True, force=True, retain_generations_s=0.0, dropped_s=DROPPED_S)
         node.runtime.sleep(node.runtime.uniform(0.0, 2 * GRACE_S))
 
 
 def read(lives, node, number):
-    """Whatever a reader shows is of one life: of the one that its manifest belongs to."""
+    """Check that a reader shows rows of one life only: that of its manifest."""
     with database(node).reader(NAME) as reader:
         base = reader._tail.manifest.wal_base
         seen = {value for _, value in reader.scan()}
@@ -98,10 +98,10 @@ def read(lives, node, number):
 
 
 def names_come_and_go(sim):
-    """Drops and undrops beside writers, readers and sweeps.
+    """Drops and undrops with concurrent writers, readers and sweeps.
 
     In the end the last life has every row that was acknowledged in it, none of another one, and
-    the registry says what the manifest says.
+    registry and manifest agree.
     """
     lives = Lives(sim)
     lives.start("w1", write, 1)
@@ -112,10 +112,10 @@ def names_come_and_go(sim):
     sim.run()
     calm = Database(sim.bucket, registry=Registry(sim.bucket))
     assert calm.namespaces() == Database(sim.bucket).namespaces()
-    with suppress(*GAVE_UP):
+    with suppress(*EXPECTED_ERRORS):
         calm.undrop(NAME)
     with calm.writer(NAME, background=False) as writer:
-        base = writer.manifest.wal_base
+        base = writer._manifest.wal_base
         rows = {value for _, value in writer.scan()}
     assert not verify(calm, NAME, deep=True).problems
     own = {value for (life, _), value in lives.acknowledged.items() if life == base}
@@ -129,7 +129,7 @@ def names_come_and_go(sim):
 
 
 class Used:
-    """A name that nobody drops, and what was acknowledged in it: rows, or that it is there."""
+    """A name that is never dropped, and its acknowledgements: rows, or its creation."""
 
     def __init__(self, sim):
         self.sim = sim
@@ -143,14 +143,14 @@ class Used:
         def run():
             for number in range(2):
                 node.runtime.sleep(node.runtime.uniform(0.0, 3.0))
-                with suppress(*GAVE_UP):
+                with suppress(*EXPECTED_ERRORS):
                     act(self, node, f"{node.name}-{number}".encode())
 
         node.spawn(run)
 
 
 def load_or_fail(used, node, row):
-    """Load into a namespace that is made if there is none; more often than not, give up."""
+    """Load into a namespace that is created if missing; abort more often than not."""
     job = BulkJob(database(node), NAME, make=DEFAULT_SCHEMA, lease_ttl_s=GRACE_S)
     staged = _staged(job, row)
     node.runtime.sleep(node.runtime.uniform(0.0, 4.0))
@@ -162,7 +162,7 @@ def load_or_fail(used, node, row):
         used.rows[row] = row
 
 
-def load_into_what_is_there(used, node, row):
+def load_into_existing(used, node, row):
     """Load, if there is anything to load into."""
     job = BulkJob(database(node), NAME, lease_ttl_s=GRACE_S)
     job.commit(_staged(job, row))
@@ -173,7 +173,7 @@ def _staged(job, row):
     batch = Batch()
     for key in (row, row + b" too"):
         batch.put(key, row)
-    ops = batch.encode(job.schema, 1 << 20, 0).ops
+    ops = encode_batch(batch, job.schema, 1 << 20, 0).ops
     return job.staging.stage([sorted_rows(staged_rows(ops))])
 
 
@@ -198,13 +198,13 @@ def alter_it(used, node, row):
 
 
 def undrop_it(used, node, row):
-    """Bring it back, or be told that it is there."""
+    """Undrop it, or get the error that it exists."""
     database(node).undrop(NAME)
     used.is_there = True
 
 
 def snapshot_it(used, node, row):
-    """Keep what is there, if there is anything."""
+    """Take a snapshot of the namespace, if it exists."""
     database(node).snapshot(NAME)
     used.is_there = True
 
@@ -217,7 +217,7 @@ def fold_it(used, node, row):
 
 
 USES = (
-    load_into_what_is_there,
+    load_into_existing,
     write_one,
     create_it,
     alter_it,
@@ -228,7 +228,7 @@ USES = (
 
 
 def use_it(used):
-    """Start the loads, and some who come to use what they make."""
+    """Start the loads, and processes that use the namespace."""
     used.start("l1", load_or_fail)
     used.start("l2", load_or_fail)
     for number in range(used.sim.choices.pick(4)):
@@ -236,12 +236,12 @@ def use_it(used):
 
 
 def after_an_earlier_life(used):
-    """Drop the namespace under a writer, start all the others, and let that writer go on."""
+    """Drop the namespace under a writer, start the other processes, and resume that writer."""
     node = used.sim.process("zombie")
 
     def run():
         db = database(node)
-        with suppress(*GAVE_UP):
+        with suppress(*EXPECTED_ERRORS):
             writer = db.writer(NAME, background=False)
             writer.put(b"old", b"old")
             db.drop(NAME)
@@ -255,16 +255,16 @@ def after_an_earlier_life(used):
 
 
 def loads_make_their_namespace(sim):
-    """Loads that make a namespace and may fail, beside others that come to use it.
+    """Loads that create a namespace and may fail, with processes that use it.
 
-    Nobody drops it but the loads that take back what they made. In the end all that was
-    acknowledged is there, in a namespace that is there if anybody was told so; nothing that was
-    given up is; and the registry says what the manifest says. Some begin in the place of an
-    earlier life, whose writer does not know that it is over.
+    Only loads that abort drop a namespace that they created. In the end all acknowledged rows are
+    there, in a namespace that exists if its creation was acknowledged; no aborted row is; and
+    registry and manifest agree. Some begin after an earlier life, whose writer does not know that
+    it is over.
     """
     used = Used(sim)
     if sim.choices.pick(3):
-        agree_on_cas(sim.bucket)
+        remember_probe(sim.bucket)
         use_it(used)
     else:
         create_with_a_short_grace(sim)
@@ -274,10 +274,10 @@ def loads_make_their_namespace(sim):
     assert calm.namespaces() == Database(sim.bucket).namespaces()
     if calm.namespaces() != [NAME]:
         assert not used.rows, f"{used.rows} were acknowledged"
-        assert not used.is_there, "somebody was told that it is there"
+        assert not used.is_there, "its creation was acknowledged"
         return
     with calm.writer(NAME, background=False) as writer:
         rows = dict(writer.scan())
     assert not verify(calm, NAME, deep=True).problems
     assert used.rows.items() <= rows.items(), "acknowledged, and lost"
-    assert not used.refused & rows.keys(), "given up, and visible"
+    assert not used.refused & rows.keys(), "aborted, and visible"

@@ -1,8 +1,8 @@
 """The engine under the simulator: everything that can meet on one namespace.
 
-What must hold is in `told`: what clients were told, against the whole log. Where a scenario has
-a sweep, the grace period is a few seconds and nothing but the head is retained, so that every
-stall is longer than both.
+The invariants are in `client_log`: observations of clients, against the whole log. Where a scenario
+has a sweep, the grace period is a few seconds and only the head is retained, so that every stall is
+longer than both.
 """
 
 from tests.simulation.actors import (
@@ -21,8 +21,8 @@ from tests.simulation.actors import (
 )
 
 
-def writers_take_over(sim):
-    """Two writers, one after the other and overlapping, with folds and a reader beside them."""
+def writer_takeovers(sim):
+    """Two writers, one after the other and overlapping, with folds and a reader."""
     world = World(sim)
     world.start("w1", write, 5)
     world.start("w2", write, 5, after_s=3.0)
@@ -32,7 +32,7 @@ def writers_take_over(sim):
     world.finish()
 
 
-def pipelined_writers_take_over(sim, **settings):
+def pipelined_writer_takeovers(sim, **settings):
     """The same with three PUTs in flight; a writer's own batches never swap."""
     world = World(sim, in_order=settings.get("ack") != "independent")
     settings = {"max_parallel_writes": 3, "group_bytes_max": 100, **settings}
@@ -42,13 +42,13 @@ def pipelined_writers_take_over(sim, **settings):
     world.finish()
 
 
-def independent_writers_take_over(sim):
+def independent_writer_takeovers(sim):
     """The same where each object is acknowledged as it lands."""
-    pipelined_writers_take_over(sim, ack="independent")
+    pipelined_writer_takeovers(sim, ack="independent")
 
 
 def zombies_and_sweeps(sim):
-    """Writers that stand still for longer than every grace, while others fold and sweep."""
+    """Writers that are frozen for longer than every grace, while others fold and sweep."""
     world = World(sim, grace_s=GRACE_S)
     nodes = [
         world.start("w1", write, 2, nap_s=(10.0, 60.0)),
@@ -80,7 +80,7 @@ def keyed_batches_again(sim):
     world.finish()
 
 
-def bulk_beside_writers(sim):
+def bulk_loads_and_writers(sim):
     """Loads take slots between those of a pipelining writer, in either order of acks."""
     parallel = 1 + sim.choices.pick(3)
     ack = ("prefix", "independent")[sim.choices.pick(2)]
@@ -97,7 +97,7 @@ def bulk_beside_writers(sim):
 
 
 def folders_race(sim):
-    """Two folds at a time, and two sweeps, beside writers, a load and a reader."""
+    """Two concurrent folds and two sweeps, with writers, a load and a reader."""
     world = World(sim, grace_s=GRACE_S)
     world.start("w1", write, 4, pause_s=2.0)
     world.start("j1", load_some, 1, after_s=3.0)
@@ -110,7 +110,7 @@ def folders_race(sim):
 
 
 def outcomes_are_resolved(sim):
-    """Writers that give up soon, and ask later what became of their writes."""
+    """Writers with short deadlines that resolve unknown outcomes later."""
     world = World(sim, grace_s=GRACE_S)
     settings = {"max_parallel_writes": 2, "group_bytes_max": 100, "commit_deadline_s": 1.0}
     world.start("w1", write_pipelined, 4, resolve=True, **settings)
@@ -120,7 +120,7 @@ def outcomes_are_resolved(sim):
 
 
 def leases_hold(sim):
-    """Processes pin the head and look; folds, loads and stalled sweeps go on around them."""
+    """Processes pin the head and check it, with concurrent folds, loads and stalled sweeps."""
     world = World(sim, grace_s=GRACE_S)
     world.start("w1", write, 5, pause_s=12.0, calm=True)
     world.start("l1", hold_leases, 2, 7, calm=True)

@@ -6,7 +6,7 @@
 
 Prints a table: for each instance how many states, runs and ends there were, how long it took, and
 whether everything within the bounds was walked. Bounds are deaths, late requests and, where that
-is said, switches: how often a process is left that could go on. An instance that has taken
+is said, switches: how often a process that could continue is preempted. An instance that has taken
 `--minutes` is cut short, and the table says so. 1 at the first history that goes wrong, with its
 script, and if a mutant is not found.
 """
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from unittest import mock
 
-from reef.engine.commit import opening
+from reef.engine.commit import open_writer
 from reef.testing import ExplorationFailed, explore_states
 from tests.simulation.opening_explored import Case, chaos
 from tests.simulation.opening_mutants import MUTANTS
@@ -56,16 +56,16 @@ class Instance:
         """Make the constants of the salvo rule small."""
         if not self.salvo:
             return nullcontext()
-        return mock.patch.multiple(opening, PATIENT_ROUNDS=0, SALVO_MAX=self.salvo)
+        return mock.patch.multiple(open_writer, PATIENT_ROUNDS=0, SALVO_MAX=self.salvo)
 
     @property
     def bound(self):
-        """Say what may happen."""
-        told = ["a death"] * (self.crashes > 0) + ["a late request"] * (self.late > 0)
-        told += ["a grace passes"] * self.case.time_passes
+        """Describe the bounds of the exploration."""
+        faults = ["a crash"] * (self.crashes > 0) + ["a late request"] * (self.late > 0)
+        faults += ["a grace passes"] * self.case.time_passes
         if self.switches_max is not None:
-            told.append(f"{self.switches_max} switches")
-        return " and ".join(told) or "no mishaps"
+            faults.append(f"{self.switches_max} switches")
+        return " and ".join(faults) or "no faults"
 
 
 def _both(name, case, **amounts):
@@ -84,7 +84,7 @@ INSTANCES = [
     *_both("M raised from 1 to 2", replace(ONE, wanted=2), crashes=1, late=1),
     *_both("salvos of up to 3 slots, M = 1", replace(ONE, batches=3), crashes=1, late=1, salvo=3),
     *_both("salvos of two openers, M = 1", replace(ONE, openers="ab"), crashes=1, salvo=3),
-    *_both("a fold beside an opener", Case(before=2, folds=True)),
+    *_both("a fold and an opener", Case(before=2, folds=True)),
     *_both("collection, M = 1", replace(COLLECTED, in_flight=1, wanted=1, batches=1)),
     *_both("collection", COLLECTED),
     *_both("collection", TIMED, switches_max=1),

@@ -6,7 +6,7 @@ fails and takes its namespace back; an undrop may come in between. Whatever happ
 - every creator that returned holds the publisher of an incarnation that was live at some time
   since it began;
 - an undrop that returned the old namespace excludes a successor, and the other way round;
-- a calm process afterwards finds exactly one current incarnation, whose chain says what it is,
+- a process without faults finds exactly one current incarnation afterwards, named by its chain,
   and completes it if its creator died.
 """
 
@@ -31,7 +31,7 @@ from reef.testing import Chaos, Footprint
 
 NAME = "n"
 NAMES = Namespace(NAME)
-GAVE_UP = (ConflictError, NotFoundError, OutcomeUnknownError, UnavailableError)
+EXPECTED_ERRORS = (ConflictError, NotFoundError, OutcomeUnknownError, UnavailableError)
 NOTHING_GOES = Footprint(immutable=lambda key, _: True)
 
 
@@ -113,7 +113,7 @@ class Recreating:
     def create(self, names, seen, name):
         """Ensure that the name exists; a load that fails then takes its namespace back."""
         fails = self.fails and name == self.creators[0]
-        with suppress(*GAVE_UP):
+        with suppress(*EXPECTED_ERRORS):
             publisher = names.ensure(NAME, DEFAULT_SCHEMA, made_for=name if fails else "")
             seen.results[name] = publisher.heads.names.incarnation
             if fails and publisher.heads.find().manifest.made_for == name:
@@ -122,11 +122,11 @@ class Recreating:
 
     def undrop(self, names, seen):
         """Bring the old one back, if it is not too late."""
-        with suppress(*GAVE_UP):
+        with suppress(*EXPECTED_ERRORS):
             seen.results["undrop"] = names.undrop(NAME).incarnation
 
     def check(self, sim, seen):
-        """Compare the results with what a calm process finds."""
+        """Compare the results with those of a process without faults."""
         calm = Namespaces(sim.bucket, Metrics())
         recorded = {number_of(info.key) for info in sim.bucket.list(NAMES.successors)}
         chain = {}
@@ -146,7 +146,7 @@ class Recreating:
         for number in recorded:
             key = NAMES.successor(number)
             record = decode_successor(sim.bucket.get(key), key)
-            assert chain[number - 1].successor == record, "the record is not what was announced"
+            assert chain[number - 1].successor == record, "the record is not the announced one"
         if seen.results.get("undrop") == 1:
             assert chain[1].state is NamespaceState.LIVE
             assert newest == 1
@@ -156,5 +156,5 @@ class Recreating:
         assert found.names == newest_incarnation(sim.bucket, NAME)
         assert locate(sim.bucket, NAME).names == found.names
         if not self.fails:
-            # Nobody drops anything here: whatever was created is the current one.
+            # Nothing is dropped here: the created one is current.
             assert all(n == found.names.incarnation for n in seen.results.values())

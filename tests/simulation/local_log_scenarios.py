@@ -1,21 +1,21 @@
 """A machine whose writer has a local log, under the simulator.
 
-The machine dies anywhere, with its power or without, and comes back to what its disk has kept.
-Answers get lost, a rival takes over, folds and sweeps go on while it is down. What must hold:
+The machine dies anywhere, with its power or without, and restarts on the content of its disk.
+Responses get lost, a rival acquires the role, folds and sweeps run while it is down. Invariants:
 
 - every write that was acknowledged on the local disk is in the bucket's log exactly once after the
-  machine has come back, or, if a rival took over, is listed as pending and not in the bucket;
-- whoever re-applies it then has it there once, however often that is repeated;
-- no write is there twice, acknowledged or not, and those that are stand in the order of the puts;
+  machine has restarted, or, if a rival has the role, is listed as pending and not in the bucket;
+- re-applying it then stores it once, however often that is repeated;
+- no write is there twice, acknowledged or not, and the others are in the order of the puts;
 - a read on the machine sees its own last write at once.
 """
 
 from contextlib import suppress
 
 import reef
-from reef.engine.database import Database
-from reef.engine.local.entries import decode_entry
-from reef.engine.local.pending import find_pending
+from reef.engine.handles.database import Database
+from reef.engine.local.open import find_pending
+from reef.engine.local.stream import decode_entry
 from reef.errors import (
     ConditionFailedError,
     FencedError,
@@ -23,10 +23,11 @@ from reef.errors import (
     NotFoundError,
     ReefError,
 )
-from reef.formats.batch import decode_ops
 from reef.formats.schema import DEFAULT_SCHEMA
+from reef.formats.wal_object import decode_ops
 from reef.testing import Chaos
-from reef.testing.log_disk import LogDisk, random_crash
+from reef.testing.disk import SimulatedDisk, SimulatedFiles
+from reef.testing.power_failures import random_crash
 from tests.simulation.actors import GRACE_S, KEYS, NAME, Calm, World, keep_house, load_some, write
 
 PATH = "/local-log"
@@ -42,42 +43,14 @@ SETTINGS = {
 }
 
 
-class Disk(LogDisk):
-    """A disk at which its machine may die before and after every write and sync."""
-
-    def __init__(self, content, runtime):
-        super().__init__(content)
-        self.runtime = runtime
-
-    def create(self, path):
-        return Seams(super().create(path), self.runtime)
-
-    def open(self, path, *, writable):
-        return Seams(super().open(path, writable=writable), self.runtime)
-
-
-class Seams:
-    """A file whose writes and syncs are seams."""
-
-    def __init__(self, file, runtime):
-        self._file, self._runtime = file, runtime
-
-    def __getattr__(self, name):
-        return getattr(self._file, name)
-
-    def write(self, data, offset):
-        self._runtime.reach("disk write")
-        self._file.write(data, offset)
-
-    def sync(self):
-        self._runtime.reach("disk sync")
-        self._file.sync()
-
-    sync_data = sync
+POLL_S = 0.5
+POLL_SHARE = 1 / 16
+"""How often the end of a life is polled: less often in a life that lasts for hours, with a request
+held or its process frozen, because every poll is a step of the simulation."""
 
 
 class Machine:
-    """What outlives the machine's processes: its disk, and what its clients were told."""
+    """The state that outlives the machine's processes: its disk, and acknowledged writes."""
 
     def __init__(self, world):
         self.world = world
@@ -89,12 +62,11 @@ class Machine:
         self.epoch = 0
         """Of the last life that has opened its writer."""
         self.refused = ""
-        """What the machine was told when it came back after a rival."""
+        """The error that the machine got when it came back after a rival."""
 
     def live(self, node, count):
         """Open, write, close: until something goes wrong or the process dies."""
-        self.disk = self.disk or Disk(self.content, node.runtime)
-        self.disk.runtime = node.runtime
+        self.disk = self.disk or SimulatedDisk(self.content)
         try:
             self._write(node, count)
         except (ReefError, ConditionFailedError):
@@ -103,7 +75,7 @@ class Machine:
 
     def _write(self, node, count):
         db = Database(node.store())
-        db.log_files = self.disk
+        db._log_files = SimulatedFiles(self.disk, node)
         writer = db.writer(NAME, **SETTINGS)
         self.opened(writer)
         for _ in range(count):
@@ -130,7 +102,7 @@ class Machine:
             case 1:
                 key, value = self._next()
                 with suppress(ConditionFailedError):
-                    self.world.told.put(writer, key, value, when=[reef.present(key)])
+                    self.world.clients.put(writer, key, value, when=[reef.present(key)])
             case 2:
                 key, value = self._next()
                 writer.put(key, value, wait=False).result()
@@ -141,20 +113,19 @@ class Machine:
                 node.runtime.sleep(node.runtime.uniform(0.0, 0.1))
 
     def lose_power(self, choices):
-        """Keep of what was not synced only some; or all, since only the process has died. Then it
+        """Keep some of the unsynced bytes; or all, since only the process has crashed. Then it
         is still not synced, and goes if the power fails later."""
         if self.disk is None:
             return
         if choices.pick(2):
             self.disk.restart()
             return
-        steps = iter([len(self.disk.trace)])
-        self.content = random_crash(self.disk, lambda n: next(steps, None) or choices.pick(n))[1]
+        _, self.content = random_crash(self.disk, choices.pick, len(self.disk.trace))
         self.disk = None
 
     def files(self):
-        """Return what the machine's disk holds, for whoever comes next."""
-        return LogDisk(self.content if self.disk is None else self.disk.content())
+        """Return the content of the machine's disk, for the next process."""
+        return SimulatedDisk(self.content if self.disk is None else self.disk.content())
 
 
 def run_lives(world, machine, hand, lives, count):
@@ -163,16 +134,19 @@ def run_lives(world, machine, hand, lives, count):
         node = world.sim.process("machine", skew_s=world.sim.choices.uniform(-600.0, 600.0))
         machine.done = False
         node.spawn(lambda node=node: machine.live(node, count))
+        waited_s = 0.0
         while not (node.dead or machine.done):
-            hand.runtime.sleep(0.5)
+            pause_s = max(POLL_S, waited_s * POLL_SHARE)
+            hand.runtime.sleep(pause_s)
+            waited_s += pause_s
         if machine.done:
-            node.crash()  # what is left of its threads goes with it
+            node.crash()  # with all its threads
         machine.lose_power(world.sim.choices)
         hand.runtime.sleep(world.sim.choices.uniform(0.0, 3 * GRACE_S))
 
 
 def a_machine_comes_back(sim, lives=3, count=4, rival=True):
-    """Some lives of a machine, beside a rival, a bulk job, folds and sweeps."""
+    """Some restarts of a machine, with a rival, a bulk job, folds and sweeps."""
     world = World(sim, grace_s=GRACE_S)
     machine = Machine(world)
     hand = sim.process("hand")
@@ -201,33 +175,33 @@ def check(world, machine):
     node.spawn(lambda: come_back(world, machine, node))
     world.sim.run()
     world.check()
-    judged = world.truth.judge()
+    evaluated = world.oracle.evaluate()
     for value in machine.acknowledged:
-        assert len(judged.applied.get(value, [])) == 1, (
-            f"{value} was acknowledged and counts at {judged.applied.get(value)}"
+        assert len(evaluated.applied.get(value, [])) == 1, (
+            f"{value} was acknowledged and counts at {evaluated.applied.get(value)}"
         )
     if machine.refused:
         assert f"reef log pending {PATH}" in machine.refused
         assert f"reef log reapply {PATH}" in machine.refused
     places = []
     for number in range(1, machine.number + 1):
-        lsns = judged.applied.get(f"local-{number}".encode(), [])
+        lsns = evaluated.applied.get(f"local-{number}".encode(), [])
         assert len(lsns) <= 1, f"write {number} counts at {lsns}"
         places += lsns
     assert places == sorted(places), "writes of one machine have changed places"
 
 
 def come_back(world, machine, node):
-    """Open the log that is left. If a rival was first, look what is pending, and apply it."""
+    """Open the log that is left. If a rival was first, apply the pending batches."""
     calm = calm_database(world, machine, node)
     pending = pending_values(calm)
-    rivals = [opened.epoch for opened in world.told.opens]
+    rivals = [opened.epoch for opened in world.clients.opens]
     try:
         calm.writer(NAME, **SETTINGS).close()
         assert not pending or max(rivals, default=0) < machine.epoch, "applied over a rival's rows"
     except FencedError as error:
         machine.refused = error.hint
-        applied = world.truth.judge().applied
+        applied = world.oracle.evaluate().applied
         for value in machine.acknowledged:
             assert (value in pending) != (value in applied), f"{value}: pending and in the bucket"
         for _ in range(2):
@@ -237,22 +211,22 @@ def come_back(world, machine, node):
 def calm_database(world, machine, node):
     """Return the database as a calm process sees it that has the machine's disk."""
     calm = Database(Calm(world, node))
-    calm.log_files = machine.files()
+    calm._log_files = machine.files()
     return calm
 
 
 def write_again(calm, **settings):
-    """Open the log, upload what is in it, and close; return the epoch."""
+    """Open the log, upload its batches, and close; return the epoch."""
     writer = calm.writer(NAME, **SETTINGS, **settings)
     writer.close()
     return writer._committer.opened.epoch
 
 
 def pending_values(calm):
-    """Return the values that are in the local log, and above what the bucket has of it."""
+    """Return the values of the local log that were not uploaded yet."""
     values = set()
     try:
-        _, entries = find_pending(PATH, files=calm.log_files, store=calm.store)
+        _, entries = find_pending(PATH, files=calm._log_files, store=calm.store)
     except (NotFoundError, InvalidInputError):  # it died before there was any log
         return values
     for entry in entries:

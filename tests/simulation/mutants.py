@@ -5,36 +5,36 @@ from dataclasses import replace
 
 import msgspec
 
-from reef.engine.commit.opening import WriterOpening
-from reef.engine.commit.sending import Sender
-from reef.engine.reader import Reader
+from reef.engine.commit.inflight import InflightSender
+from reef.engine.commit.open_writer import WriterOpening
+from reef.engine.handles.reader import Reader
 from reef.formats.wal_object import WalKind
-from reef.jobs.sweep_plan import SweepPlanner
+from reef.jobs.sweep.plan import SweepPlanner
 from reef.manifest import edits, invariants, publish
 from reef.manifest.dedup import DedupWindow
-from reef.manifest.head import Head, HeadFinder
+from reef.manifest.head import HeadFinder, ManifestHead
 from reef.manifest.publish import Publisher
 from reef.stores import Outcome, WriteResult
 
 
 def no_epoch_check(patch):
-    """An opener does not look at the epoch again after its fences."""
+    """An opener does not check the epoch again after its fences."""
     patch.setattr(WriterOpening, "_check_epoch", lambda self, manifest: None)
 
 
 def no_proof_of_slow_puts(patch):
     """A PUT that landed counts, however long it took."""
-    patch.setattr(Sender, "_prove", lambda self, flight: WriteResult(Outcome.CREATED))
+    patch.setattr(InflightSender, "_prove", lambda self, *_: WriteResult(Outcome.CREATED))
 
 
 def no_proof_of_slow_publishes(patch):
     """A manifest that landed counts, however long it took."""
 
-    class Trusting(Head):
-        def fresh(self):
+    class Trusting(ManifestHead):
+        def is_quick(self, took_s):
             return True
 
-    patch.setattr(publish, "Head", Trusting)
+    patch.setattr(publish, "ManifestHead", Trusting)
 
 
 def folds_without_a_floor_check(patch):
@@ -49,7 +49,7 @@ def folds_without_a_floor_check(patch):
 
 def leases_before_the_cas(patch):
     """A sweep lists the leases, then condemns."""
-    sweep = sys.modules["reef.jobs.sweep"]._Sweep
+    sweep = sys.modules["reef.jobs.sweep.job"]._Sweep
     condemn, find = sweep._condemn, sweep._find_leases
     listed = {}
 
@@ -81,7 +81,7 @@ def fences_are_collected(patch):
 
 
 def window_without_the_tail(patch):
-    """The dedup window is what the manifest has of it."""
+    """The dedup window is that of the manifest only."""
     patch.setattr(DedupWindow, "add", lambda self, header: None)
 
 
@@ -91,7 +91,7 @@ def reader_never_lists(patch):
     class Trusting(HeadFinder):
         def find(self, **options):
             if self._known is not None:
-                self._known = Head(self._known.manifest, self._runtime.stopwatch())
+                self._known = ManifestHead(self._known.manifest, self._runtime.stopwatch())
             return super().find(**options)
 
     bind = Reader._bind
@@ -104,8 +104,8 @@ def reader_never_lists(patch):
     patch.setattr(Reader, "_bind", bind_trusting)
 
 
-def publishes_what_is_condemned(patch):
-    """A publish does not look at the condemned list."""
+def publishes_condemned_segments(patch):
+    """A publish does not check the condemned list."""
     patch.setattr(edits, "refuse_condemned", lambda head, ids: None)
     patch.setattr(invariants, "refuse_condemned", lambda head, ids: None)
     patch.setattr(Publisher, "_check_objects", lambda self, before, after: None)

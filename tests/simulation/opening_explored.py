@@ -1,15 +1,15 @@
 """Openings, explored: the real code, all orders, deaths and late requests within bounds.
 
 An old writer has PUTs in flight; openers come, fence it, read what there is, and write one row
-each; perhaps a fold and a collector work beside them. Whatever happens:
+each; perhaps a fold and a sweep run concurrently. Invariants:
 
 - every acknowledged write is there when a calm process opens later, in order;
 - no write that was reported as failed is ever visible;
-- what an opener found when it had opened is all that there will ever be of older writers: none
+- the rows of an opener are all rows that older writers will ever have: none
   of them is acknowledged, or becomes visible, behind its back.
 
-What is not under study is prepared beforehand: the namespace, the old writer's own opening, and
-the openers' first look at the head.
+Parts that are not explored are prepared beforehand: the namespace, the old writer's own opening,
+and the openers' first read of the head.
 """
 
 from contextlib import suppress
@@ -19,10 +19,10 @@ from unittest import mock
 
 import msgspec
 
-from reef.engine.batch import Batch
-from reef.engine.commit import taking
-from reef.engine.database import Database
-from reef.engine.tail import Tail
+from reef.engine.commit import open_writer
+from reef.engine.handles.batch import Batch
+from reef.engine.handles.database import Database
+from reef.engine.log.tail import Tail
 from reef.errors import (
     ConflictError,
     FencedError,
@@ -35,8 +35,8 @@ from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.wal_object import WalKind, WalObject
 from reef.jobs import fold
 from reef.manifest.edits import new_namespace
-from reef.manifest.leases import LeaseRecord
 from reef.manifest.publish import Publisher
+from reef.manifest.roots import GenerationLease
 from reef.paths import Namespace, number_of
 from reef.stores import ReadBack, agree_on_cas
 from reef.stores.memory import MemoryStore
@@ -45,13 +45,13 @@ from reef.testing import Chaos, Footprint
 NAME = "n"
 NAMES = Namespace(NAME)
 LAST = b"last"
-GAVE_UP = (FencedError, UnavailableError, OutcomeUnknownError, ConflictError, NotFoundError)
+EXPECTED_ERRORS = (FencedError, UnavailableError, OutcomeUnknownError, ConflictError, NotFoundError)
 
 
 def chaos(crashes, late):
     """Return so many deaths and so many late requests.
 
-    A late request covers the lost answer, when it lands at once, and the failed one, when it
+    A late request covers the lost outcome, when it lands at once, and the failed one, when it
     lands after it was sent again.
     """
     return Chaos(
@@ -72,7 +72,7 @@ def _stays(body):
     return WalObject.decode(body, "slot").header.kind is not WalKind.BATCHES
 
 
-NOBODY_DELETES = Footprint(
+NO_PROCESS_DELETES = Footprint(
     private=lambda key: key.startswith((NAMES.leases, NAMES.segments)),
     ignored=_is_lease,
     immutable=lambda key, _: not _is_lease(key),
@@ -80,17 +80,17 @@ NOBODY_DELETES = Footprint(
 BATCHES_GO = Footprint(
     private=lambda key: key.startswith(NAMES.segments),
     immutable=lambda key, body: _stays(body) if key.startswith(NAMES.wal) else not _is_lease(key),
-    deleter=("folder", NOBODY_DELETES),
+    deleter=("folder", NO_PROCESS_DELETES),
 )
 
 LEASES_DO_NOT_MATTER = {
-    "private": NOBODY_DELETES.private,
-    "ignored": NOBODY_DELETES.ignored,
+    "private": NO_PROCESS_DELETES.private,
+    "ignored": NO_PROCESS_DELETES.ignored,
 }
 
 
-class Told:
-    """What clients were told, and what openers found."""
+class Outcomes:
+    """Outcomes of clients, and the rows that openers have read."""
 
     def __init__(self, ack, epoch, rows, batches):
         self.ack = ack
@@ -98,34 +98,34 @@ class Told:
         """Of the old writer."""
         self.own = [*rows, *(b"old-%d" % number for number in range(1, batches + 1))]
         """Its rows, in their order."""
-        self.answers = dict(rows)
+        self.outcomes = dict(rows)
         self.found = {}
 
     def write(self, writer, name):
-        """Write a row of its own and the one that all write, and note the answer."""
+        """Write a row of its own and the shared one, and record the outcome."""
         try:
-            self.answers[name] = writer.write(Batch().put(name, b"x").put(LAST, name)).lsn
+            self.outcomes[name] = writer.write(Batch().put(name, b"x").put(LAST, name)).lsn
         except OutcomeUnknownError:
             pass
         except ReefError:
-            self.answers[name] = 0
+            self.outcomes[name] = 0
             raise
 
     def state(self):
         """Return all of it, for the exploration."""
-        return tuple(sorted(self.answers.items())), tuple(sorted(self.found.items()))
+        return tuple(sorted(self.outcomes.items())), tuple(sorted(self.found.items()))
 
     def recall(self, states):
-        """Remember what was told of several processes."""
-        for answers, found in states:
-            self.answers.update(answers)
+        """Restore the outcomes of several processes."""
+        for outcomes, found in states:
+            self.outcomes.update(outcomes)
             self.found.update(found)
 
     def check(self, rows):
-        """Compare with what a calm process finds at the end."""
+        """Compare with the rows that a process without faults reads at the end."""
         visible = {name for name in rows if name != LAST}
-        acknowledged = {name for name, lsn in self.answers.items() if lsn}
-        rejected = {name for name, lsn in self.answers.items() if not lsn}
+        acknowledged = {name for name, lsn in self.outcomes.items() if lsn}
+        rejected = {name for name, lsn in self.outcomes.items() if not lsn}
         assert acknowledged <= visible, f"{acknowledged - visible} was acknowledged and is lost"
         assert not rejected & visible, f"{rejected & visible} was rejected and is visible"
         self._check_order(visible, rows.get(LAST))
@@ -137,10 +137,10 @@ class Told:
             )
 
     def _check_order(self, visible, last):
-        told = [(self.answers[name], name) for name in visible if self.answers.get(name)]
-        if told:
-            newest = max(told)[1]
-            unknown = {name for name in visible if name not in self.answers}
+        reported = [(self.outcomes[name], name) for name in visible if self.outcomes.get(name)]
+        if reported:
+            newest = max(reported)[1]
+            unknown = {name for name in visible if name not in self.outcomes}
             assert last in {newest} | unknown, f"the last is {last}, not {newest}"
         seen = [name for name in self.own if name in visible]
         assert self.ack != "prefix" or seen == self.own[: len(seen)], f"{seen}: a hole"
@@ -159,41 +159,41 @@ class Case:
     """Written by the old writer, each by a thread of its own."""
     ack: str = "prefix"
     before: int = 0
-    """Batches that stand in the log already, acknowledged."""
+    """Batches that are in the log already, acknowledged."""
     folds: bool = False
     collects: bool = False
     """After the fold."""
     time_passes: bool = False
-    """A grace passes at any moment, or never: leases lapse, and what is slow must be proved."""
+    """A grace passes at any step, or never: leases expire, and slow writes must be proved."""
     ends: set | None = field(default=None, compare=False)
-    """Where given, all ends are put there: the log, and what was told."""
+    """If given, all ends are added to it: the log, and the outcomes."""
 
     def __call__(self, sim):
         """Run it; AssertionError if something does not hold."""
         objects, opened, rows = prepared(self.in_flight, self.before, self.ack)
         for key, body in objects.items():
             sim.bucket.put(key, body)
-        told = Told(self.ack, opened.epoch, rows, self.batches)
-        sim.witness, sim.recall = told.state, told.recall
-        old = old_writer(sim, told, opened, self)
+        reported = Outcomes(self.ack, opened.epoch, rows, self.batches)
+        sim.witness, sim.recall = reported.state, reported.recall
+        old = old_writer(sim, reported, opened, self)
         for name in self.openers:
-            opener(sim, told, name, self)
+            opener(sim, reported, name, self)
         if self.folds:
             folder(sim, self)
         if self.time_passes:
             sim.let_time_pass(2 * opened.tail.manifest.grace_ms / 1000, old)
-        sim.mortal = lambda process: process.name != "folder"
+        sim.can_crash = lambda process: process.name != "folder"
         sim.run()
         log = [(info.key, sim.bucket.get(info.key)) for info in sim.bucket.list(NAMES.wal)]
         with Database(sim.bucket).writer(NAME) as writer:
-            told.check(dict(writer.scan()))
+            reported.check(dict(writer.scan()))
         if self.ends is not None:
-            self.ends.add((tuple(log), *told.state()))
+            self.ends.add((tuple(log), *reported.state()))
 
     @property
     def footprint(self):
         if not self.collects:
-            return NOBODY_DELETES
+            return NO_PROCESS_DELETES
         return BATCHES_GO if self.time_passes else replace(BATCHES_GO, **LEASES_DO_NOT_MATTER)
 
 
@@ -204,21 +204,21 @@ def prepared(in_flight, before, ack):
     agree_on_cas(bucket)
     Publisher(bucket, NAMES).create(new_namespace(DEFAULT_SCHEMA, in_flight))
     writer = Database(bucket).writer(NAME, max_parallel_writes=in_flight, ack=ack)
-    told = Told(ack, 0, {}, 0)
+    reported = Outcomes(ack, 0, {}, 0)
     for number in range(before):
-        told.write(writer, b"before-%d" % number)
+        reported.write(writer, b"before-%d" % number)
     objects = {info.key: bucket.get(info.key) for info in bucket.list()}
-    return objects, writer._committer.opened, told.answers
+    return objects, writer._committer.opened, reported.outcomes
 
 
 class Reopened:
-    """In the place of an opening that is not under study: gives what a real one found."""
+    """Replaces an opening that is not explored, by the result of a real one."""
 
     def __init__(self, opened, store, segments):
         tail = Tail(opened.tail.manifest, segments)
         while tail.next_lsn < opened.tail.next_lsn:
             key = NAMES.wal_object(tail.next_lsn)
-            tail.take(WalObject.decode(store.get(key), key))
+            tail.apply_object(WalObject.decode(store.get(key), key))
         self._opened = replace(opened, tail=tail)
 
     def open(self):
@@ -236,14 +236,14 @@ def database_of(node):
     return db
 
 
-def old_writer(sim, told, opened, case):
+def old_writer(sim, reported, opened, case):
     """Start the writer that is to be fenced, with all that it may have in flight."""
     node = sim.process("old")
 
     def start():
         db = database_of(node)
         with mock.patch.object(
-            taking, "WriterOpening", lambda store, _, __, s, **___: Reopened(opened, store, s)
+            open_writer, "WriterOpening", lambda store, _, __, s, **___: Reopened(opened, store, s)
         ):
             writer = db.writer(
                 NAME, max_parallel_writes=case.in_flight, group_bytes_max=1, ack=case.ack
@@ -253,31 +253,31 @@ def old_writer(sim, told, opened, case):
             node.spawn(lambda name=name: work(writer, name), f"client-{number}")
 
     def work(writer, name):
-        with suppress(*GAVE_UP):
-            told.write(writer, name)
+        with suppress(*EXPECTED_ERRORS):
+            reported.write(writer, name)
 
     sim.prepare(node, start)
     return node
 
 
-def opener(sim, told, name, case):
+def opener(sim, reported, name, case):
     """Start a process that takes the role and writes."""
     node = sim.process(name)
 
     def work(db):
-        with suppress(*GAVE_UP):
+        with suppress(*EXPECTED_ERRORS):
             writer = db.writer(
                 NAME, max_parallel_writes=case.wanted, group_bytes_max=1, ack=case.ack
             )
             found = tuple(sorted(key for key, _ in writer.scan()))
-            told.found[name.encode()] = writer._committer.opened.epoch, found
-            told.write(writer, name.encode())
+            reported.found[name.encode()] = writer._committer.opened.epoch, found
+            reported.write(writer, name.encode())
 
     sim.prepare(node, lambda: _start(node, work))
 
 
 def folder(sim, case):
-    """Start a fold, and what collects the log after it.
+    """Start a fold, and a sweep of the log after it.
 
     A collector that comes before the fold has published finds nothing to do, so that one
     process for both leaves nothing out.
@@ -285,7 +285,7 @@ def folder(sim, case):
     node = sim.process("folder")
 
     def work(db):
-        with suppress(*GAVE_UP):
+        with suppress(*EXPECTED_ERRORS):
             fold(db, NAME)
             if case.collects:
                 collect(db, honours_time=case.time_passes)
@@ -301,8 +301,8 @@ def _start(node, work):
 def collect(db, *, honours_time):
     """Collect the log by the rule of the protocol.
 
-    Of kind `batches` only; below the head's floor, less the one just below it; not what a lease
-    holds that has not lapsed; and only a grace after the floor was moved. Without time, both the
+    Of kind `batches` only; below the head's floor, less the one just below it; not objects of a
+    live lease; and only a grace after the floor was moved. Without time, both the
     grace and the leases are over from the start.
     """
     store = db.store
@@ -320,6 +320,6 @@ def leased_floors(store, now_s):
     """Yield the floors that leases hold."""
     for info in store.list(NAMES.leases):
         with suppress(NotFoundError):
-            lease = msgspec.json.decode(store.get(info.key), type=LeaseRecord)
+            lease = msgspec.json.decode(store.get(info.key), type=GenerationLease)
             if info.last_modified_s + lease.ttl_ms / 1000 > now_s:
                 yield lease.wal_floor

@@ -1,4 +1,4 @@
-"""The opening with one protection taken out each: what the exploration must find.
+"""The opening with one protection removed each, for the exploration to find.
 
 Each is a context manager that changes the real code, and a case that is small and shows it.
 """
@@ -8,9 +8,9 @@ from unittest import mock
 
 import msgspec
 
-from reef.engine.commit import flights, opening
-from reef.engine.commit.opening import WriterOpening
-from reef.engine.log_rules import contiguous
+from reef.engine.commit import inflight, open_writer
+from reef.engine.commit.open_writer import WriterOpening
+from reef.engine.log.log import contiguous
 from reef.formats.wal_object import WalHeader
 from tests.simulation.opening_explored import Case
 
@@ -80,7 +80,7 @@ MUTANTS = {
         ),
         Case(ack="independent"),
     ),
-    "H11 replays what it listed before fencing": (
+    "H11 replays the listing from before fencing": (
         _patched(
             WriterOpening,
             _fence=_list_first,
@@ -93,12 +93,12 @@ MUTANTS = {
         Case(in_flight=1, wanted=1, batches=1, before=2, folds=True, collects=True),
     ),
     "H45 after names the direct predecessor only": (
-        _patched(flights, WalHeader=_only_the_direct_predecessor),
+        _patched(inflight, WalHeader=_only_the_direct_predecessor),
         Case(in_flight=3, wanted=3, batches=3),
     ),
     "H56 M is lowered with the epoch": (
         _patched(
-            opening,
+            open_writer,
             raise_writer_epoch=lambda head, wanted: _changed(
                 head, writer_epoch=head.writer_epoch + 1, max_parallel_writes=wanted
             ),

@@ -1,9 +1,9 @@
 """Reads that race writes at every line of the read path.
 
-One process reads with everything there is to read with while others of its strands commit, load,
+One process reads with everything there is to read with while others of its fibers commit, load,
 fold and refresh. What must hold (H69): every read equals the state of the rows at one LSN, and
-that LSN lies between the newest one that was visible when the read began and the newest one
-when it ended. The reads of one strand never go back in time, a transaction's reads all belong to
+that LSN is between the newest one that was visible when the read began and the newest one
+when it ended. The reads of one fiber never go back in time, a transaction's reads all belong to
 one state, and a condition was true of the state right below the batch that it let through. With a
 local log a state is the log up to an LSN, and above it the local batches up to some index.
 """
@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 import reef
-from reef.engine.database import Database
+from reef.engine.handles.database import Database
 from reef.jobs import fold, ingest
-from reef.stores import agree_on_cas
-from reef.testing.log_disk import LogDisk
+from reef.testing.disk import SimulatedDisk
 from tests.simulation.yielding import NAP_S, yielding_on_every_line
+from tests.support.proven_buckets import remember_probe
 
 NAME = "rows"
 KEYS = ("a", "b", "c", "d")
@@ -55,7 +55,7 @@ class Change:
 class Seen:
     """One read: keys and rows, or several reads that belong to one state."""
 
-    strand: str
+    fiber: str
     what: str
     rows: dict
     """By key: a row, or None; keys that were not asked for are missing."""
@@ -106,7 +106,7 @@ class World:
 
     # --- states -------------------------------------------------------------------
     def place(self):
-        """Return what is visible at least, of the log and of the local one."""
+        """Return the LSNs that are visible at least, of the log and of the local log."""
         return self.writer._committer.tail.view().last_lsn, self.acknowledged
 
     def end(self):
@@ -123,16 +123,16 @@ class World:
         return rows
 
     def check(self):
-        """Find a state for every read, in the order of each strand."""
+        """Find a state for every read, in the order of each fiber."""
         at = {}
         for seen in self.seen:
-            floor = at.get(seen.strand, (0, 0))
+            floor = at.get(seen.fiber, (0, 0))
             lsns = range(max(seen.first[0], floor[0]), seen.last[0] + 1)
             counts = range(max(seen.first[1], floor[1]), seen.last[1] + 1)
             states = ((lsn, count) for lsn in lsns for count in counts)
             found = next((s for s in states if self.shows(s, seen.rows)), None)
             assert found is not None, f"{seen}\nfrom {floor}\n{self.history(seen)}"
-            at[seen.strand] = found
+            at[seen.fiber] = found
 
     def shows(self, place, rows):
         state = self.state(*place)
@@ -173,7 +173,7 @@ def batch_of(ops):
     return batch
 
 
-# --- what strands do ------------------------------------------------------------------
+# --- fibers --------------------------------------------------------------------------
 
 
 def write_some(world, count, *, is_local=False):
@@ -210,22 +210,22 @@ def load_some(world, count):
 
 
 def fold_some(world, count):
-    """Fold, and have the writer go on from there."""
+    """Fold, and have the writer refresh."""
     for _ in range(count):
         world.rest(2.0)
         fold(world.db, NAME)
         world.writer.refresh()
 
 
-def read_some(world, strand, handle, count, place=None, end=None):
-    """Read in random ways, and note what was seen."""
+def read_some(world, fiber, handle, count, place=None, end=None):
+    """Read in random ways, and record the results."""
     place, end = place or world.place, end or world.end
     for _ in range(count):
         read = READS[world.pick(len(READS))]
         first = place()
         world.lines.stay_at_one()
         rows = read(world, handle)
-        world.seen.append(Seen(strand, read.__name__, rows, first, end()))
+        world.seen.append(Seen(fiber, read.__name__, rows, first, end()))
         world.rest(0.1)
 
 
@@ -319,15 +319,15 @@ def decide_some(world, count):
 class Held(Seen):
     """A condition that held at the LSN below its batch."""
 
-    def __init__(self, strand, key, wanted, first, last):
-        super().__init__(strand, "held", _Condition(key, wanted, True), first, last)
+    def __init__(self, fiber, key, wanted, first, last):
+        super().__init__(fiber, "held", _Condition(key, wanted, True), first, last)
 
 
 class Failed(Seen):
     """A condition that was false at some LSN on the way."""
 
-    def __init__(self, strand, key, wanted, first, last):
-        super().__init__(strand, "failed", _Condition(key, wanted, False), first, last)
+    def __init__(self, fiber, key, wanted, first, last):
+        super().__init__(fiber, "failed", _Condition(key, wanted, False), first, last)
 
 
 class _Condition(dict):
@@ -358,12 +358,12 @@ class _Equals:
 
 def _open(sim, lines, *, disk=None, **settings):
     """Return a world with a writer, some rows in a segment, and some in memory."""
-    agree_on_cas(sim.bucket)
+    remember_probe(sim.bucket)
     world = World(sim, sim.process("w"), lines)
 
     def start():
         world.db = Database(world.node.store())
-        world.db.log_files = disk or world.db.log_files
+        world.db._log_files = disk or world.db._log_files
         world.db.create(NAME, COLUMNS)
         world.writer = world.db.writer(NAME, background=False, **settings)
 
@@ -375,7 +375,7 @@ def _open(sim, lines, *, disk=None, **settings):
 def _finish(world):
     """At rest every handle shows the last state: no cache has kept another one."""
 
-    def look():
+    def read_all():
         world.writer.flush()
         world.writer.refresh()
         for name in ("one", "again"):  # from the caches, and into them
@@ -384,13 +384,13 @@ def _finish(world):
                 rows = {key: world.writer.get(key)}
                 world.seen.append(Seen(name, "at rest", rows, (first[0], world.started), first))
 
-    world.node.spawn(look)
+    world.node.spawn(read_all)
     world.sim.run()
     world.check()
 
 
 def reads_race_writes(sim):
-    """All reads of a writer, beside its own commits, loads, folds and refreshes."""
+    """All reads of a writer, concurrent with its own commits, loads, folds and refreshes."""
     parallel = 1 + sim.choices.pick(2)
     with yielding_on_every_line(sim) as lines:
         world = _open(
@@ -410,7 +410,7 @@ def reads_race_writes(sim):
 
 
 def readers_race_refreshes(sim):
-    """Strands that share a plain reader, which any of them refreshes, beside a writer."""
+    """Fibers that share a plain reader, which any of them refreshes, and a writer."""
     with yielding_on_every_line(sim) as lines:
         world = _open(sim, lines)
         node, opened = sim.process("r"), []
@@ -434,14 +434,14 @@ def readers_race_refreshes(sim):
 
 
 NEWER = 8
-"""A reader may see what its writer was not told of yet."""
+"""A reader may see commits before they are acknowledged."""
 
 
 def local_reads_race_uploads(sim):
     """Reads of a writer with a local log: rows move from it into the bucket's log meanwhile."""
     with yielding_on_every_line(sim) as lines:
         world = _open(
-            sim, lines, disk=LogDisk({}), **LOCAL, row_cache_bytes=sim.choices.pick(2) << 20
+            sim, lines, disk=SimulatedDisk({}), **LOCAL, row_cache_bytes=sim.choices.pick(2) << 20
         )
         world.keys = KEYS[:2]  # so that loads and batches meet in a key
         for number in range(2):

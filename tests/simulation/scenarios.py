@@ -1,7 +1,7 @@
 """Scenarios that `make sim` and the tests run: one function each, checked at its end.
 
 A scenario gets a fresh `Simulation`, starts processes, runs them, and asserts what must
-hold whatever the scheduler and chaos did.
+hold under every schedule and all faults.
 """
 
 from contextlib import suppress
@@ -10,6 +10,7 @@ from dataclasses import replace
 from reef.errors import NotFoundError, UnavailableError
 from reef.stores import Outcome, Wrapper, WriteResult
 from reef.testing import Chaos
+from tests.simulation import branch_scenarios as branches
 from tests.simulation import catalog_scenarios as catalogs
 from tests.simulation import dropping_scenarios as dropping
 from tests.simulation import engine_scenarios as engine
@@ -17,12 +18,12 @@ from tests.simulation import job_scenarios as jobs
 from tests.simulation import local_log_scenarios as local_logs
 from tests.simulation import reading_scenarios as reading
 from tests.simulation.copied_log_scenarios import copies_of_a_log
-from tests.simulation.transaction_scenarios import transactions_side_by_side
+from tests.simulation.transaction_scenarios import concurrent_transactions
 
 ROUGH = Chaos(
     crash=0.01,
     crashes_max=2,
-    lost_answer=0.1,
+    lost_response=0.1,
     fail_before=0.1,
     conflict=0.05,
     late=0.03,
@@ -35,7 +36,7 @@ ROUGH = Chaos(
 SLOW = Chaos(
     crash=0.001,
     crashes_max=2,
-    lost_answer=0.02,
+    lost_response=0.02,
     fail_before=0.02,
     conflict=0.02,
     late=0.02,
@@ -51,7 +52,7 @@ SLOW = Chaos(
 POWER_CUTS = Chaos(
     crash=0.002,
     crashes_max=3,
-    lost_answer=0.08,
+    lost_response=0.08,
     fail_before=0.05,
     conflict=0.02,
     late=0.04,
@@ -73,12 +74,12 @@ STALLING = Chaos(
     forgotten=0.02,
     held_s=(60.0, 600.0),
 )
-"""Hardly anything but requests that take for ever."""
+"""Mostly requests that stall."""
 
 LATE = Chaos(
     crash=0.0003,
     crashes_max=1,
-    lost_answer=0.005,
+    lost_response=0.005,
     fail_before=0.005,
     late=0.01,
     stall=0.003,
@@ -87,12 +88,12 @@ LATE = Chaos(
     forgotten=0.06,
     faults_max=40,
 )
-"""Little else than writes that arrive after the object of their name was collected."""
+"""Mostly writes that arrive after the object of their name was collected."""
 
 LIVELY = Chaos(
     crash=0.0005,
     crashes_max=2,
-    lost_answer=0.01,
+    lost_response=0.01,
     fail_before=0.01,
     conflict=0.01,
     late=0.01,
@@ -101,7 +102,7 @@ LIVELY = Chaos(
     stall_s=(0.5, 40.0),
     faults_max=60,
 )
-"""Enough mishaps to meet, and few enough for long histories."""
+"""Enough faults to coincide, and few enough for long histories."""
 
 REFILLS = Chaos(
     latency_s=(0.001, 0.3), held=0.2, forgotten=0.05, faults_max=10, held_s=(400.0, 1200.0)
@@ -112,7 +113,7 @@ REFILLS = Chaos(
 def racing_creators(sim, wrap=lambda store: store):
     """Several processes take numbered slots, as log writers do.
 
-    Nobody who was told "created" lost the slot, and nobody who was told "exists" has it.
+    A process with the outcome "created" has the slot, and one with "exists" does not.
     """
     acknowledged: dict[str, bytes] = {}
     refused: list[tuple[str, bytes]] = []
@@ -140,7 +141,7 @@ def racing_creators(sim, wrap=lambda store: store):
 def counting_with_replace(sim):
     """Processes increment a counter by If-Match; an unknown outcome may count once or not.
 
-    The final value lies between the acknowledged increments and those plus the unknown.
+    The final value is between the acknowledged increments and those plus the unknown.
     """
     sim.bucket.put("counter", b"0 start")
     landed, unknown = [0], [0]
@@ -166,12 +167,12 @@ def counting_with_replace(sim):
 
 
 def _until_unavailable(call):
-    with suppress(UnavailableError):  # the caller gives up, within its bounds
+    with suppress(UnavailableError):  # retries end within their bounds
         call()
 
 
 class CheckThenPut(Wrapper):
-    """The bug to find: create-only made of a look and a put."""
+    """The bug to find: create-only made of a HEAD and a PUT."""
 
     def create(self, key, body):
         try:
@@ -196,28 +197,33 @@ SCENARIOS = {
     "local_reads_race_uploads": (reading.local_reads_race_uploads, BUSY),
     "racing_creators": (racing_creators, ROUGH),
     "counting_with_replace": (counting_with_replace, ROUGH),
-    "writers_take_over": (engine.writers_take_over, ROUGH),
-    "pipelined_writers_take_over": (engine.pipelined_writers_take_over, ROUGH),
-    "independent_writers_take_over": (engine.independent_writers_take_over, ROUGH),
+    "writer_takeovers": (engine.writer_takeovers, ROUGH),
+    "pipelined_writer_takeovers": (engine.pipelined_writer_takeovers, ROUGH),
+    "independent_writer_takeovers": (engine.independent_writer_takeovers, ROUGH),
     "zombies_and_sweeps": (engine.zombies_and_sweeps, SLOW),
     "openers_stall": (engine.openers_stall, STALLING),
     "keyed_batches_again": (engine.keyed_batches_again, SLOW),
-    "bulk_beside_writers": (engine.bulk_beside_writers, ROUGH),
+    "bulk_loads_and_writers": (engine.bulk_loads_and_writers, ROUGH),
     "folders_race": (engine.folders_race, SLOW),
     "outcomes_are_resolved": (engine.outcomes_are_resolved, SLOW),
-    "transactions_side_by_side": (transactions_side_by_side, ROUGH),
-    "catalog_side_by_side": (catalogs.catalog_side_by_side, ROUGH),
-    "catalog_slow": (catalogs.catalog_side_by_side, SLOW),
+    "concurrent_transactions": (concurrent_transactions, ROUGH),
+    "concurrent_catalog_sessions": (catalogs.concurrent_catalog_sessions, ROUGH),
+    "catalog_slow": (catalogs.concurrent_catalog_sessions, SLOW),
     "catalog_without_if_match": (catalogs.catalog_without_if_match, ROUGH),
     "catalog_counter": (catalogs.catalog_counter, ROUGH),
     "names_come_and_go": (dropping.names_come_and_go, ROUGH),
     "names_come_and_go_slowly": (dropping.names_come_and_go, SLOW),
     "loads_make_their_namespace": (dropping.loads_make_their_namespace, ROUGH),
     "loads_make_it_slowly": (dropping.loads_make_their_namespace, SLOW),
+    "branches_come_and_go": (branches.branches_come_and_go, SLOW),
+    "branches_roll_back": (branches.branches_roll_back, LIVELY),
+    "rows_are_erased": (branches.rows_are_erased, SLOW),
     "rival_compactors": (jobs.rival_compactors, SLOW),
     "jobs_and_pins": (jobs.jobs_and_pins, SLOW),
-    "background_beside_others": (jobs.background_beside_others, SLOW),
+    "backfills": (jobs.backfills, SLOW),
+    "background_and_other_jobs": (jobs.background_and_other_jobs, SLOW),
     "hardly_any_grace": (jobs.hardly_any_grace, SLOW),
+    "two_drivers_of_a_stream": (jobs.two_drivers_of_a_stream, SLOW),
     "slots_filled_again": (jobs.slots_filled_again, REFILLS),
     "a_machine_comes_back": (local_logs.a_machine_comes_back, POWER_CUTS),
     "copies_of_a_log": (copies_of_a_log, POWER_CUTS),
@@ -237,10 +243,10 @@ SCENARIOS |= {
 }
 
 WITH_LIVES = (
-    *("writers_take_over", "pipelined_writers_take_over", "independent_writers_take_over"),
-    *("zombies_and_sweeps", "keyed_batches_again", "bulk_beside_writers", "folders_race"),
-    *("outcomes_are_resolved", "rival_compactors", "jobs_and_pins", "background_beside_others"),
-    *("hardly_any_grace", "slots_filled_again"),
+    *("writer_takeovers", "pipelined_writer_takeovers", "independent_writer_takeovers"),
+    *("zombies_and_sweeps", "keyed_batches_again", "bulk_loads_and_writers", "folders_race"),
+    *("outcomes_are_resolved", "rival_compactors", "jobs_and_pins", "background_and_other_jobs"),
+    *("hardly_any_grace", "slots_filled_again", "two_drivers_of_a_stream", "backfills"),
 )
 
 

@@ -1,55 +1,57 @@
 """The catalog is strictly serializable, on many seeds; and the check would notice if it were not.
 
-`python -m tests.simulation --scenario catalog_side_by_side --seeds 5000` runs more of them.
+`python -m tests.simulation --scenario concurrent_catalog_sessions --seeds 5000` runs more of them.
 """
 
 from contextlib import suppress
 
 import pytest
 
-from reef.catalog import Catalog, catalog, collection, commit, pinning
-from reef.catalog.commit import Footprint
+from reef.catalog import Catalog, catalog, commit
+from reef.catalog import gc as collection
+from reef.catalog import snapshot as pinning
+from reef.catalog.commit import ConflictSet
 from reef.errors import ReefError
 from reef.stores import agree_on_cas
 from reef.testing import Chaos, SimulationFailed, crash_points, simulate
-from tests.simulation.catalog_scenarios import SHORT, catalog_side_by_side
+from tests.simulation.catalog_scenarios import SHORT, concurrent_catalog_sessions
 from tests.simulation.scenarios import SCENARIOS
 
 BUSY = Chaos(latency_s=(0.001, 0.05))
-STALLING = Chaos(latency_s=(0.001, 0.05), stall=0.02, stall_s=(0.1, 2.5), lost_answer=0.03)
+STALLING = Chaos(latency_s=(0.001, 0.05), stall=0.02, stall_s=(0.1, 2.5), lost_response=0.03)
 """Stalls that a lease outlives."""
 
 
 def test_catalogs_are_serializable():
-    """What committed is as if it had run one by one; nobody's answer is wrong; nothing is lost.
+    """Committed transactions are serializable; outcomes are right; nothing is lost.
 
     The first 50 seeds of each scenario are run with those of all others, in test_finding_bugs.
     """
-    scenario, chaos = SCENARIOS["catalog_side_by_side"]
+    scenario, chaos = SCENARIOS["concurrent_catalog_sessions"]
     assert simulate(scenario, range(50, 150), chaos=chaos) == 100
 
 
 def test_H21_a_collected_name_is_no_proof():
-    """H21: seed 4752 once made `resolve` take a name that collection had set free for an answer."""
-    scenario, chaos = SCENARIOS["catalog_side_by_side"]
+    """H21: seed 4752 once made `resolve` take a name freed by collection for its own commit."""
+    scenario, chaos = SCENARIOS["concurrent_catalog_sessions"]
     assert simulate(scenario, [4752], chaos=chaos) == 1
 
 
 @pytest.mark.parametrize("victim", ["writer", "upkeep"])
 def test_H21_a_death_at_each_point(victim):
-    """H21: wherever a process dies, others go on; what was acknowledged is there, nothing twice."""
-    told = []
+    """H21: wherever a process crashes, others continue; acknowledged commits are applied once."""
+    reported = []
 
     def scenario(sim):
         agree_on_cas(sim.bucket)
-        told.clear()
+        reported.clear()
         writer, upkeep = sim.process("writer"), sim.process("upkeep")
 
         def write():
             catalog = Catalog(writer.store(), retention=SHORT)
             for number in (1, 2):
                 catalog.transact(lambda s, n=number: s.put("n", b"%d" % n))
-                told.append(number)
+                reported.append(number)
 
         def tidy():
             catalog = Catalog(upkeep.store(), retention=SHORT)
@@ -66,13 +68,13 @@ def test_H21_a_death_at_each_point(victim):
     for point in crash_points(scenario, victim):
         points += 1
         bucket = point.simulation.bucket
-        bucket.delete_many([info.key for info in bucket.list("leases/")])  # they have lapsed
+        bucket.delete_many([info.key for info in bucket.list("leases/")])  # they have expired
         catalog = Catalog(bucket, retention=SHORT)
         catalog.recover_orphans()
         found = int(catalog.get_latest("n") or 0)
-        assert max(told, default=0) <= found <= max(told, default=0) + 1, point.what
+        assert max(reported, default=0) <= found <= max(reported, default=0) + 1, point.site
         catalog.compactor().compact_and_gc()
-        assert catalog.verify().problems == [], point.what
+        assert catalog.verify().problems == [], point.site
         assert int(catalog.get_latest("n") or 0) == found
     assert points > 20
 
@@ -86,13 +88,13 @@ def _only_ranges(self, segment):
 
 
 MUTANTS = {
-    "phantoms: ranges do not count": (Footprint, "conflict", _only_keys, BUSY),
-    "keys do not count": (Footprint, "conflict", _only_ranges, BUSY),
+    "phantoms: ranges do not count": (ConflictSet, "conflict", _only_keys, BUSY),
+    "keys do not count": (ConflictSet, "conflict", _only_ranges, BUSY),
     "H21: only the head's own write id counts as mine": (
         commit,
         "on_chain",
         lambda parts, head, seq, write_id: head.write_id == write_id,
-        SCENARIOS["catalog_side_by_side"][1],
+        SCENARIOS["concurrent_catalog_sessions"][1],
     ),
     "H22: leases do not hold anything": (
         collection,
@@ -105,11 +107,11 @@ MUTANTS = {
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_H21_H22_a_missing_check_is_found(monkeypatch, name):
-    """H21, H22: without each protection some seed shows what it is for."""
+    """H21, H22: without each protection some seed fails."""
     target, attribute, broken, chaos = MUTANTS[name]
     monkeypatch.setattr(target, attribute, broken)
     with pytest.raises(SimulationFailed):
-        simulate(catalog_side_by_side, range(300), chaos=chaos)
+        simulate(concurrent_catalog_sessions, range(300), chaos=chaos)
 
 
 def test_H22_a_session_on_the_head_before_its_lease_is_found(monkeypatch):
@@ -121,4 +123,4 @@ def test_H22_a_session_on_the_head_before_its_lease_is_found(monkeypatch):
 
     monkeypatch.setattr(catalog, "pin", hasty)
     with pytest.raises(SimulationFailed):
-        simulate(catalog_side_by_side, range(300), chaos=STALLING)
+        simulate(concurrent_catalog_sessions, range(300), chaos=STALLING)

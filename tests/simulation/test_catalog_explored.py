@@ -1,11 +1,13 @@
 """H21, H22: rebase and collection of the catalog through all orders, deaths and late requests.
 
-Small instances that end. The mutants show that what is explored would be found if it broke.
+Small instances that end. The mutants show that violations would be found.
 """
 
 import pytest
 
-from reef.catalog import catalog, collection, commit, gc_plan, pinning
+from reef.catalog import catalog, commit
+from reef.catalog import gc as collection
+from reef.catalog import snapshot as pinning
 from reef.testing import ExplorationFailed, explore_states
 from tests.simulation.catalog_explored import CALM, MISHAPS, Collecting, Committing
 
@@ -24,9 +26,9 @@ def explored(case, chaos=CALM):
         (Committing(counters="a", own_keys="x"), 300),
         (Committing(counters="a", own_keys="", compacts=True), 100),
         (Committing(counters="a", own_keys="", recovers=True), 100),
-        (Committing(counters="a", own_keys="", anew=True), 100),
+        (Committing(counters="a", own_keys="", recreates=True), 100),
         (Committing(own_keys="", numbered=True), 100),
-        (Committing(counters="a", own_keys="", anew=True, numbered=True), 100),
+        (Committing(counters="a", own_keys="", recreates=True, numbered=True), 100),
     ],
     ids=[
         "two conflict",
@@ -39,11 +41,11 @@ def explored(case, chaos=CALM):
     ],
 )
 def test_H21_commits_with_a_death_and_a_late_request_anywhere(case, states):
-    """H21: who was told committed is there, who was told conflict is not, nobody is there twice."""
+    """H21: a committed transaction is applied, a conflicting one is not, none is applied twice."""
     assert explored(case, MISHAPS) > states
 
 
-def test_H21_a_recoverer_beside_two_commits_in_all_orders():
+def test_H21_a_recoverer_and_two_commits_in_all_orders():
     """H21: a segment is adopted while its writer still tries, and a rival commits."""
     assert explored(Committing(own_keys="", recovers=True)) > 100
 
@@ -55,10 +57,10 @@ def test_H21_a_recoverer_beside_two_commits_in_all_orders():
         Committing(own_keys="", recovers=True),
         Committing(own_keys="x"),
         Committing(counters="a", own_keys="x", compacts=True),
-        Committing(counters="a", own_keys="x", anew=True),
+        Committing(counters="a", own_keys="x", recreates=True),
         Committing(counters="a", own_keys="x", numbered=True, recovers=True),
     ],
-    ids=["two conflict and a recoverer", "three commits", "a compaction", "anew", "numbered"],
+    ids=["two conflict and a recoverer", "three commits", "a compaction", "re-created", "numbered"],
 )
 def test_H21_larger_instances(case):
     """H21: the same with more who take part."""
@@ -103,12 +105,12 @@ def test_H22_a_collection_between_every_two_steps_of_a_session(case, states):
     ids=["the newest state", "an old state", "a commit", "a commit, numbered"],
 )
 def test_H22_collections_with_a_death_and_a_late_request_anywhere(case):
-    """H22: whoever dies and whatever arrives late, nothing is gone under a living lease."""
+    """H22: with crashes and late requests, no object of a live lease is deleted."""
     assert explored(case, MISHAPS) > 5000
 
 
 def test_H22_a_traveller_between_two_collectors():
-    """H22: one resets the plan while the other still deletes; what was condemned stays so."""
+    """H22: one resets the plan while the other still deletes; condemned objects stay condemned."""
     assert explored(TWO_COLLECTORS) > 10_000
 
 
@@ -116,9 +118,9 @@ TWO_COLLECTORS = Collecting(travellers="t", collectors="cd", compacts=False)
 
 
 def _swap_without_memory(swap):
-    def forgetting(self, known, plan):
-        known = gc_plan.KnownPlan(gc_plan.GcPlan(), known.version)
-        return swap(self, known, plan)
+    def forgetting(context, known, plan):
+        known = collection.KnownPlan(collection.GcPlan(), known.version)
+        return swap(context, known, plan)
 
     return forgetting
 
@@ -135,7 +137,7 @@ MUTANTS = {
         lambda parts, head, seq, write_id: head.write_id == write_id,
         Committing(own_keys="", recovers=True),
     ),
-    "H21: a rebase without a look at what came between": (
+    "H21: a rebase without a check of the commits in between": (
         commit,
         "_rebased",
         lambda parts, base, newest, footprint: newest,
@@ -148,9 +150,9 @@ MUTANTS = {
         Collecting(travellers="t"),
     ),
     "H22: a reset plan is forgotten": (
-        gc_plan.GcPlanStore,
-        "swap",
-        _swap_without_memory(gc_plan.GcPlanStore.swap),
+        collection,
+        "swap_plan",
+        _swap_without_memory(collection.swap_plan),
         TWO_COLLECTORS,
     ),
     "H22: the head from before the lease is used": (
@@ -163,7 +165,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_the_exploration_finds_what_was_taken_out(monkeypatch, name):
+def test_the_exploration_finds_removed_protections(monkeypatch, name):
     """H21, H22: without its protection each breaks."""
     target, attribute, broken, case = MUTANTS[name]
     monkeypatch.setattr(target, attribute, broken)

@@ -36,7 +36,7 @@ def _two_putters(puts, wait_s=None):
             node = sim.process(name)
             node.spawn(lambda node=node: work(node))
         sim.run()
-        orders.add(tuple(step.what for step in sim.trace if step.seam == "store"))
+        orders.add(tuple(step.detail for step in sim.trace if step.kind == "store"))
 
     return scenario, orders
 
@@ -57,16 +57,16 @@ def _orders(pieces):
     ids=["no wait", "sleep(0)", "sleep(1)"],
 )
 def test_the_number_of_histories_is_the_formulas(puts, wait_s, histories):
-    """A put has two seams, so a process with n of them has 2n + 1 pieces."""
+    """A put has two yield points, so a process with n of them has 2n + 1 pieces."""
     scenario, orders = _two_putters(puts, wait_s)
     explored = explore(scenario)
     assert explored.complete
     assert explored.histories == histories(2 * puts + 1)
-    assert len(orders) == _orders(2 * puts), "every order of the store's seams is among them"
+    assert len(orders) == _orders(2 * puts), "every order of the store's yield points is among them"
 
 
 def _check_then_put_after(wait_s):
-    """The planted bug, behind a wait that ends for both at the same moment."""
+    """The planted bug, behind a wait that ends for both at the same time."""
 
     def scenario(sim):
         winners = []
@@ -91,14 +91,14 @@ def _check_then_put_after(wait_s):
 
 @pytest.mark.parametrize("wait_s", [0.0, 1e-9, 1.0])
 def test_a_check_then_put_after_a_wait_is_found(wait_s):
-    """Who is woken at the same moment is interleaved, in exploring and from seeds."""
+    """Fibers woken at the same time are interleaved, in explorations and from seeds."""
     with pytest.raises(ExplorationFailed):
         explore(_check_then_put_after(wait_s))
     with pytest.raises(SimulationFailed):
         simulate(_check_then_put_after(wait_s), range(100))
 
 
-def test_time_passes_only_when_nobody_can_go_on():
+def test_time_passes_only_when_no_fiber_is_ready():
     """What explore does not enumerate: a sleep that ends while another is still busy."""
 
     def scenario(sim):
@@ -123,10 +123,10 @@ FOOTPRINT = Footprint(
 
 
 def _slot_takers(ends, slots=2, names="ab", notes=True):
-    """Processes that take slots, read what they lost to, and note in private what they saw."""
+    """Processes that take slots, read the winners of lost ones, and record them in private."""
 
     def scenario(sim):
-        told = {}
+        reported = {}
 
         def take(node):
             store = node.store()
@@ -135,18 +135,18 @@ def _slot_takers(ends, slots=2, names="ab", notes=True):
                 if notes:
                     store.put(f"own/{node.name}", b"%d" % number)
                 seen = store.get(f"slot/{number}").decode() if not result.landed else node.name
-                told[node.name] = told.get(node.name, "") + seen
+                reported[node.name] = reported.get(node.name, "") + seen
 
-        sim.witness = lambda: tuple(sorted(told.items()))
+        sim.witness = lambda: tuple(sorted(reported.items()))
         for name in names:
             node = sim.process(name)
             node.spawn(lambda node=node: take(node))
         sim.run()
-        for name, seen in told.items():
+        for name, seen in reported.items():
             held = [sim.bucket.get(f"slot/{n}").decode() for n in range(len(seen))]
-            assert held == list(seen), f"{name} was told {seen}"
+            assert held == list(seen), f"{name} was reported {seen}"
         objects = [(i.key, sim.bucket.get(i.key)) for i in sim.bucket.list("slot/")]
-        ends.add((str(sorted(told.items())), str(objects)))
+        ends.add((str(sorted(reported.items())), str(objects)))
 
     return scenario
 
@@ -160,8 +160,8 @@ def _ends(explorer, chaos, slots=1, notes=True, **options):
 
 @pytest.mark.parametrize(
     "mishaps",
-    [{}, {"lost_answer": 1.0, "faults_max": 1}, {"fail_before": 1.0, "faults_max": 1}],
-    ids=["calm", "lost answer", "failed"],
+    [{}, {"lost_response": 1.0, "faults_max": 1}, {"fail_before": 1.0, "faults_max": 1}],
+    ids=["calm", "lost response", "failed"],
 )
 def test_states_are_cut_and_no_end_is_lost(mishaps):
     """The same ends as the walk through all histories, in a small part of the runs."""
@@ -187,7 +187,7 @@ def test_deaths_and_late_requests_come_to_no_other_ends_for_being_reduced():
 
 @pytest.mark.parametrize("mishaps", [{"crashes_max": 1}, {"crashes_max": 2}], ids=str)
 def test_deaths_that_are_left_out_leave_nothing_new(mishaps):
-    """Also of processes that went on because another has filled the slot that they wanted."""
+    """Also of processes that continued because another has filled their slot."""
     chaos = Chaos(crash=1.0, latency_s=(0.0, 0.0), **mishaps)
     reduced, few = _ends(explore_states, chaos, slots=3, notes=False, footprint=FOOTPRINT)
     plain, more = _ends(explore_states, chaos, slots=3, notes=False, reduced=False)
@@ -196,21 +196,21 @@ def test_deaths_that_are_left_out_leave_nothing_new(mishaps):
 
 
 def test_a_late_request_lands_between_any_two_steps():
-    """It is a strand of its own, whether its sender lives or not."""
+    """It is a fiber of its own, whether its sender lives or not."""
     seen = set()
 
     def scenario(sim):
         late, other = sim.process("late"), sim.process("other")
         views = []
         sim.witness = lambda: tuple(views)
-        sim.mortal = lambda process: process is late
+        sim.can_crash = lambda process: process is late
         late.spawn(lambda: late.raw_store().create("x", b""))
 
-        def look():
+        def read():
             for _ in range(3):
                 views.append(len(list(other.raw_store().list())))
 
-        other.spawn(look)
+        other.spawn(read)
         sim.run()
         seen.add(tuple(views))
 
@@ -219,7 +219,7 @@ def test_a_late_request_lands_between_any_two_steps():
     assert seen == {(0, 0, 0), (0, 0, 1), (0, 1, 1), (1, 1, 1)}
 
 
-def test_time_passes_at_any_moment_or_never():
+def test_time_passes_at_any_step_or_never():
     """Where the scenario lets it; a clock is read before and after."""
     seen = set()
 
@@ -276,45 +276,46 @@ def test_a_bound_on_switches_bounds_how_often_a_process_is_left():
     """None: one after the other, in any order. More switches have more ends."""
     calm = Chaos(latency_s=(0.0, 0.0))
     few, _ = _ends(explore_states, calm, slots=2, switches_max=0)
-    assert {told for told, _ in few} == {"[('a', 'aa'), ('b', 'aa')]", "[('a', 'bb'), ('b', 'bb')]"}
+    reports = {reported for reported, _ in few}
+    assert reports == {"[('a', 'aa'), ('b', 'aa')]", "[('a', 'bb'), ('b', 'bb')]"}
     more, _ = _ends(explore_states, calm, slots=2, switches_max=1)
     every, _ = _ends(explore_states, calm, slots=2)
     assert few < more <= every
 
 
-# --- what is left out -----------------------------------------------------------------
+# --- reductions -----------------------------------------------------------------------
 def _readers_and_a_deleter(ends, prepared=False, recalls=False):
     """Two read and fill slots that a third reads and takes away; they share the bucket only."""
 
     def scenario(sim):
-        told = {}
-        sim.witness = lambda: tuple(sorted(told.items()))
+        reported = {}
+        sim.witness = lambda: tuple(sorted(reported.items()))
         if recalls:
-            sim.recall = lambda states: [told.update(state) for state in states]
+            sim.recall = lambda states: [reported.update(state) for state in states]
         sim.bucket.put("slot/0", b"first")
         sim.bucket.put("slot/1", b"second")
 
-        def look(node):
+        def read(node):
             store = node.raw_store()
             for key in ("slot/0", "slot/1"):
                 try:
                     seen = store.get(key).decode()
                 except NotFoundError:
                     seen = store.create(key, node.name.encode()).outcome
-                told[node.name] = f"{told.get(node.name, '')} {seen}"
+                reported[node.name] = f"{reported.get(node.name, '')} {seen}"
 
         def take_away(node):
             store = node.raw_store()
             for key in ("slot/0", "slot/1"):
-                told["deleter"] = f"{told.get('deleter', '')} {store.get(key).decode()}"
+                reported["deleter"] = f"{reported.get('deleter', '')} {store.get(key).decode()}"
                 store.delete(key)
 
-        for name, work in {"a": look, "b": look, "deleter": take_away}.items():
+        for name, work in {"a": read, "b": read, "deleter": take_away}.items():
             node = sim.process(name)
             start = functools.partial(node.spawn, functools.partial(work, node))
             sim.prepare(node, start) if prepared else start()
         sim.run()
-        ends.add((tuple(sorted(told.items())), *(info.key for info in sim.bucket.list())))
+        ends.add((tuple(sorted(reported.items())), *(info.key for info in sim.bucket.list())))
 
     return scenario
 
@@ -323,7 +324,7 @@ DELETER = Footprint(deleter=("deleter", Footprint(immutable=lambda *_: True)))
 
 
 @pytest.mark.parametrize("options", [{}, {"prepared": True}, {"recalls": True}], ids=str)
-def test_what_one_process_deletes_is_fixed_for_it_and_when_it_is_gone(options):
+def test_deletions_by_one_process_are_fixed_for_it_and_when_it_is_gone(options):
     """The same ends as without leaving anything out, also where processes are prepared apart."""
     reduced, plain = set(), set()
     few = explore_states(_readers_and_a_deleter(reduced, **options), footprint=DELETER)
@@ -334,7 +335,7 @@ def test_what_one_process_deletes_is_fixed_for_it_and_when_it_is_gone(options):
     assert few.states < more.states / 10
 
 
-def test_an_error_that_nobody_catches_and_a_wait_without_end_are_found():
+def test_uncaught_errors_and_deadlocks_are_found():
     """With their scripts; so is a scenario that does not run."""
 
     def fails(sim):
@@ -355,7 +356,7 @@ def test_an_error_that_nobody_catches_and_a_wait_without_end_are_found():
         explore_states(lambda sim: None)
 
 
-def test_progress_is_told_and_can_end_the_walk(monkeypatch):
+def test_progress_is_reported_and_can_end_the_walk(monkeypatch):
     """Once every so many states."""
     monkeypatch.setattr(explore_module, "PROGRESS_STATES", 5)
     calm = Chaos(latency_s=(0.0, 0.0))

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from reef.formats.manifest import NamespaceState
-from reef.manifest import dropping
+from reef.manifest import lifecycle
 from reef.testing import ExplorationFailed, explore_states
 from tests.simulation.incarnations_explored import Recreating, chaos
 
@@ -30,7 +30,7 @@ def explored(case, crashes=1, late=1):
     ids=["one", "two, a death", "two, a late request", "an undrop", "a load that fails"],
 )
 def test_H65_creators_in_all_orders(case, crashes, late):
-    """H65: one successor for each drop, whoever dies, and however late a request lands."""
+    """H65: one successor for each drop, with crashes and late requests."""
     assert explored(case, crashes, late) > 10
 
 
@@ -61,7 +61,7 @@ def undropped_over_a_successor(manifest):
 def test_H65_the_exploration_finds_an_undrop_that_ignores_the_successor():
     """H65: without that rule both would be there."""
     with (
-        mock.patch.object(dropping, "undrop", undropped_over_a_successor),
+        mock.patch.object(lifecycle, "undrop", undropped_over_a_successor),
         mock.patch("reef.manifest.publish.check_next", lambda before, after: after),
         pytest.raises(ExplorationFailed),
     ):

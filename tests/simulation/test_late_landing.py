@@ -1,4 +1,4 @@
-"""A request without an answer may take effect later: absent now, there in an hour."""
+"""A request without a response may take effect later."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def _objects(sim):
     return {info.key: sim.bucket.get(info.key) for info in sim.bucket.list()}
 
 
-def _answer(call, store):
+def _response(call, store):
     try:
         return call(store)
     except UnavailableError:
@@ -44,31 +44,31 @@ def _answer(call, store):
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_a_write_lands_after_its_caller_has_given_up(write):
-    """Nothing now and no answer; the effect later, and a line in the trace."""
+def test_a_write_lands_after_its_caller_has_timed_out(write):
+    """Nothing now and no response; the effect later, and a line in the trace."""
     sim, seen = _simulation(), []
     before = _objects(sim)
     node = sim.process("node")
 
     def work():
-        answer = _answer(WRITES[write], node.raw_store())
-        seen.extend([answer, _objects(sim)])
+        response = _response(WRITES[write], node.raw_store())
+        seen.extend([response, _objects(sim)])
 
     node.spawn(work)
     sim.run()
     sim.close()
-    answer = seen[0].outcome if isinstance(seen[0], WriteResult) else seen[0]
-    assert answer is (Outcome.UNKNOWN if write == "create" else UnavailableError)
+    response = seen[0].outcome if isinstance(seen[0], WriteResult) else seen[0]
+    assert response is (Outcome.UNKNOWN if write == "create" else UnavailableError)
     assert seen[1] == before
     changed = {"source": b"late"} if write == "delete" else {**before, "new": b"late"}
     assert _objects(sim) == changed
-    landed = [step for step in sim.trace if step.seam == "late"]
-    assert [step.who for step in landed] == ["bucket"]
-    assert landed[0].what.startswith(write)
+    landed = [step for step in sim.trace if step.kind == "late"]
+    assert [step.source for step in landed] == ["bucket"]
+    assert landed[0].detail.startswith(write)
 
 
 def test_a_replace_lands_late_or_finds_that_it_was_overtaken():
-    """Its condition is judged when it lands."""
+    """Its condition is evaluated when it lands."""
     for overtaken in (False, True):
         sim = _simulation()
         node, tag = sim.process("node"), sim.bucket.get_tagged("old").tag
@@ -85,18 +85,18 @@ def test_a_replace_lands_late_or_finds_that_it_was_overtaken():
         sim.close()
         assert outcomes == [Outcome.UNKNOWN]
         assert sim.bucket.get("old") == (b"newer" if overtaken else b"late")
-        assert sim.trace[-1].what == f"replace old {'changed' if overtaken else 'replaced'}"
+        assert sim.trace[-1].detail == f"replace old {'changed' if overtaken else 'replaced'}"
 
 
 @pytest.mark.parametrize("read", READS)
 def test_reads_are_never_late(read):
     """There is nothing that could land."""
-    sim, answers = _simulation(), []
+    sim, responses = _simulation(), []
     node = sim.process("node")
-    node.spawn(lambda: answers.append(_answer(READS[read], node.raw_store())))
+    node.spawn(lambda: responses.append(_response(READS[read], node.raw_store())))
     sim.run()
     sim.close()
-    assert answers != [UnavailableError]
+    assert responses != [UnavailableError]
     assert sim.faults == 0
 
 
@@ -108,10 +108,10 @@ def test_a_late_write_outlives_its_process():
     sim.run()
     sim.close()
     assert sim.bucket.get("new") == b"late"
-    assert [step.seam for step in sim.trace] == ["store", "chaos", "death", "late"]
+    assert [step.kind for step in sim.trace] == ["store", "chaos", "death", "late"]
 
 
-def test_a_late_write_that_is_refused_tells_nobody():
+def test_a_late_write_that_is_refused_has_no_effect():
     """A copy whose source is gone by then comes to nothing."""
     sim = _simulation()
     node = sim.process("node")
@@ -130,7 +130,7 @@ def test_a_late_write_that_is_refused_tells_nobody():
 
 
 def test_late_writes_are_bounded_like_all_mishaps():
-    """After `faults_max` of them, answers arrive."""
+    """After `faults_max` of them, responses arrive."""
     sim, outcomes = _simulation(Chaos(late=1.0, faults_max=2, latency_s=(0.0, 0.0))), []
     store = sim.process("node").raw_store()
     work = [lambda n=n: outcomes.append(store.create(f"{n}", b"").outcome) for n in range(4)]
@@ -140,24 +140,24 @@ def test_late_writes_are_bounded_like_all_mishaps():
     assert outcomes == [Outcome.UNKNOWN] * 2 + [Outcome.CREATED] * 2
 
 
-def test_read_back_never_lies_about_a_create_that_lands_late():
+def test_read_back_is_right_about_a_create_that_lands_late():
     """In all histories: "created" is there, "exists" never becomes ours."""
     seen = set()
 
     def scenario(sim):
-        told = {}
+        reported = {}
 
         def take(node):
-            told[node.name] = node.store().create("slot", node.name.encode()).outcome
+            reported[node.name] = node.store().create("slot", node.name.encode()).outcome
 
         for name in "ab":
             node = sim.process(name)
             node.spawn(lambda node=node: take(node))
         sim.run()
         owner = sim.bucket.get("slot").decode()
-        for name, outcome in told.items():
+        for name, outcome in reported.items():
             assert outcome in (Outcome.UNKNOWN, Outcome.CREATED if name == owner else "exists")
-        seen.add((owner, *sorted(told.items())))
+        seen.add((owner, *sorted(reported.items())))
 
     chaos = Chaos(late=0.5, faults_max=1, latency_s=(0.0, 0.0))
     assert explore(scenario, chaos=chaos).complete

@@ -2,11 +2,12 @@
 
 import pytest
 
-from reef.engine.local import opening, position, uploader, writer
-from reef.engine.local.identity import UPLOADED
-from reef.engine.local.opening import LocalOpening
+from reef.engine.local import open as opening
+from reef.engine.local import stream, uploader, writer
+from reef.engine.local.open import LocalOpening
+from reef.engine.local.stream import UPLOADED
 from reef.manifest import edits
-from reef.manifest.streams import StreamHistory
+from reef.manifest.dedup import StreamHistory
 from reef.testing import SimulationFailed, simulate
 from tests.simulation.copied_log_scenarios import copies_of_a_log
 from tests.simulation.local_log_scenarios import a_machine_comes_back
@@ -15,7 +16,7 @@ from tests.simulation.scenarios import POWER_CUTS
 
 def fold_forgets_marks(patch):
     """H63: a fold leaves out how far a local log was uploaded."""
-    patch.setattr(edits, "moved_on", lambda marks, found: dict(marks))
+    patch.setattr(edits, "advance_marks", lambda marks, found: dict(marks))
 
 
 def uploads_without_marks(patch):
@@ -28,9 +29,9 @@ def uploads_without_marks(patch):
     patch.setattr(uploader, "Pending", without)
 
 
-def no_look_after_a_takeover(patch):
-    """An opening applies what is left, whoever had the role meanwhile."""
-    patch.setattr(LocalOpening, "_check_nothing_left", lambda self, log, identity, found: None)
+def no_check_after_a_takeover(patch):
+    """Apply pending batches, whether or not another process had the role meanwhile."""
+    patch.setattr(LocalOpening, "_check_nothing_pending", lambda self, log, identity, found: None)
 
 
 def notes_more_than_was_uploaded(patch):
@@ -49,7 +50,7 @@ def notes_more_than_was_uploaded(patch):
     [
         fold_forgets_marks,
         uploads_without_marks,
-        no_look_after_a_takeover,
+        no_check_after_a_takeover,
         notes_more_than_was_uploaded,
     ],
 )
@@ -67,12 +68,12 @@ def marks_are_indexes(patch):
 
 def a_shorter_log_is_committed(patch):
     """H71: a log that ends below the mark is taken for an older image without a check."""
-    agrees = position._agrees
+    agrees = stream._agrees
 
     def or_short(entries, history):
         return next(iter(entries(history.mark)), None) is None or agrees(entries, history)
 
-    patch.setattr(position, "_agrees", or_short)
+    patch.setattr(stream, "_agrees", or_short)
 
 
 @pytest.mark.parametrize("bug", [marks_are_indexes, a_shorter_log_is_committed])

@@ -13,7 +13,7 @@ from tests.simulation.scenarios import SCENARIOS
 FOUND_BY = {
     mutants.window_without_the_tail: ("keyed_batches_again", 100),
     mutants.folds_without_a_floor_check: ("folders_race", 300),
-    mutants.publishes_what_is_condemned: ("folders_race", 600),
+    mutants.publishes_condemned_segments: ("rival_compactors", 300),
     mutants.no_epoch_check: ("openers_stall", 300),
     mutants.no_proof_of_slow_publishes: ("openers_stall", 600),
     mutants.reader_never_lists: ("zombies_and_sweeps", 600),

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from reef.engine.commit import opening
+from reef.engine.commit import open_writer
 from reef.testing import ExplorationFailed, explore_states, replay_states
 from tests.simulation.opening_explored import Case, chaos
 from tests.simulation.opening_mutants import MUTANTS
@@ -25,7 +25,7 @@ def explored(case, crashes=0, late=0, **bounds):
 
 
 @pytest.mark.parametrize("ack", ["prefix", "independent"])
-def test_H11_an_opener_takes_over_from_two_puts_in_flight(ack):
+def test_H11_an_opener_fences_two_puts_in_flight(ack):
     """H11: all orders of two PUTs in flight and an opening, a death and a late request anywhere."""
     assert explored(Case(ack=ack), crashes=1, late=1).states > 5000
 
@@ -36,7 +36,7 @@ def test_H11_H58_two_openers_with_a_death_anywhere():
 
 
 def test_H58_two_openers_with_a_late_request_anywhere():
-    """H58: the older opener's fences stand in the newer one's way, in every order."""
+    """H58: the older opener's fences block the newer one, in every order."""
     case = replace(ONE, openers="ab", batches=0)
     assert explored(case, late=1).states > 1000
 
@@ -52,29 +52,29 @@ def test_H61_a_fold_between_the_steps_of_an_opening():
     assert explored(replace(ONE, before=1, folds=True)).states > 500
 
 
-def test_H12_H13_a_fold_and_a_collector_beside_an_opening():
-    """H12, H13: slots below the floor become free again, and nobody is taken in by them."""
+def test_H12_H13_a_fold_and_a_sweep_during_an_opening():
+    """H12, H13: slots below the floor become free again, and no process relies on them."""
     case = replace(ONE, before=3, folds=True, collects=True)
     assert explored(case).states > 5000
 
 
-def test_H13_a_grace_passes_at_any_moment():
-    """H13: what was slow is proved by the floor, and leases lapse."""
+def test_H13_a_grace_passes_at_any_step():
+    """H13: slow writes are proved by the floor, and leases expire."""
     case = replace(ONE, before=2, folds=True, collects=True, time_passes=True)
     assert explored(case, switches_max=0).states > 10
 
 
 def test_an_opener_that_aims_at_several_slots_at_once():
     """The salvos of ADR 0005, with small numbers: every slot up to the last fence is filled."""
-    with mock.patch.multiple(opening, PATIENT_ROUNDS=0, SALVO_MAX=3):
+    with mock.patch.multiple(open_writer, PATIENT_ROUNDS=0, SALVO_MAX=3):
         assert explored(replace(ONE, batches=2, ack="independent"), crashes=1).states > 40
 
 
 def _promises_less(one, other):
-    """Whether the log is the same, and nobody was told anything that was not told here."""
-    (log, answers, found), (other_log, other_answers, other_found) = one, other
+    """Whether the log is the same, and no process has another outcome."""
+    (log, outcomes, found), (other_log, other_outcomes, other_found) = one, other
     return (
-        log == other_log and set(answers) <= set(other_answers) and set(found) <= set(other_found)
+        log == other_log and set(outcomes) <= set(other_outcomes) and set(found) <= set(other_found)
     )
 
 
@@ -89,8 +89,8 @@ def _promises_less(one, other):
     ],
     ids=["two openers", "fold", "collection", "mishaps", "mishaps, independent"],
 )
-def test_what_is_left_out_comes_to_the_same_ends(case, crashes, late):
-    """All orders of all steps, and all deaths: no other log, and nobody is promised more."""
+def test_reductions_lead_to_the_same_ends(case, crashes, late):
+    """All orders of all steps, and all deaths: no other log, and no further acknowledgement."""
     reduced, plain = set(), set()
     few = explored(replace(case, ends=reduced), crashes, late)
     more = explored(replace(case, ends=plain), crashes, late, reduced=False)
@@ -101,8 +101,8 @@ def test_what_is_left_out_comes_to_the_same_ends(case, crashes, late):
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_the_exploration_finds_what_was_taken_out(name):
-    """H11, H12, H45, H56, H61: without its protection each breaks, and the script tells how."""
+def test_the_exploration_finds_removed_protections(name):
+    """H11, H12, H45, H56, H61: without its protection each breaks, and the script shows how."""
     mutant, case = MUTANTS[name]
     bounds = {"footprint": case.footprint}
     with mutant():

@@ -1,16 +1,17 @@
 """H69: reads that race writes at every line; and the checks would notice a torn view."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from reef.engine.local.front import LocalFront
-from reef.engine.reading.memtable import Chain
-from reef.engine.reading.view import View
+from reef.engine.local.buffer import LocalBuffer
+from reef.engine.read.view import View
 from reef.testing import Chaos, Simulation, simulate
-from reef.testing.log_disk import LogDisk
+from reef.testing.disk import SimulatedDisk
 from tests.simulation import reading_scenarios as reading
 
 SEEDS = range(8)
-"""Of each scenario; `make sim` runs as many as it is told to."""
+"""Of each scenario; `make sim` runs more."""
 BUSY = Chaos(latency_s=(0.001, 0.05))
 LINES_MAX = 400
 FEW = 13
@@ -39,7 +40,7 @@ def at_every_line(read, first, script, *, step=1, **settings):
         sim = Simulation(line)
         try:
             if "durability" in settings:
-                settings["disk"] = LogDisk({})
+                settings["disk"] = SimulatedDisk({})
             if not reading.changes_at_a_line(sim, read, line, first, script, **settings):
                 return line - 1
         finally:
@@ -64,11 +65,12 @@ def test_H69_an_upload_at_every_line_of_a_read(read, step):
         assert at_every_line(read, reading.LOCAL_FIRST, script, step=step, **settings) > 15
 
 
-def torn_newest(self, key):
+def torn_newest(self, key, columns=None):
     """Read the memtable twice, as it was before."""
-    entries = self.memtable.chain(key).entries
-    ingested = self.memtable.chain(key).ingested
-    return self._newest_in(key, Chain(entries, ingested))
+    entries = self._cut().versions(key)
+    cut = self._cut()
+    torn = SimpleNamespace(view=cut.view, tables=cut.tables, versions=lambda _: entries)
+    return self._newest_in(key, torn, columns)
 
 
 def test_H69_a_torn_view_is_found(monkeypatch):
@@ -86,8 +88,8 @@ def test_H69_a_replaced_overlay_is_found(monkeypatch):
 
     Either check would do here: that no table was replaced, and that uploaded rows are left out.
     """
-    monkeypatch.setattr(LocalFront, "is_newest", lambda self, view: True)
-    monkeypatch.setattr(LocalFront, "first_lsn", lambda self, memtable: 0)
+    monkeypatch.setattr(LocalBuffer, "is_newest", lambda self, view: True)
+    monkeypatch.setattr(LocalBuffer, "first_lsn", lambda self, memtable: 0)
     settings = {**reading.LOCAL, "upload_interval_ms": 1e6}
     script = reading.LOCAL_SCRIPTS["uploaded, replaced, uploaded"]
     with pytest.raises(AssertionError, match="what='get'"):

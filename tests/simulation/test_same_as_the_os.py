@@ -7,7 +7,7 @@ import pytest
 
 from reef.files import OS
 from reef.testing import SimulatedDisk, SimulatedFiles, Simulation
-from reef.testing.choices import SeededChoices
+from reef.testing.scheduler import SeededChoices
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the errors are Linux's")
 
@@ -15,12 +15,12 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the errors are 
 def _write(files, path, data=b"x"):
     """Make a file and leave it open for writing."""
     fd = files.create(path)
-    files.write(fd, data)
+    fd.append(data)
     return fd
 
 
 def _file(files, path, data=b"x"):
-    files.close(_write(files, path, data))
+    _write(files, path, data).close()
 
 
 def _reader(files, path, data=b"x"):
@@ -29,18 +29,18 @@ def _reader(files, path, data=b"x"):
 
 
 class Programs:
-    """What each does stands in its name; what it returns or raises is compared."""
+    """Small programs, named by their purpose; their results and errors are compared."""
 
     def read_after_unlink(self, files, root):
         fd = _reader(files, f"{root}/a", b"abc")
         files.unlink(f"{root}/a")
-        return files.read_at(fd, 1, 10), files.scan(root)
+        return fd.read(10, 1), files.scan(root)
 
     def read_after_rename_over(self, files, root):
         fd = _reader(files, f"{root}/a", b"old")
         _file(files, f"{root}/b", b"longer")
         files.rename(f"{root}/b", f"{root}/a")
-        return files.read_at(fd, 0, 10), files.stat(f"{root}/a").size, files.scan(root)
+        return fd.read(10, 0), files.stat(f"{root}/a").size, files.scan(root)
 
     def rename_between_two_names_of_one_file(self, files, root):
         _file(files, f"{root}/a")
@@ -150,58 +150,134 @@ class Programs:
 
     def close_twice(self, files, root):
         fd = _write(files, f"{root}/a")
-        files.close(fd)
-        files.close(fd)
+        fd.close()
+        fd.close()
 
     def write_to_closed(self, files, root):
         fd = _write(files, f"{root}/a")
-        files.close(fd)
-        files.write(fd, b"x")
+        fd.close()
+        fd.append(b"x")
 
-    def stat_and_sync_unknown_handles(self, files, root):
-        return [_end(call, 999_999) for call in (files.stat_open, files.sync, files.close)]
+    def stat_and_sync_closed(self, files, root):
+        fd = _write(files, f"{root}/a")
+        fd.close()
+        return [_end(call) for call in (fd.stat, fd.size, fd.sync, fd.sync_data, fd.close)]
+
+    def read_resize_and_lock_closed(self, files, root):
+        fd = _write(files, f"{root}/a")
+        fd.close()
+        calls = (lambda: fd.read(1, 0), lambda: fd.resize(5), lambda: fd.preallocate(5))
+        return [_end(call) for call in (*calls, fd.try_lock)]
 
     def set_mtime_of_closed(self, files, root):
         fd = _write(files, f"{root}/a")
-        files.close(fd)
-        files.set_mtime(fd, 5)
+        fd.close()
+        fd.set_mtime(5)
 
-    def read_what_is_open_for_writing(self, files, root):
-        files.read_at(_write(files, f"{root}/a"), 0, 1)
+    def read_a_file_open_for_writing(self, files, root):
+        return _write(files, f"{root}/a").read(1, 0)
 
-    def write_to_what_is_open_for_reading(self, files, root):
-        files.write(_reader(files, f"{root}/a"), b"x")
+    def write_to_a_file_open_for_reading(self, files, root):
+        _reader(files, f"{root}/a").append(b"x")
 
     def read_directory(self, files, root):
-        files.read_at(files.open(root), 0, 1)
+        files.open(root).read(1, 0)
 
     def copy_in_pieces(self, files, root):
         source, target = _reader(files, f"{root}/a", b"abcdef"), files.create(f"{root}/b")
-        copied = [files.copy_range(source, target, length) for length in (2, 10, 10)]
-        return copied, files.stat_open(target).size
+        copied = [target.copy_from(source, length) for length in (2, 10, 10)]
+        return copied, target.stat().size
 
-    def copy_from_what_is_open_for_writing(self, files, root):
-        files.copy_range(_write(files, f"{root}/a"), files.create(f"{root}/b"), 1)
+    def copy_from_a_file_open_for_writing(self, files, root):
+        return files.create(f"{root}/b").copy_from(_write(files, f"{root}/a"), 1, 0)
 
-    def copy_to_what_is_open_for_reading(self, files, root):
-        files.copy_range(_reader(files, f"{root}/a"), _reader(files, f"{root}/b"), 1)
+    def copy_to_a_file_open_for_reading(self, files, root):
+        _reader(files, f"{root}/b").copy_from(_reader(files, f"{root}/a"), 1)
 
     def copy_from_directory(self, files, root):
-        files.copy_range(files.open(root), files.create(f"{root}/b"), 1)
+        files.create(f"{root}/b").copy_from(files.open(root), 1)
 
     def stamps(self, files, root):
         fd = _write(files, f"{root}/a")
-        files.set_mtime(fd, 5)
+        fd.set_mtime(5)
         files.link(f"{root}/a", f"{root}/b")
-        set_to = files.stat_open(fd).mtime_ns
-        files.write(fd, b"y")
-        same = files.stat_open(fd).inode == files.stat(f"{root}/b").inode
-        return set_to, files.stat_open(fd).mtime_ns == 5, same
+        set_to = fd.stat().mtime_ns
+        fd.append(b"y")
+        same = fd.stat().inode == files.stat(f"{root}/b").inode
+        return set_to, fd.stat().mtime_ns == 5, same
 
     def directories_have_stamps(self, files, root):
         files.make_directory(f"{root}/d")
         found = files.stat(f"{root}/d")
         return found.is_directory, found.ctime_ns > 0, found.mtime_ns > 0
+
+    def write_at_offsets(self, files, root):
+        fd = _write(files, f"{root}/a", b"abc")
+        fd.write(b"XY", 1)
+        fd.write(b"Z", 6)
+        fd.append(b"d")  # where the last append ended
+        return fd.read(100, 0), fd.size()
+
+    def read_past_the_end(self, files, root):
+        fd = _write(files, f"{root}/a", b"abc")
+        return fd.read(10, 1), fd.read(10, 3), fd.read(10, 50), fd.read(0, 0)
+
+    def resize_both_ways(self, files, root):
+        fd = _write(files, f"{root}/a", b"abcdef")
+        fd.resize(3)
+        fd.resize(5)
+        return fd.read(100, 0), files.stat(f"{root}/a").size
+
+    def preallocate_never_shrinks(self, files, root):
+        fd = _write(files, f"{root}/a", b"abc")
+        fd.preallocate(2)
+        fd.preallocate(6)
+        return fd.read(100, 0)
+
+    def write_at_a_file_open_for_reading(self, files, root):
+        _reader(files, f"{root}/a").write(b"x", 0)
+
+    def resize_a_file_open_for_reading(self, files, root):
+        return _end(_reader(files, f"{root}/a").resize, 1) is not None
+
+    def open_directory_for_writing(self, files, root):
+        files.open(root, writable=True)
+
+    def open_for_writing_and_reading(self, files, root):
+        _file(files, f"{root}/a", b"abc")
+        fd = files.open(f"{root}/a", writable=True)
+        fd.write(b"X", 1)
+        return fd.read(10, 0)
+
+    def open_or_create_twice(self, files, root):
+        files.open_or_create(f"{root}/a").append(b"abc")
+        return files.open_or_create(f"{root}/a").read(10, 0), files.scan(root)
+
+    def same_file_after_rename_over(self, files, root):
+        fd = _write(files, f"{root}/a")
+        _file(files, f"{root}/b")
+        before = files.same_file(fd, f"{root}/a")
+        files.rename(f"{root}/b", f"{root}/a")
+        return before, files.same_file(fd, f"{root}/a"), files.same_file(fd, f"{root}/c")
+
+    def make_directories_twice(self, files, root):
+        for _ in range(2):
+            files.make_directories(f"{root}/d/e/f")
+        return files.scan(f"{root}/d/e"), files.exists(f"{root}/d"), files.exists(f"{root}/x")
+
+    def make_directories_on_file(self, files, root):
+        _file(files, f"{root}/a")
+        files.make_directories(f"{root}/a")
+
+    def try_lock_of_two_open_files(self, files, root):
+        first, second = _write(files, f"{root}/a"), files.open(f"{root}/a")
+        locked = [first.try_lock(), second.try_lock()]
+        first.close()
+        return [*locked, second.try_lock()]
+
+    def lock_of_an_open_directory(self, files, root):
+        first, second = files.open(root), files.open(root)
+        return first.try_lock(), second.try_lock()
 
     def lock_below_missing(self, files, root):
         with files.locked(f"{root}/d/lock"):
@@ -228,7 +304,7 @@ def _end(call, *arguments):
 
 def _simulated(disk=None):
     sim = Simulation(0)
-    disk = disk or SimulatedDisk(SeededChoices(0))
+    disk = disk or SimulatedDisk()
     return sim, SimulatedFiles(disk, sim.process("node"))
 
 
@@ -244,21 +320,25 @@ def test_the_simulated_disk_behaves_like_linux(name, tmp_path):
 
 
 def test_no_handle_survives_a_power_failure():
-    """What was open before is of no use after; the file itself can be opened again."""
-    disk = SimulatedDisk(SeededChoices(0))
+    """Handles from before cannot be used; the file can be opened again."""
+    disk = SimulatedDisk()
     sim, files = _simulated(disk)
     writer, reader = _write(files, "/a"), _reader(files, "/b")
-    for call in (lambda: files.sync(writer), lambda: files.sync_directory("/")):
+    for call in (writer.sync, lambda: files.sync_directory("/")):
         call()
-    disk.power_failure()
+    disk.power_failure(SeededChoices(0).pick)
     for call in (
-        lambda: files.write(writer, b"y"),
-        lambda: files.sync(writer),
-        lambda: files.stat_open(writer),
-        lambda: files.set_mtime(writer, 5),
-        lambda: files.read_at(reader, 0, 1),
-        lambda: files.close(reader),
+        lambda: writer.append(b"y"),
+        lambda: writer.write(b"y", 0),
+        writer.sync,
+        writer.sync_data,
+        writer.stat,
+        writer.size,
+        writer.try_lock,
+        lambda: writer.set_mtime(5),
+        lambda: writer.resize(5),
+        lambda: reader.read(1, 0),
     ):
         assert _end(call) == (OSError, "EBADF")
-    assert files.read_at(files.open("/a"), 0, 1) == b"x"
+    assert files.open("/a").read(1, 0) == b"x"
     sim.close()

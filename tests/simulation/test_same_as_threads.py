@@ -1,4 +1,4 @@
-"""The same small programs, on real threads and on simulated strands, come to the same end."""
+"""The same small programs, on real threads and on simulated fibers, come to the same end."""
 
 import threading
 
@@ -12,7 +12,7 @@ TICK_S = 0.05
 
 
 class Programs:
-    """What each does stands in its name; what it returns or raises is compared."""
+    """Small programs, named by their purpose; their results and errors are compared."""
 
     def notify_without_the_lock(self, runtime):
         runtime.condition().notify()
@@ -23,7 +23,7 @@ class Programs:
     def wait_without_the_lock(self, runtime):
         runtime.condition().wait(0)
 
-    def notify_nobody(self, runtime):
+    def notify_without_waiters(self, runtime):
         condition = runtime.condition()
         with condition:
             condition.notify(5)
@@ -176,7 +176,7 @@ def _on_threads(program):
     return ends
 
 
-def _on_strands(program, seed):
+def _on_fibers(program, seed):
     sim, ends = Simulation(seed), []
     node = sim.process("node")
     node.spawn(lambda: ends.append(_end(program, node.runtime)))
@@ -186,13 +186,13 @@ def _on_strands(program, seed):
 
 
 @pytest.mark.parametrize("name", [name for name in vars(Programs) if name[0] != "_"])
-def test_strands_behave_like_threads(name):
+def test_fibers_behave_like_threads(name):
     """Equal results, or errors of the same type, whatever order the scheduler chose."""
     program = getattr(Programs, name)
     real = _on_threads(program)
     assert real, "the program hangs on threads"
     for seed in range(5):
-        assert _on_strands(program, seed) == real
+        assert _on_fibers(program, seed) == real
 
 
 @pytest.mark.parametrize("make", ["lock", "condition"])
@@ -204,4 +204,4 @@ def test_taking_a_lock_twice_is_an_error(make):
         with lock, lock:
             pass
 
-    assert _on_strands(take_twice, 0) == [RuntimeError]
+    assert _on_fibers(take_twice, 0) == [RuntimeError]

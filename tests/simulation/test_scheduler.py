@@ -7,8 +7,7 @@ import pytest
 from reef.errors import UnavailableError
 from reef.stores import Outcome
 from reef.testing import Chaos, Simulation, SimulationFailed, simulate
-from reef.testing.choices import ScriptedChoices, SeededChoices
-from reef.testing.scheduler import Deadlock, TooManySteps
+from reef.testing.scheduler import Deadlock, ScriptedChoices, SeededChoices, TooManySteps
 
 
 @pytest.fixture
@@ -68,24 +67,24 @@ def test_a_suspended_process_loses_monotonic_time_only(sim):
     assert monotonic_s == pytest.approx(0)
 
 
-def test_a_frozen_process_does_nothing_while_others_go_on(sim):
-    """Freezing stops every strand of the process."""
+def test_a_frozen_process_does_nothing_while_others_run(sim):
+    """Freezing stops every fiber of the process."""
     frozen, free = sim.process("frozen"), sim.process("free")
     order = []
 
-    def stand_still():
+    def block_forever():
         frozen.freeze(50)
         frozen.runtime.reach("after the freeze")
         order.append("frozen")
 
-    frozen.spawn(stand_still)
+    frozen.spawn(block_forever)
     free.spawn(lambda: (free.runtime.sleep(10), order.append("free")))
     sim.run()
     assert order == ["free", "frozen"]
 
 
 def test_a_lock_excludes(sim):
-    """Two strands that both increment under a lock lose no increment."""
+    """Two fibers that both increment under a lock lose no increment."""
     node = sim.process("node")
     lock = node.runtime.lock()
     value = [0]
@@ -157,7 +156,7 @@ def test_waiting_without_the_lock_is_an_error(sim):
 
 
 def test_a_deadlock_is_reported(sim):
-    """Everybody waiting for somebody is a failure, not a hang."""
+    """A deadlock is a failure, not a hang."""
     node = sim.process("node")
     one, two = node.runtime.lock(), node.runtime.lock()
 
@@ -189,7 +188,7 @@ def test_an_endless_history_is_cut_off():
 
 
 def test_pools_futures_and_gather_run_in_virtual_time(sim):
-    """All of the runtime's ways to do things side by side work, bounded as asked."""
+    """Pools, tasks and gathers of the runtime run concurrently, within their bounds."""
     node = sim.process("node")
     busy, peak, results = [0], [0], {}
 
@@ -231,7 +230,7 @@ def test_pools_futures_and_gather_run_in_virtual_time(sim):
 
 
 def test_a_dead_process_does_nothing_more(sim):
-    """Neither its other strands nor its finally-blocks reach the bucket after its death."""
+    """Neither its other fibers nor its finally-blocks reach the bucket after its death."""
     node, other = sim.process("node"), sim.process("other")
     store = node.store()
 
@@ -251,8 +250,8 @@ def test_a_dead_process_does_nothing_more(sim):
     assert [info.key for info in sim.bucket.list()] == ["before", "other"]
 
 
-def test_a_failure_in_a_strand_fails_the_run(sim):
-    """An error that nobody catches is not lost."""
+def test_a_failure_in_a_fiber_fails_the_run(sim):
+    """An uncaught error fails the run."""
     node = sim.process("node")
     node.spawn(lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -275,7 +274,9 @@ def test_equal_seeds_give_equal_histories():
     assert len({history(seed)[0] for seed in range(20)}) == 20
 
 
-CHAOS = Chaos(crash=0.01, lost_answer=0.1, fail_before=0.1, conflict=0.05, stall=0.02, freeze=0.01)
+CHAOS = Chaos(
+    crash=0.01, lost_response=0.1, fail_before=0.1, conflict=0.05, stall=0.02, freeze=0.01
+)
 
 
 def _chatter(node):
@@ -287,8 +288,8 @@ def _chatter(node):
 
 
 def test_chaos_reaches_every_kind_of_mishap():
-    """Lost answers, failures, conflicts, stalls, freezes and crashes all happen."""
-    seen = {"no answer": 0, "freeze": 0, "crash": 0}
+    """Lost responses, failures, conflicts, stalls, freezes and crashes all happen."""
+    seen = {"no response": 0, "freeze": 0, "crash": 0}
     for seed in range(60):
         sim = Simulation(seed, chaos=CHAOS)
         node = sim.process("node")
@@ -296,15 +297,15 @@ def test_chaos_reaches_every_kind_of_mishap():
         sim.run()
         sim.close()
         for step in sim.trace:
-            seen["no answer"] += "no answer" in step.what
-            seen["freeze"] += step.seam == "freeze"
-            seen["crash"] += step.seam == "death"
+            seen["no response"] += "no response" in step.detail
+            seen["freeze"] += step.kind == "freeze"
+            seen["crash"] += step.kind == "death"
     assert all(seen.values()), seen
 
 
-def test_a_lost_answer_leaves_the_outcome_unknown():
+def test_a_lost_response_leaves_the_outcome_unknown():
     """The raw store says unknown, and the object is there."""
-    sim = Simulation(0, chaos=Chaos(lost_answer=1.0))
+    sim = Simulation(0, chaos=Chaos(lost_response=1.0))
     node = sim.process("node")
     results = []
     node.spawn(lambda: results.append(node.raw_store().create("k", b"x")))
@@ -315,7 +316,7 @@ def test_a_lost_answer_leaves_the_outcome_unknown():
 
 
 def test_a_failure_names_its_seed_and_shows_the_trace():
-    """What one needs to bring a bug back stands in the message."""
+    """The message has the seed and the last steps of the trace."""
 
     def scenario(sim):
         node = sim.process("node")

@@ -11,13 +11,13 @@ from contextlib import suppress
 import pytest
 
 import reef
-from reef.engine.database import Database
+from reef.engine.handles.database import Database
 from reef.jobs import fold, sweep
 from reef.stores import Meter, Outcome, ReadBack, Retry, Wrapper, WriteResult
 from reef.testing import Simulation
 from tests.simulation.actors import NAME, World, check_rebuilt
+from tests.simulation.client_log import Stream
 from tests.simulation.job_scenarios import load_rows
-from tests.simulation.told import Stream
 
 SEEDS = range(3)
 KEY = "a"
@@ -60,7 +60,7 @@ class History:
     def __init__(self, seed):
         self.sim = Simulation(seed)
         self.world = World(self.sim)
-        self.told = self.world.told
+        self.reported = self.world.clients
 
     def process(self, name):
         """Return a new process, its accidents, and its database."""
@@ -69,7 +69,7 @@ class History:
         return node, accidents, Database(ReadBack(Retry(Meter(accidents))))
 
     def load(self, db, rows):
-        """Load rows in one job, and note what was acknowledged."""
+        """Load rows in one job, and record the acknowledgement."""
         load_rows(self.world, db, rows)
 
     def stalled_driver(self, freeze_s, passed=0):
@@ -98,8 +98,8 @@ class History:
 
         def run():
             writer = db.writer(NAME)
-            self.told.opened("writer", writer)
-            self.told.put(writer, KEY, b"first")
+            self.reported.opened("writer", writer)
+            self.reported.put(writer, KEY, b"first")
             node.runtime.sleep(10)
             accidents.forget_s = 6000.0
             try:
@@ -122,7 +122,7 @@ def test_H66_a_write_that_counted_is_not_sent_again_after_its_slot_was_filled_ag
     collected, and the object there is a stale one. Sent again, it would be applied twice, over a
     newer load that was acknowledged. Root: an EXISTS was believed without the floor."""
     history = History(seed)
-    history.forgetful_writer(history.told.put)
+    history.forgetful_writer(history.reported.put)
     history.stalled_driver(4000.0)
     admin, _, db = history.process("admin")
 
@@ -142,15 +142,15 @@ def test_H66_a_write_that_counted_is_not_reported_as_fenced(seed):
     """The same with a takeover: FencedError means that the write is not there, and it is. Root:
     an EXISTS was believed without the floor."""
     history = History(seed)
-    history.forgetful_writer(history.told.put)
+    history.forgetful_writer(history.reported.put)
     history.stalled_driver(4000.0)
     admin, _, db = history.process("admin")
 
     def house():
         admin.runtime.sleep(20)
         with db.writer(NAME) as other:
-            history.told.opened("other", other)
-            history.told.put(other, "b", b"other")
+            history.reported.opened("other", other)
+            history.reported.put(other, "b", b"other")
         admin.runtime.sleep(10)
         history.collect(admin, db)
 
@@ -164,7 +164,7 @@ def test_H66_a_transaction_that_counted_is_not_reported_as_a_conflict(seed):
     """ConflictError means that nothing happened. Root: an EXISTS was believed without the floor,
     and the transaction was decided again against its own write."""
     history = History(seed)
-    history.forgetful_writer(history.told.increment)
+    history.forgetful_writer(history.reported.increment)
     history.stalled_driver(4000.0)
     admin, _, db = history.process("admin")
 
@@ -182,7 +182,7 @@ def test_H66_a_transaction_that_counted_is_not_reported_as_a_conflict(seed):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_H67_a_stream_does_not_pass_over_a_write_whose_slot_was_filled_again(seed):
     """An unregistered stream sleeps past a sweep: it ends with an error, and never continues
-    behind a stale object in the place of an acknowledged write. Root: the stream judged by a
+    behind a stale object in the place of an acknowledged write. Root: the stream evaluated by a
     floor of the past."""
     history = History(seed)
     history.stalled_driver(4000.0)
@@ -190,13 +190,13 @@ def test_H67_a_stream_does_not_pass_over_a_write_whose_slot_was_filled_again(see
 
     def house():
         writer = db.writer(NAME)
-        history.told.put(writer, KEY, b"first")
+        history.reported.put(writer, KEY, b"first")
         changes = db.reader(NAME).changes(after_lsn=0)
         followed = Stream("stream", 0, 0)
-        history.told.streams.append(followed)
+        history.reported.streams.append(followed)
         rows = [(c.lsn, c.key, c.row) for c in changes]
         admin.runtime.sleep(10)
-        history.told.put(writer, KEY, b"second")
+        history.reported.put(writer, KEY, b"second")
         history.load(db, {b"x": b"newer", b"y": b"newer y"})
         admin.runtime.sleep(10)
         history.collect(admin, db)
@@ -221,10 +221,10 @@ def test_H67_a_rebuild_takes_the_ingest_that_was_acknowledged(seed, folded):
 
     def house():
         writer = db.writer(NAME)
-        history.told.put(writer, KEY, b"first")
+        history.reported.put(writer, KEY, b"first")
         admin.runtime.sleep(10)
         for number in range(4):
-            history.told.put(writer, KEY, b"live %d" % number)
+            history.reported.put(writer, KEY, b"live %d" % number)
         admin.runtime.sleep(10)
         history.collect(admin, db)
         admin.runtime.sleep(2000)

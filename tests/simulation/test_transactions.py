@@ -2,10 +2,10 @@
 
 import pytest
 
-from reef.engine.footprints import Footprints
+from reef.engine.handles.transaction import Footprints
 from reef.testing import Chaos, SimulationFailed, simulate
 from tests.simulation.scenarios import ROUGH
-from tests.simulation.transaction_scenarios import transactions_side_by_side
+from tests.simulation.transaction_scenarios import concurrent_transactions
 
 SEEDS = range(100)
 BUSY = Chaos(latency_s=(0.001, 0.05))
@@ -13,15 +13,15 @@ BUSY = Chaos(latency_s=(0.001, 0.05))
 
 def pipelined(sim):
     """The same with three PUTs in flight."""
-    transactions_side_by_side(sim, max_parallel_writes=3)
+    concurrent_transactions(sim, max_parallel_writes=3)
 
 
 def independent(sim):
     """The same where each object is acknowledged as it lands."""
-    transactions_side_by_side(sim, max_parallel_writes=3, ack="independent")
+    concurrent_transactions(sim, max_parallel_writes=3, ack="independent")
 
 
-@pytest.mark.parametrize("scenario", [transactions_side_by_side, pipelined, independent])
+@pytest.mark.parametrize("scenario", [concurrent_transactions, pipelined, independent])
 @pytest.mark.parametrize("chaos", [BUSY, ROUGH], ids=["busy", "rough"])
 def test_transactions_are_serializable(scenario, chaos):
     """What committed is as if it had run one by one, in the order of the log."""
@@ -43,4 +43,4 @@ def test_H41_a_missing_check_is_found(monkeypatch, broken):
         Footprints, "conflict", lambda self, number, reads: conflict(self, number, broken(reads))
     )
     with pytest.raises(SimulationFailed):
-        simulate(transactions_side_by_side, range(300), chaos=BUSY)
+        simulate(concurrent_transactions, range(300), chaos=BUSY)

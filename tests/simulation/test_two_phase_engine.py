@@ -1,4 +1,4 @@
-"""The engine's scenarios on a bucket without conditional writes, with a register beside it.
+"""The engine's scenarios on a bucket without conditional writes, with a register.
 
 A sample of seeds; `make sim STORE=two-phase` runs as many as wanted.
 """
@@ -15,7 +15,7 @@ SEEDS = 2
 
 @pytest.mark.parametrize("name", sorted(set(SCENARIOS) - NEED_IF_MATCH))
 def test_a_scenario_holds_on_two_phase(name):
-    """What clients were told is so, whatever died, was lost or came late on the way."""
+    """All observations of clients hold, with crashes, lost responses and late requests."""
     scenario, chaos = SCENARIOS[name]
     assert simulate(scenario, range(SEEDS), chaos=chaos, world=TwoPhaseSimulation) == SEEDS
 

@@ -1,6 +1,6 @@
 """H23: two-phase creation through all orders, deaths at each step, and late requests.
 
-The larger instances run with `make slow`. The mutants show that what is explored would be found
+The larger instances run with `make slow`. The mutants show that violations would be found
 if it broke.
 """
 
@@ -19,13 +19,13 @@ def explored(case, crashes=0, late=0):
     return done
 
 
-def test_H23_two_recoverers_beside_the_first_writer():
+def test_H23_two_recoverers_and_the_first_writer():
     """H23: it may die at each of its five steps, or any recoverer at any of theirs, or resume."""
     assert explored(Case(recoverers=2), crashes=1).states > 2000
 
 
 def test_H23_a_rival_helps():
-    """H23: who loses the insert finishes the winner's record before it answers "exists"."""
+    """H23: the loser of an insert finishes the winner's record before it returns "exists"."""
     assert explored(Case(rival=True, observer=True, bare=True), crashes=1).states > 1000
 
 
@@ -35,16 +35,16 @@ def test_H23_a_late_request_anywhere():
 
 
 def test_H23_the_bytes_of_a_name_never_change():
-    """H23: an observer looks twice while copies are made again and again."""
+    """H23: an observer reads twice while copies are made repeatedly."""
     assert explored(Case(recoverers=1, observer=True), crashes=1, late=1).states > 1000
 
 
-def test_H23_collection_while_recoverers_stand_still():
-    """H23: a name is deleted and created again; nobody who slept brings back what was there."""
+def test_H23_collection_while_recoverers_are_stalled():
+    """H23: a name is deleted and created again; no delayed process restores the deleted object."""
     assert explored(Case(recoverers=1, collects=True, successor=True), crashes=1).states > 5000
 
 
-def test_H23_sources_are_swept_beside_their_writers():
+def test_H23_sources_are_swept_under_their_writers():
     """H23: a source goes only when its destination is decided, however long its writer sleeps."""
     assert explored(Case(rival=True, sweeps=True), crashes=1).states > 10_000
 
@@ -94,7 +94,7 @@ def test_H23_larger(case, crashes, late):
 
 
 FOUND_BY = {
-    mutants.recovery_deletes_what_has_no_object: (Case(rival=True, recoverers=1), 0, 0),
+    mutants.recovery_deletes_records_without_objects: (Case(rival=True, recoverers=1), 0, 0),
     mutants.the_loser_does_not_help: (Case(rival=True, bare=True), 0, 0),
     mutants.acknowledged_at_the_insert: (Case(), 0, 0),
     mutants.sources_go_by_age_alone: (Case(sweeps=True), 1, 0),

@@ -1,17 +1,17 @@
-"""Transactions under the simulator: random ones, side by side, with takeovers and folds.
+"""Transactions under the simulator: random concurrent ones, with takeovers and folds.
 
 What must hold: what committed is as if it had run one by one in the order of the LSNs. So every
 read of a committed transaction, of keys and of ranges, rows that were not there included, is
-what the transactions before it in the log have left. That also means that reads and writes
+the state after the transactions before it in the log. That also means that reads and writes
 never depend on each other in a circle; the graph is built and checked on its own.
 """
 
 from contextlib import suppress
 
-from reef.engine.database import Database
+from reef.engine.handles.database import Database
 from reef.errors import ConflictError, OutcomeUnknownError, ReefError
 from reef.jobs import fold
-from reef.stores import agree_on_cas
+from tests.support.proven_buckets import remember_probe
 
 NAME = "accounts"
 KEYS = ("a", "b", "c", "d")
@@ -19,7 +19,7 @@ START = object()
 
 
 class Attempt:
-    """One transaction: what it read and wrote, and what it was told."""
+    """One transaction: its reads and writes, and its outcome."""
 
     def __init__(self, name):
         self.name = name
@@ -55,7 +55,7 @@ class Attempt:
 
 
 def client(node, writer, attempts, number):
-    """Run some transactions, one after the other, and note what became of them."""
+    """Run some transactions, one after the other, and record their outcomes."""
 
     def choose(count):
         return int(node.runtime.uniform(0, count)) % count
@@ -63,7 +63,7 @@ def client(node, writer, attempts, number):
     for turn in range(3):
         attempt = Attempt(f"{node.name}.{number}.{turn}")
         attempts.append(attempt)
-        attempt.unknown = True  # until told otherwise: the process may die before it is
+        attempt.unknown = True  # until it is known: the process may crash before
         try:
             attempt.run(writer, choose)
             attempt.unknown = False
@@ -77,9 +77,9 @@ def client(node, writer, attempts, number):
             return
 
 
-def transactions_side_by_side(sim, **settings):
-    """Two processes, one taking over from the other, three clients each; a fold beside them."""
-    agree_on_cas(sim.bucket)
+def concurrent_transactions(sim, **settings):
+    """Two processes, the second fences the first, three clients each; and a fold."""
+    remember_probe(sim.bucket)
     attempts = []
     for name, delay_s in (("w1", 0.0), ("w2", 3.0)):
         node = sim.process(name)
@@ -106,7 +106,7 @@ def transactions_side_by_side(sim, **settings):
 
 
 def check(sim, attempts):
-    """Run what committed again, one by one, in the order of the log."""
+    """Apply the committed transactions again, one by one, in the order of the log."""
     calm = Database(sim.bucket)
     with calm.writer(NAME) as writer:
         final = {k.decode(): v for k, v in writer.scan()}
@@ -114,7 +114,7 @@ def check(sim, attempts):
     landed.sort(key=lambda attempt: attempt.place)
     assert len({a.place for a in landed}) == len(landed), "two batches in one place"
     if any(a.unknown for a in attempts):
-        # A process died before it was told: its transaction may stand anywhere in the log.
+        # Its process crashed before the outcome: the transaction may be anywhere in the log.
         assert no_circle([a for a in landed if not a.unknown])
         return
     state = {}
@@ -133,7 +133,7 @@ def _landed(writer, attempt, final):
 
 
 def assert_reads(attempt, state):
-    """Every read is the state before, with what the transaction itself had written by then."""
+    """Check that every read is the state before, with the transaction's own writes."""
     for (start, end), seen, written in attempt.reads:
         expected = {k: v for k, v in apply(state, written).items() if start <= k < end}
         found = {k: v for k, v in seen.items() if v is not None}
@@ -146,7 +146,7 @@ def apply(state, writes):
 
 
 def no_circle(attempts):
-    """Whether who-read-from-whom and who-overwrote-whom can be put into one order."""
+    """Whether reads-from and overwrites relations are consistent with one order."""
     writer_of = {v: a for a in attempts for v in a.writes.values() if v is not None}
     order = {a: set() for a in attempts}
     for attempt in attempts:

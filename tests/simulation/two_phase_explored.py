@@ -1,18 +1,18 @@
 """Two-phase creation, explored: a death at each step, recoverers, a rival, and collection (H23).
 
 And a register that is restored from an empty backup between any two requests (H72), except while
-the check of a process has passed and its commit has not come: what is left open there is known.
+the check of a process has passed and its commit has not come: the open slots are known.
 
-A first writer creates a name. A rival creates it too, recoverers finish what they find, and a
-collector deletes the name, after which a successor may create it again. Whatever happens:
+A first writer creates a name. A rival creates it too, recoverers finish pending records, and a
+collector deletes the name, after which a successor may create it again. Invariants:
 
-- at most one is told "created", and whoever is told so, or "exists", finds it there;
+- at most one has the outcome "created"; a process with that outcome, or "exists", finds the object;
 - the bytes at the name never change while it is there, and none are there after a deletion but
   the successor's;
-- a calm recovery at the end finishes everything: no record is stuck, and what was acknowledged
+- a calm recovery at the end finishes everything: no record is stuck, and each acknowledged object
   is there.
 
-Every process looks for itself, right after it was answered: what it is told is all it knows.
+Every process checks right after its response: it knows nothing else.
 """
 
 from contextlib import suppress
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from reef.errors import NotFoundError, UnavailableError
 from reef.stores import Outcome, ReadBack, RetryPolicy
 from reef.stores.two_phase import collect, find_two_phase, recover
-from reef.stores.two_phase.record import is_temporary
+from reef.stores.two_phase.register import is_temporary
 from tests.simulation.two_phase_register import calm_two_phase, simulated_two_phase
 
 KEY = "wal/7"
@@ -30,7 +30,7 @@ TWICE = RetryPolicy(attempts_max=2, deadline_s=60.0, first_delay_s=0.01)
 
 
 def found(store):
-    """Return what is at the name."""
+    """Return the body at the name."""
     try:
         return store.get(KEY)
     except NotFoundError:
@@ -61,8 +61,8 @@ class Case:
     def __call__(self, sim):
         """Run it; AssertionError if something does not hold."""
         play = Play(self)
-        sim.witness = lambda: tuple(sorted(play.told.items()))
-        sim.recall = lambda states: [play.told.update(state) for state in states]
+        sim.witness = lambda: tuple(sorted(play.reported.items()))
+        sim.recall = lambda states: [play.reported.update(state) for state in states]
         for name, act, *args in play.roles():
             play.start(sim, name, act, *args)
         sim.run()
@@ -70,14 +70,14 @@ class Case:
 
 
 class Play:
-    """One performance of a case, and what was told in it."""
+    """One run of a case, and the outcomes in it."""
 
     def __init__(self, case):
         self.case = case
-        self.told = {}
+        self.reported = {}
 
     def roles(self):
-        """Yield who takes part: a name, what it does, and with what."""
+        """Yield the processes: a name, a function, and its arguments."""
         yield "first", self.create, b"first"
         if self.case.rival:
             yield "rival", self.create, b"rival"
@@ -99,23 +99,23 @@ class Play:
         store = store.inner if self.case.bare else store
 
         def run():
-            with suppress(UnavailableError):  # it gave up, and nothing was written
+            with suppress(UnavailableError):  # retries ended, and nothing was written
                 act(store, name, *args)
 
         node.spawn(run)
 
-    # --- what they do -------------------------------------------------------------
+    # --- processes ---------------------------------------------------------------
     def create(self, store, name, body):
         outcome = store.create(KEY, body).outcome
-        self.told[name] = str(outcome)
+        self.reported[name] = str(outcome)
         if outcome is Outcome.UNKNOWN or self.case.collects:
             return
         there = found(store)
-        assert there is not None, f"{name} was told {outcome}, and nothing is there"
+        assert there is not None, f"{name} was reported {outcome}, and nothing is there"
         assert (there == body) == (outcome is Outcome.CREATED), f"{name}: {outcome}, {there}"
 
     def observe(self, store, _):
-        """What was there once is there, and the same."""
+        """Check that an object that was seen once is still there, unchanged."""
         before, after = found(store), found(store)
         assert before is None or before == after, f"{before} became {after}"
 
@@ -124,16 +124,16 @@ class Play:
             return
         store.delete(KEY)
         store.put(COLLECTED, b"")
-        self.told["collector"] = "deleted"
+        self.reported["collector"] = "deleted"
 
     def succeed(self, store, name):
-        """What was deleted does not come back; what comes after stays."""
+        """Check that a deleted object does not reappear, and that its successor stays."""
         try:
             store.head(COLLECTED)
         except NotFoundError:
             return
         self.create(store, name, b"successor")
-        if self.told[name] != Outcome.UNKNOWN:
+        if self.reported[name] != Outcome.UNKNOWN:
             there = found(store)
             assert there in (b"successor", b"rival", b"first"), there
 
@@ -150,15 +150,15 @@ class Play:
         store = calm_two_phase(bucket)
         stuck = recover(store).stuck
         assert not stuck or self.case.resends, stuck
-        winners = [name for name, outcome in self.told.items() if outcome == Outcome.CREATED]
+        winners = [name for name, outcome in self.reported.items() if outcome == Outcome.CREATED]
         there = found(store)
         if self.case.collects:
             # In the order of their creation: only the last one can be there.
             winners = [name for name in winners if name == "successor"]
-        assert len(winners) <= 1, f"{winners} were all told that they won"
+        assert len(winners) <= 1, f"{winners} were all reported that they won"
         if winners:
             assert there == winners[0].encode(), f"{winners[0]} won, {there} is there"
-        elif not self.case.collects and Outcome.EXISTS in self.told.values():
+        elif not self.case.collects and Outcome.EXISTS in self.reported.values():
             assert there is not None
         self.check_leftovers(store)
 
@@ -170,4 +170,4 @@ class Play:
         left = [info.key for info in store.inner.list("wal/") if is_temporary(info.key)]
         assert not left, left
         records = list(store.register.all("wal/", unfinished=True))
-        assert not records, f"nobody will ever finish {records}"
+        assert not records, f"unfinished records: {records}"

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 from reef.errors import UnavailableError
 from reef.stores import Outcome, WriteResult
-from reef.stores.two_phase import collecting, finishing
+from reef.stores.two_phase import finishing, store
 from reef.stores.two_phase.finishing import Content, Finish, Finisher
 from reef.stores.two_phase.store import TwoPhase, _Claim
 
 
-def recovery_deletes_what_has_no_object(patch):
-    """The seed's rule: a record whose destination is missing goes."""
+def recovery_deletes_records_without_objects(patch):
+    """A record whose destination is missing is deleted."""
 
     def finish(self, record):
         self.prepare()
@@ -24,27 +24,27 @@ def recovery_deletes_what_has_no_object(patch):
 
 
 def the_loser_does_not_help(patch):
-    """ "Exists" is answered as soon as there is a record."""
+    """Return "exists" as soon as there is a record."""
 
-    def help_nobody(self, record, holder, doubt):
+    def help_none(self, record, holder, doubt):
         return WriteResult(Outcome.EXISTS)
 
-    patch.setattr(TwoPhase, "_help", help_nobody)
+    patch.setattr(TwoPhase, "_help", help_none)
 
 
 def acknowledged_at_the_insert(patch):
-    """The seed's durable point is taken for the moment to answer; the copy is left to recovery."""
+    """The insert is acknowledged as soon as it is durable; the copy is left to recovery."""
     patch.setattr(TwoPhase, "_complete", lambda *_: WriteResult(Outcome.CREATED))
 
 
 def sources_go_by_age_alone(patch):
     """An old source that no record names is taken for garbage, though its insert may come."""
-    original = collecting._is_useless
+    original = store._is_useless
 
     def is_useless(source, record, *, below):
         return record is None or original(source, record, below=below)
 
-    patch.setattr(collecting, "_is_useless", is_useless)
+    patch.setattr(store, "_is_useless", is_useless)
 
 
 def sources_survive_their_names(patch):
@@ -64,7 +64,7 @@ def names_are_never_freed(patch):
 
 
 def silence_means_lost(patch):
-    """An insert without an answer is taken for a refusal."""
+    """Treat an insert without a response as refused."""
     original = TwoPhase._claim
 
     def claim(self, record):
@@ -79,7 +79,7 @@ def silence_means_lost(patch):
 
 
 def silence_means_won(patch):
-    """An insert without an answer is taken for a success."""
+    """Treat an insert without a response as done."""
     original = TwoPhase._claim
 
     def claim(self, record):
@@ -104,5 +104,5 @@ def the_destination_is_not_checked_again(patch):
 
 
 def the_record_is_not_checked_again(patch):
-    """What was inserted once is taken for inserted still."""
+    """Treat a record that was inserted once as still there."""
     patch.setattr(finishing, "_is_open", lambda record, holder: True)

@@ -14,23 +14,21 @@ import msgspec
 from reef.errors import NotFoundError
 from reef.stores import Meter, ReadBack, Retry, RetryPolicy, WriteResult
 from reef.stores.two_phase import Record, Register, TwoPhase, recover
-from reef.stores.two_phase.record import is_temporary
-from reef.stores.two_phase.register import PAGE, Holding
+from reef.stores.two_phase.register import PAGE, Holding, is_temporary
 from reef.testing import ExploredSimulation, Process, Simulation
-from reef.testing.held import WatchedBucket
-from reef.testing.simulated_store import SimulatedStore
-from reef.testing.states import Request
+from reef.testing.explore.states import ExploredRequest
+from reef.testing.store import SimulatedStore, WatchedBucket
 
 RECORDS = "register/"
 INCARNATION = "incarnation"
 COPYING = "copying/"
 """Below it, processes whose check has passed and whose commit has not come yet."""
 NEED_IF_MATCH = frozenset({"counting_with_replace", "counting_with_replace_late"})
-"""Scenarios about what a store with a register has not."""
+"""Scenarios that need If-Match, which a store with a register lacks."""
 
 
 @dataclass(frozen=True)
-class Statement(Request):
+class Statement(ExploredRequest):
     """A call to the register, as data, like a request to the bucket."""
 
     @cached_property
@@ -162,10 +160,10 @@ def _sender(sim, raw):
     if isinstance(sim, ExploredSimulation):
 
         def explored(statement):
-            answer = sim.send(statement)
-            if isinstance(answer, WriteResult) and answer.cause is not None:
-                raise answer.cause
-            return answer
+            response = sim.send(statement)
+            if isinstance(response, WriteResult) and response.cause is not None:
+                raise response.cause
+            return response
 
         return explored
 
@@ -177,7 +175,7 @@ def _sender(sim, raw):
 
 
 def calm_two_phase(bucket):
-    """Return the store of somebody to whom nothing happens."""
+    """Return the store of a process without faults."""
     return TwoPhase(bucket, SimulatedRegister(lambda statement: statement.apply(bucket)))
 
 
@@ -196,7 +194,7 @@ class _Process(Process):
 class TwoPhaseSimulation(Simulation):
     """A simulation whose processes, and whose hand from outside, create by a register.
 
-    Conditional writes of the bucket itself are refused: whoever relied on one would be found.
+    Conditional writes of the bucket itself are refused, to detect code that relies on one.
     """
 
     def __init__(self, *args, **options):
@@ -207,7 +205,7 @@ class TwoPhaseSimulation(Simulation):
         self.bucket = calm_two_phase(self.plain_bucket)
 
     def run(self, until_s=None):
-        """At the end, finish what the dead have left, as everybody who opens a bucket does.
+        """At the end, finish the records of crashed processes, as every opening does.
 
         The checks of a scenario run outside of simulated time: they cannot wait, as the loser of
         a race with a dead writer's record does.
@@ -227,7 +225,7 @@ class TwoPhaseSimulation(Simulation):
 
 
 class _Copying(WatchedBucket):
-    """Tells of what appears in it."""
+    """Reports objects that are created."""
 
     def __init__(self, sim):
         super().__init__("memory://simulated", runtime=sim.bucket.runtime)

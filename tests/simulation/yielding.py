@@ -1,40 +1,32 @@
-"""Yield points on every line: other strands may run between any two lines of chosen modules.
+"""Yield points on every line: other fibers may run between any two lines of chosen modules.
 
 The simulator switches at store calls, locks and waits. A read of rows in memory has none of
 these, and yet another thread of the process may run between any two of its lines. Within this
-context a strand may be switched away from at each line of the read path, with a chance that is
+context a fiber may be switched away from at each line of the read path, with a chance that is
 drawn once for each history; and a read may stay at one of its lines while others commit. Nothing
-switches while a leaf lock is held: a strand that wants the lock would have to wait for its holder
+switches while a leaf lock is held: a fiber that wants the lock would have to wait for its holder
 anyway, which is the same as to run later.
 """
 
 import sys
 from contextlib import contextmanager
 
-import reef.engine.readable
-import reef.engine.writer
 import reef.runtime
+from reef.engine.handles import readable, transaction, writer
+from reef.engine.local import buffer, uploader
+from reef.engine.local import writer as local_writer
+from reef.engine.log import tail
+from reef.engine.read import caches, memtable, runs, view
 
-ENGINE = reef.engine.readable.__file__.rpartition("/")[0]
-TRACED = tuple(
-    f"{ENGINE}/{name}"
-    for name in (
-        "readable.py",
-        "tail.py",
-        "writer.py",
-        "transactions.py",
-        "footprints.py",
-        "reading/lookup.py",
-        "reading/memtable.py",
-        "reading/rescan.py",
-        "reading/row_cache.py",
-        "reading/view.py",
-        "local/front.py",
-        "local/overlay.py",
-        "local/writer.py",
-        "local/uploader.py",
+TRACED = frozenset(
+    module.__file__
+    for module in (
+        *(readable, writer, transaction, tail),
+        *(caches, memtable, runs, view),
+        *(buffer, local_writer, uploader),
     )
 )
+"""Modules and not paths: a module that moves must not drop out unnoticed."""
 CHANCES = (1, 5, 20, 100)
 """One line in so many is a yield point."""
 LINES = 60
@@ -44,7 +36,7 @@ NAP_S = 2.0
 
 
 class _LeafLock:
-    """A leaf lock that knows that it is held. All strands run in one thread."""
+    """A leaf lock that knows that it is held. All fibers run in one thread."""
 
     held = 0
 
@@ -62,42 +54,46 @@ class Lines:
         self._sim = sim
         self._one_in = CHANCES[sim.choices.pick(len(CHANCES))] if one_in is None else one_in
         self._left = {}
-        """By strand: after how many lines it stays where it is for a while."""
+        """By fiber: after how many lines it stays where it is for a while."""
 
     def stay_at_one(self, line=None):
-        """Let the calling strand stay at one of its next lines."""
+        """Let the calling fiber stay at one of its next lines."""
         line = 1 + self._sim.choices.pick(LINES) if line is None else line
         self._left[self._sim.scheduler.current] = line
 
     def has_stayed(self):
-        """Whether the calling strand has come to that line."""
+        """Whether the calling fiber has come to that line."""
         return not self._left.pop(self._sim.scheduler.current)
 
     def on_call(self, frame, event, argument):
-        return self._on_line if frame.f_code.co_filename.startswith(TRACED) else None
+        return self._on_line if frame.f_code.co_filename in TRACED else None
 
     def _on_line(self, frame, event, argument):
+        """Decide here, where nothing is traced; most lines are not yield points."""
         if event == "line" and not _LeafLock.held:
-            sys.call_tracing(self._pass, ())  # or no other strand would be traced meanwhile
+            scheduler, choices = self._sim.scheduler, self._sim.choices
+            fiber = scheduler.current
+            left = self._left.get(fiber, 0)
+            if left:
+                self._left[fiber] = left - 1
+            if fiber is None:
+                pass
+            elif left == 1:
+                nap_s = choices.uniform(0.0, NAP_S) if self._one_in else NAP_S
+                _traced(scheduler.park, nap_s)
+            elif self._one_in and not choices.pick(self._one_in):
+                _traced(scheduler.pause)
         return self._on_line
 
-    def _pass(self):
-        scheduler, choices = self._sim.scheduler, self._sim.choices
-        strand = scheduler.current
-        if strand is None:
-            return
-        left = self._left.get(strand, 0)
-        if left:
-            self._left[strand] = left - 1
-        if left == 1:
-            scheduler.park(choices.uniform(0.0, NAP_S) if self._one_in else NAP_S)
-        elif self._one_in and not choices.pick(self._one_in):
-            scheduler.pause()
+
+def _traced(call, *args):
+    """Call from a trace function: otherwise no other fiber would be traced meanwhile."""
+    sys.call_tracing(call, args)
 
 
 @contextmanager
 def yielding_on_every_line(sim, one_in=None):
-    """Switch strands between lines of the read path while this lasts; never, if `one_in` is 0."""
+    """Switch fibers between lines of the read path while this lasts; never, if `one_in` is 0."""
     modules = [m for n, m in list(sys.modules.items()) if n.startswith("reef.")]
     patched = [m for m in modules if getattr(m, "leaf_lock", None) is reef.runtime.leaf_lock]
     make, before, lines = reef.runtime.leaf_lock, sys.gettrace(), Lines(sim, one_in)

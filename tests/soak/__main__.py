@@ -1,6 +1,6 @@
-"""`make soak`: ten minutes on a real S3 server; says what it saw, fails if something is wrong.
+"""`make soak`: ten minutes on a real S3 server; prints a report, fails if a check does.
 
-`STORE=two-phase` soaks a server that ignores every condition, with a register beside it.
+`STORE=two-phase` soaks a server that ignores every condition, with a register.
 """
 
 import argparse
@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.soak.run import Soak
-from tests.two_phase import REGISTERS, StartedServers, register_url, unconditional_bucket
+from tests.support.registers import REGISTERS, StartedServers, register_url, unconditional_bucket
 
 BUCKET = "soak"
 

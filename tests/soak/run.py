@@ -1,4 +1,4 @@
-"""The soak's driver: starts the processes, kills them, and adds up what is left at the end."""
+"""The soak's driver: starts the processes, kills them, and checks the namespace at the end."""
 
 import json
 import os
@@ -41,20 +41,20 @@ class Soak:
     """(seconds since the start, bytes in the bucket)"""
 
     def run(self):
-        """Soak; raises what went wrong, and returns what there is to tell."""
+        """Run the soak; return a report, or raise the first failure."""
         db = reef.open(self.url, **self.options)
         _create(db)
         processes = [(role, self._start(role)) for role in ROLES]
-        start, looked = time.monotonic(), 0.0
+        start, measured_s = time.monotonic(), 0.0
         try:
             while time.monotonic() - start < self.seconds:
                 self._wait_for_progress()
                 time.sleep(random.uniform(0.5, 4.0))
                 processes = self._kill_some(processes)
                 self._check_failures()
-                if time.monotonic() - looked > 5:
-                    looked = time.monotonic()
-                    self.bytes_seen.append((looked - start, _bytes(db)))
+                if time.monotonic() - measured_s > 5:
+                    measured_s = time.monotonic()
+                    self.bytes_seen.append((measured_s - start, _bytes(db)))
         finally:
             for _, process in processes:
                 _kill(process)
@@ -103,7 +103,7 @@ class Soak:
 
     # --- the end ------------------------------------------------------------------
     def _reckon(self, db):
-        """Nothing acknowledged is lost, nothing is damaged, and what is not needed goes."""
+        """Nothing acknowledged is lost, nothing is damaged, and unneeded objects are deleted."""
         expected = acknowledged(self.folder)
         found = {key.decode(): number_of(value) for key, value in db.reader(NAME).scan()}
         lost = {key: n for key, n in expected.items() if found.get(key, 0) < n}
@@ -111,7 +111,7 @@ class Soak:
         problems = verify(db, NAME, deep=True).problems
         assert not problems, problems
         left = self._swept(db)
-        # What was written in all is far more: only what the grace period keeps may pile up.
+        # Far more was written in all: only objects within the grace period may accumulate.
         assert self._half(1) <= 2 * self._half(0) + SLACK_BYTES, self.bytes_seen
         return {
             "seconds": round(self.seconds),
@@ -129,16 +129,16 @@ class Soak:
         return max(sizes, default=0)
 
     def _swept(self, db):
-        """Fold, and sweep until no row is left that nobody needs; return the bytes that are."""
+        """Fold, and sweep until no unneeded row is left; return the remaining bytes."""
         fold(db, NAME)
-        # All that could go on with a job is dead: an hour, or a day, need not pass to know it.
+        # Every process of a job has ended: an hour, or a day, need not pass to know it.
         silent = {"silent_job_s": GRACE_S, "silent_compactor_s": GRACE_S}
         for _ in range(SWEEPS_MAX):
             report = sweep(db, NAME, apply=True, force=True, retain_generations_s=0, **silent)
             if _is_swept(db):
                 return _bytes(db)
             time.sleep(GRACE_S / 2)
-        raise AssertionError(f"what nobody needs is still there: {report}")
+        raise AssertionError(f"unneeded objects are still there: {report}")
 
 
 def _create(db):

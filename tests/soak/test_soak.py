@@ -3,7 +3,7 @@
 import pytest
 
 from tests.soak.run import Soak
-from tests.two_phase import register_url, unconditional_bucket
+from tests.support.registers import register_url, unconditional_bucket
 
 
 @pytest.mark.slow
@@ -11,9 +11,9 @@ from tests.two_phase import register_url, unconditional_bucket
 def test_nothing_acknowledged_is_lost_under_kills(tmp_path, ministack):
     """A writer, a loader, readers and jobs on an S3 server, all killed again and again."""
     ministack.make_bucket("soak")
-    told = Soak("s3://soak/short", ministack.options(), tmp_path, 15.0).run()
-    assert told["kills"] >= 3
-    assert told["acknowledged"] > 10
+    report = Soak("s3://soak/short", ministack.options(), tmp_path, 15.0).run()
+    assert report["kills"] >= 3
+    assert report["acknowledged"] > 10
 
 
 @pytest.mark.slow
@@ -23,6 +23,6 @@ def test_nothing_acknowledged_is_lost_under_kills_with_a_register(tmp_path, serv
     (tmp_path / "notes").mkdir()
     options = unconditional_bucket(servers, "soak-two-phase")
     options["cas"] = register_url(servers, "sqlite", tmp_path)
-    told = Soak("s3://soak-two-phase/short", options, tmp_path / "notes", 15.0).run()
-    assert told["kills"] >= 3
-    assert told["acknowledged"] > 10
+    report = Soak("s3://soak-two-phase/short", options, tmp_path / "notes", 15.0).run()
+    assert report["kills"] >= 3
+    assert report["acknowledged"] > 10

@@ -2,13 +2,13 @@
 
     python -m tests.soak.worker ROLE URL OPTIONS-JSON FOLDER
 
-writer    writes, with background work; notes what it tries and what was acknowledged
+writer    writes, with background work; records attempts and acknowledgements
 reader    reads for ever: nothing acknowledged before it opened is missing, no value goes back
-jobs      folds, compacts and sweeps beside the writer's own background work
-loader    runs bulk jobs beside the writer, each with keys of its own
+jobs      folds, compacts and sweeps, concurrently with the writer's own background work
+loader    runs bulk jobs, each with keys of its own
 
 Notes go to a file of the folder, which outlives the process: a line before each write, and one
-after its answer. Whoever finds something wrong notes it as a failure, and ends.
+after its response. A process that finds an error records it as a failure, and ends.
 """
 
 import json
@@ -47,7 +47,7 @@ def number_of(value):
 
 
 def acknowledged(folder):
-    """Return of each key the last write that some writer was told to be durable."""
+    """Return the last acknowledged write of each key."""
     last = {}
     for path in [*Path(folder).glob("writer-*.jsonl"), *Path(folder).glob("loader-*.jsonl")]:
         tried = {}
@@ -71,7 +71,7 @@ def write(db, note):
         fold_interval_s=2.0,
         sweep_interval_s=5.0,
         retain_generations_s=RETAIN_S,
-        look_s=0.1,
+        poll_interval_s=0.1,
     )
     with db.writer(NAME, background=settings, max_parallel_writes=4) as writer:
         while True:
@@ -116,7 +116,7 @@ def load(db, note):
 
 
 def read(db, folder):
-    """Open, look whether all is there, follow for a while, open again."""
+    """Open, check all rows, follow for a while, open again."""
     while True:
         before = acknowledged(folder)
         try:

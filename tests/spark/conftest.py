@@ -1,12 +1,16 @@
 """One Spark session for all tests of a run: it takes ten seconds to come up."""
 
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import reef
-from tests.spark.sessions import configured
+import reef.spark
+from jvm.build import spark_jars
+from tests.support.spark_sessions import configured
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +28,8 @@ def spark(spark_home):
     from pyspark.sql import SparkSession
 
     here = {"spark.sql.warehouse.dir": str(spark_home / "warehouse")}
-    session = configured(SparkSession.builder.master("local[2]"), **here).getOrCreate()
+    builder = configured(SparkSession.builder.master("local[2]"), **here)
+    session = reef.spark.configure(builder).getOrCreate()
     yield session
     session.stop()
 
@@ -39,3 +44,33 @@ def url(tmp_path):
 def db(url):
     """The database in it."""
     return reef.open(url)
+
+
+@pytest.fixture(scope="session")
+def java_program(java17, tmp_path_factory):
+    """Compile a program of tests/spark/jvm, which sees the reader's own classes.
+
+    Returns a call that takes its name, and returns a call that runs it with arguments.
+    """
+
+    def compiled(name):
+        classes = tmp_path_factory.mktemp(name)
+        path = f"{reef.spark.jar_path()}:{spark_jars()}/*:{classes}"
+        sources = (Path(__file__).parent / "jvm").glob("*.java")
+        subprocess.run(["javac", "-nowarn", "-cp", path, "-d", classes, *sources], check=True)
+        opened = ["java.nio", "java.lang", "java.util", "sun.nio.ch"]
+        opens = [f"--add-opens=java.base/{module}=ALL-UNNAMED" for module in opened]
+        program = [java17.path(), "-Xmx96m", *opens, "-cp", path, f"reef.spark.{name}"]
+
+        def run(*arguments):
+            return subprocess.run(
+                [*program, *map(str, arguments)],
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=False,
+            )
+
+        return run
+
+    return compiled

@@ -1,4 +1,4 @@
-"""Namespaces for the tests of Spark, and reading them without it: what its processes would do."""
+"""Namespaces for the tests of Spark, and reads of them without it, as its processes would do."""
 
 import pickle
 import random
@@ -37,7 +37,7 @@ def rows(first, last, text="x"):
 
 
 def folded(db, name, count, parts=1, **settings):
-    """Make a namespace whose rows stand in segments, folded in some parts."""
+    """Make a namespace whose rows are in segments, folded in some parts."""
     db.create(name, SCHEMA)
     for part in range(parts):
         with db.writer(name) as writer:
@@ -87,7 +87,7 @@ class Planned:
         self.shares = self.reader.partitions()
 
     def batches(self, share):
-        """Return what the task of a share hands over."""
+        """Return the batches of a share's task."""
         reader, share = pickle.loads(pickle.dumps((self.reader, share)))
         return list(reader.read(share))
 

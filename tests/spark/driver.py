@@ -32,16 +32,15 @@ from pyspark.sql import SparkSession
 import reef
 import reef.spark
 from reef.jobs import BulkJob
-from reef.spark.sink import ReefWriter
-from reef.spark.target import arrow_columns
-from tests.servers.base import free_port
-from tests.spark.sessions import configured
+from reef.spark.sink import ReefWriter, arrow_columns
+from tests.support.servers.base import free_port
+from tests.support.spark_sessions import configured
 
 ROWS = 4000
 SLOW_S = 200
 
 
-def told(scenario, **facts):
+def emit(scenario, **facts):
     """Print what happened."""
     print(json.dumps({"scenario": scenario, **facts}), flush=True)
 
@@ -118,7 +117,7 @@ def an_executor_killed(db, name):
 
 
 def executor_killed(spark, url, options):
-    """A load goes on when an executor is killed after the first segment was staged."""
+    """A load continues when an executor is killed after the first segment was staged."""
     db = reef.open(url, **options)
     db.create("killed", arrow_columns(numbers(spark).schema, {}))
     # Partitions end one after the other: the kill strikes while others are at work.
@@ -129,7 +128,7 @@ def executor_killed(spark, url, options):
             slow(late, 0.2), url, "killed", partitions=6, count=False, **wanted
         )
     again = reef.spark.bulk_load(numbers(spark), url, "killed", **wanted)
-    told("executor", killed=len(killed), lsn=report.lsn, rows=report.rows, again=again.replayed)
+    emit("executor", killed=len(killed), lsn=report.lsn, rows=report.rows, again=again.replayed)
 
 
 class SlowExecutor(reef.spark.SparkExecutor):
@@ -146,7 +145,7 @@ class SlowExecutor(reef.spark.SparkExecutor):
 
 
 def executor_killed_in_compaction(spark, url, options):
-    """A compaction goes on when an executor is killed after its first output."""
+    """A compaction continues when an executor is killed after its first output."""
     db = reef.open(url, **options)
     db.create("compacted", arrow_columns(numbers(spark).schema, {}))
     with db.writer("compacted", background=False) as writer:
@@ -158,7 +157,7 @@ def executor_killed_in_compaction(spark, url, options):
         report = reef.jobs.compact(
             db, "compacted", full=True, executor=SlowExecutor(spark), segment_rows_max=300
         )
-    told("compaction", killed=len(killed), outputs=report.outputs, rows=report.rows_written)
+    emit("compaction", killed=len(killed), outputs=report.outputs, rows=report.rows_written)
 
 
 # --- attempts ---------------------------------------------------------------------------
@@ -177,7 +176,7 @@ class FailsOnce(ReefWriter):
 
 
 class SlowOnce(ReefWriter):
-    """A task takes long after its upload, so that Spark runs it a second time beside it."""
+    """A task takes long after its upload, so that Spark runs a second attempt concurrently."""
 
     def write(self, iterator):
         """Stage, then wait."""
@@ -206,7 +205,7 @@ def attempts(spark, url, options, kind, writer_class):
     """Write with a task that runs twice, and both of them upload."""
     started = time.monotonic()
     write(spark, url, options, kind, writer_class)
-    told(kind, seconds=time.monotonic() - started)
+    emit(kind, seconds=time.monotonic() - started)
 
 
 def write(spark, url, options, kind, writer_class, **wanted):
@@ -232,7 +231,7 @@ class Dies(ReefWriter):
             super().commit(messages)
         for victim in self.victims:
             os.kill(victim, signal.SIGKILL)
-        time.sleep(60)  # its pipes are gone, and so is whoever would go on
+        time.sleep(60)  # its pipes are gone, and so is a process that would continue
 
 
 def dies_writing(url, options, *, after):
@@ -240,7 +239,7 @@ def dies_writing(url, options, *, after):
     spark = session("local[2]")
     Dies.victims = (spark.sparkContext._gateway.proc.pid, os.getpid())
     Dies.after = after
-    told("writing", after=after)
+    emit("writing", after=after)
     write(spark, url, options, "dies", Dies, idempotencyKey="k")
 
 
@@ -251,7 +250,7 @@ def dies(spark, url, options, name, *, after):
     def killed_there(self, staged, **options):
         if after:
             commit(self, staged, **options)
-        told("dying", after=after, segments=len(staged))
+        emit("dying", after=after, segments=len(staged))
         os.kill(os.getpid(), signal.SIGKILL)
 
     BulkJob.commit = killed_there
@@ -265,24 +264,24 @@ def connect(url):
     df = numbers(spark, 2)
     df.write.format("reef").options(namespace="c", key="id").mode("append").save(url)
     appended = reef.open(url).reader("c")
-    told("append", rows=sum(1 for _ in appended.scan()))
+    emit("append", rows=sum(1 for _ in appended.scan()))
     small = df.where("n < 50")
     small.write.format("reef").options(namespace="c").mode("overwrite").save(url)
-    told("overwrite", rows=sum(1 for _ in reef.open(url).reader("c").scan()))
+    emit("overwrite", rows=sum(1 for _ in reef.open(url).reader("c").scan()))
     try:
         df.union(small).write.format("reef").options(namespace="c").mode("append").save(url)
     except Exception as error:
-        told("refused", clearly="keys of this load come more than once" in str(error))
+        emit("refused", clearly="keys of this load occur more than once" in str(error))
     try:
         df.union(small).write.format("reef").options(namespace="d", key="id").mode("append").save(
             url
         )
     except Exception:
-        told("taken back", left=reef.open(url).namespaces())
+        emit("taken back", left=reef.open(url).namespaces())
     report = reef.spark.bulk_load(df, url, "c", partitions=2)
-    told("bulk_load", rows=report.rows, segments=report.segments, module=type(df).__module__)
+    emit("bulk_load", rows=report.rows, segments=report.segments, module=type(df).__module__)
     again = reef.spark.bulk_load(small, url, "c2", key="id", progress=lambda step: None)
-    told("partitions", chosen=again.partitions)
+    emit("partitions", chosen=again.partitions)
     spark.stop()
 
 
@@ -312,7 +311,7 @@ def two_hosts():
 
 
 def speculate(url):
-    """A task that takes long is run a second time beside itself; both upload."""
+    """A task that takes long is run a second time concurrently; both upload."""
     config = {
         "spark.speculation": "true",
         "spark.speculation.interval": "100ms",
@@ -330,7 +329,7 @@ def speculate(url):
 
 
 def main(what, url, options="{}"):
-    """Run what is asked for."""
+    """Run the requested scenarios."""
     options = json.loads(options)
     if what == "connect":
         connect(url)

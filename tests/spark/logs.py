@@ -1,4 +1,5 @@
-"""Random logs with something of everything in them, and what a fold of them must agree on."""
+"""Random logs with something of everything in them, and the state that all folds of them must agree
+on."""
 
 import random
 import shutil
@@ -8,14 +9,14 @@ import msgspec
 import pyarrow as pa
 
 import reef
-from reef.engine.log import Log
+from reef.engine.log.log import Log
 from reef.formats.wal_object import WalKind, WalObject
 from reef.jobs import fold, rebuild, verify
 from reef.manifest.head import HeadFinder
-from reef.manifest.sums import total
+from reef.manifest.invariants import total
 from reef.paths import Namespace
-from tests.bulk import append
 from tests.spark.data import SCHEMA, change, rows
+from tests.support.bulk_jobs import append
 
 NAME = "events"
 SMALL = {"segment_bytes_max": 8192, "group_bytes": 1024}
@@ -49,7 +50,7 @@ def write_log(db, seed, steps=10):
 
 
 def append_void(db):
-    """Put an object into the log that expects another one before it: nobody may read it."""
+    """Put an object into the log that expects another one before it: no process may read it."""
     log = Log(db.store, Namespace(NAME))
     filled = [log.read(slot.lsn) for slot in log.filled(1)]
     last = [found for found in filled if found.header.kind is WalKind.BATCHES][-1]
@@ -75,7 +76,7 @@ def state(db):
 
 
 def check_fold(threads, shuffled, executor, **settings):
-    """Fold both; compare all there is, before and after, and let verify and rebuild look at it."""
+    """Fold both; compare all there is, before and after, and let verify and rebuild read it."""
     wanted = SMALL | settings
     before = state(threads)[0]
     here = fold(threads, NAME, **wanted)

@@ -3,7 +3,7 @@
     python -m tests.spark.read_driver MASTER INPUT.json OUTPUT.json
 
 Runs the checks that the input names for each bucket, and writes down what they returned, or how
-they failed. MASTER is Spark's, or `connect` for a server of Spark Connect beside it.
+they failed. MASTER is Spark's, or `connect` for a local server of Spark Connect.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 import reef
 import reef.spark
 from tests.spark import logs, tasks
-from tests.spark.sessions import configured
+from tests.support.spark_sessions import configured
 
 
 def main(master, given, output):
@@ -42,7 +42,7 @@ def session(master):
         kind = kind.remote("local[2]")
     else:
         kind = kind.master(master)
-    return configured(kind).getOrCreate()
+    return reef.spark.configure(configured(kind)).getOrCreate()
 
 
 def opened(bucket):
@@ -61,6 +61,17 @@ def read_rows(spark, bucket):
     return sorted([row["id"], row["n"]] for row in df.collect())
 
 
+def read_native(spark, bucket):
+    """All rows, read in the JVM: of files, or of signed URLs."""
+    given = {f"store.{name}": str(value) for name, value in bucket["options"].items()}
+    reader = spark.read.format("reef").options(namespace="events", engine="jvm", **given)
+    df = reader.option("splitBytes", 20_000).load(bucket["url"])
+    tasks_used = df.selectExpr("spark_partition_id() AS task").distinct().count()
+    if tasks_used < 2:
+        return f"one task only: {tasks_used}"
+    return sorted([row["id"], row["n"]] for row in df.select("id", "n").collect())
+
+
 def read_some(spark, bucket):
     """A range, a condition and one of Spark's own."""
     df = table(spark, bucket).range("k0000100", "k0000200").where("n >= 150").df()
@@ -77,7 +88,7 @@ def refuse(spark, bucket):
 
 
 def run_tasks(spark, bucket):
-    """Who ran the tasks of an executor, and what was counted."""
+    """The processes that ran the tasks, and the counts."""
     executor = reef.spark.executor(spark)
     store = opened(bucket).store
     found = executor.map(tasks.touch, [tasks.Touch(store, n) for n in range(4)])

@@ -10,7 +10,7 @@ from reef.telemetry import RequestKind
 
 @dataclass(frozen=True)
 class Touch:
-    """Writes an object, and tells who did."""
+    """Writes an object that names its process."""
 
     store: Store
     number: int
@@ -49,4 +49,4 @@ def fail_badly(number):
 
 def puts(executor):
     """Return how many PUTs an executor's tasks have sent."""
-    return executor.meter.tallies()[RequestKind.PUT].requests
+    return executor.meter.counts()[RequestKind.PUT].requests

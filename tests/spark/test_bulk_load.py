@@ -1,4 +1,4 @@
-"""Bulk loads with a real session: reports, refusals, and a live writer beside them."""
+"""Bulk loads with a real session: reports, refusals, and a concurrent live writer."""
 
 import threading
 from itertools import pairwise
@@ -9,8 +9,7 @@ import pytest
 import reef
 from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
-from reef.spark.checks import Preflight
-from reef.types import KeyRange
+from reef.spark.load_check import Preflight
 from tests.spark.writing import (
     kinds_of,
     leases_of,
@@ -38,14 +37,14 @@ def model():
 
 def ingested(db):
     """Return the segments of the last ingest, in the order of their keys."""
-    entries = db.reader("t")._tail.view().memtable.moment(KeyRange()).ingested
+    entries = db.reader("t")._tail.view().memtable.ingested
     last = max(entry.visible_lsn for entry in entries)
     found = [entry for entry in entries if entry.visible_lsn == last]
     return sorted(found, key=lambda entry: entry.min_key)
 
 
 def test_a_load_makes_a_namespace_of_segments_that_do_not_overlap(spark, numbers, db, url):
-    """One ingest, each range of keys in one segment; the report says what was done and when."""
+    """One ingest, each range of keys in one segment; the report has the counts and the LSN."""
     steps = []
     batch_rows = spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")
     report = reef.spark.bulk_load(numbers, url, "t", key="id", partitions=3, progress=steps.append)
@@ -61,8 +60,8 @@ def test_a_load_makes_a_namespace_of_segments_that_do_not_overlap(spark, numbers
     assert list(report.seconds) == ["check", "begin", "stage", "commit"]
     assert set(report.task_seconds) == {"receive", "check", "sort and write"}
     assert report.to_dict()["checks"]["rows"] == 3000
-    told = [step.stage for step in steps if step.stage != "staging"]
-    assert told == ["check", "checked", "begin", "stage", "commit", "committed"]
+    printed = [step.stage for step in steps if step.stage != "staging"]
+    assert printed == ["check", "checked", "begin", "stage", "commit", "committed"]
     assert steps[1].checks == report.checks
     assert spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch") == batch_rows
     assert leases_of(db) == []
@@ -81,6 +80,74 @@ def test_a_load_with_a_key_that_was_used_changes_nothing(numbers, db, url):
     assert len(numbers_of(db)) == 3000
 
 
+def test_a_rerun_with_a_committed_key_does_not_evaluate_its_source(numbers, db, url):
+    """A source that has failed since is no error: the load is replayed before it is read."""
+    first = reef.spark.bulk_load(numbers, url, "t", key="id", idempotency_key="monday")
+    broken = numbers.selectExpr("id", "raise_error('the source was read') AS n")
+    again = reef.spark.bulk_load(broken, url, "t", idempotency_key="monday")
+    assert (again.lsn, again.rows, again.replayed) == (first.lsn, 3000, True)
+
+
+@pytest.fixture
+def counted(spark, tmp_path):
+    """Numbers in three partitions behind a shuffle, and a count of how often each is evaluated."""
+    runs = tmp_path / "runs"
+
+    def count(batches):
+        with runs.open("a") as file:
+            file.write("x")
+        yield from batches
+
+    numbers = spark.range(3000, numPartitions=3).selectExpr("CAST(id AS STRING) AS id", "id AS n")
+    rows = numbers.mapInArrow(count, numbers.schema).repartition(2)
+    return rows, lambda: len(runs.read_text()) / 3
+
+
+@pytest.mark.parametrize(
+    ("options", "times"),
+    [
+        ({}, 2),
+        ({"partitions": 3}, 2),
+        ({"partitions": 3, "count": False}, 2),
+        ({"persist": True}, 1),
+    ],
+)
+def test_a_load_evaluates_its_source_at_most_twice(counted, db, url, options, times):
+    """For the check and for the load; the ranges of keys need no evaluation of their own."""
+    rows, evaluated = counted
+    report = reef.spark.bulk_load(rows, url, "t", key="id", **options)
+    assert 1 <= evaluated() <= times
+    assert not rows.is_cached, "Spark keeps nothing afterwards"
+    assert report.partitions == options.get("partitions", report.partitions)
+    assert len(numbers_of(db)) == 3000
+
+
+@pytest.mark.parametrize("mode", ["append", "overwrite"])
+def test_a_write_evaluates_its_source_once(counted, db, url, mode):
+    """Rows that cannot be written fail in their task: there is no pass before."""
+    rows, evaluated = counted
+    rows.write.format("reef").mode(mode).options(namespace="t", key="id").save(url)
+    assert evaluated() == 1
+    assert len(numbers_of(db)) == 3000
+
+
+def test_the_driver_receives_no_rows_from_the_check(spark, db, url, monkeypatch):
+    """Rows of a megabyte are sampled and converted by executors (they filled the driver before)."""
+    rows = spark.range(40).selectExpr("CAST(id AS STRING) AS id", "repeat('x', 1 << 20) AS t")
+    monkeypatch.setattr(type(rows), "toArrow", None)
+    checks = reef.spark.preflight(rows, url, "t", key="id")
+    assert (checks.rows, checks.problems) == (40, ())
+    assert 40 << 20 <= checks.bytes <= 41 << 20
+
+
+def test_preflight_returns_all_columns_that_cannot_be_loaded(numbers, db, url):
+    """Complex types and wrong types are problems of the report, not the first of them an error."""
+    db.create("t", COLUMNS)
+    bad = numbers.selectExpr("id", "map('a', 1) AS a", "struct(n) AS b", "'x' AS n")
+    problems = reef.spark.preflight(bad, url, "t").problems
+    assert [problem.split(":")[0] for problem in problems] == ["column a", "column b", "column n"]
+
+
 def test_replace_leaves_exactly_the_loaded_rows(numbers, db, url):
     """Also keys before the first and after the last of the load."""
     db.create("t", COLUMNS)
@@ -97,8 +164,8 @@ def test_replace_leaves_exactly_the_loaded_rows(numbers, db, url):
 
 @pytest.mark.parametrize("last", ["staging", "commit"])
 def test_a_progress_that_raises_ends_the_load(numbers, db, url, monkeypatch, last):
-    """At whatever stage, also one that a thread tells of: nothing is committed or left."""
-    monkeypatch.setattr("reef.spark.load_progress.INTERVAL_S", 0.01)
+    """At any stage, also one that a thread reports: nothing is committed or left behind."""
+    monkeypatch.setattr("reef.spark.bulk_loader.POLL_INTERVAL_S", 0.01)
 
     def stop(step):
         if step.stage == last:
@@ -148,10 +215,10 @@ def test_an_order_column_decides_wherever_the_rows_are(numbers, db, url):
         (["id", "n"], {"partitions": 0}, "partitions=0"),
         (["id", "n"], {"segment_bytes": -1}, "segment_bytes=-1"),
         (["id", "n"], {"sort_bytes": 0}, "sort_bytes=0"),
-        (["id", "n"], {"idempotency_key": ""}, "idempotency key has 1 to"),
+        (["id", "n"], {"idempotency_key": ""}, "idempotency key must have 1 to"),
     ],
 )
-def test_bad_input_is_told_before_anything_is_written(numbers, db, url, bad, options, why):
+def test_bad_input_is_rejected_before_anything_is_written(numbers, db, url, bad, options, why):
     """Pre-flight finds it where it can; what only tasks can find leaves an aborted job."""
     db.create("t", COLUMNS)
     with pytest.raises(reef.InvalidInputError, match=why):
@@ -171,7 +238,7 @@ def test_an_unknown_namespace_without_a_key_is_not_made(numbers, db, url):
 
 
 def test_a_namespace_that_grows_between_check_and_begin(numbers, db, url):
-    """Rows are written as the job's schema has them: to the reader a segment is what that says."""
+    """Rows are written as the job's schema has them: readers rely on it."""
     db.create("t", pa.schema([("id", pa.string()), ("n", pa.int32())]))
 
     def grow(step):
@@ -185,7 +252,7 @@ def test_a_namespace_that_grows_between_check_and_begin(numbers, db, url):
 
 
 def test_preflight_alone(numbers, db, url):
-    """What a load would find, without one."""
+    """The checks of a load, without loading."""
     found = reef.spark.preflight(
         numbers.selectExpr("nullif(id, '000007') AS id", "n"), url, "t", key="id"
     )
@@ -234,7 +301,7 @@ def test_live_rows_written_during_a_load_are_where_they_belong(numbers, db, url)
     try:
         assert begun.wait(120)
         report = reef.spark.bulk_load(numbers, url, "t", partitions=2)
-        while writes[-1][2].result(120).lsn < report.lsn:  # it goes on behind the load, too
+        while writes[-1][2].result(120).lsn < report.lsn:  # it continues behind the load, too
             over.wait(0.01)
     finally:
         over.set()

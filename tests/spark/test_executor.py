@@ -7,7 +7,6 @@ import pytest
 
 import reef
 import reef.spark
-from reef.jobs.executor import LocalExecutor
 from reef.spark.session import attempts_max, larger_batches
 from tests.spark import tasks
 from tests.spark.data import SCHEMA, change, rows
@@ -29,7 +28,7 @@ def test_results_come_in_order(executor, db):
     assert executor.map(tasks.touch, []) == []
 
 
-def test_a_session_that_was_stopped_is_told(spark, executor, db, url, monkeypatch):
+def test_a_session_that_was_stopped_raises(spark, executor, db, url, monkeypatch):
     """As such, whatever is asked of it; nothing is begun."""
     df = spark.createDataFrame([("a", 1)], "id string, n long")
     monkeypatch.setattr(spark.sparkContext, "_jsc", None)
@@ -53,7 +52,7 @@ def test_functions_without_a_name_can_run(executor):
 
 def test_the_first_error_comes_back_as_itself(executor, db):
     """An error of Reef's keeps its class, kind, hint and facts; the first in order wins."""
-    for where in (executor, LocalExecutor(db.store.runtime)):
+    for where in (executor, db.store.runtime):
         with pytest.raises(reef.ConflictError) as caught:
             where.map(tasks.fail, [0, 1, 2, 3])
         error = caught.value
@@ -71,7 +70,7 @@ def test_other_errors_come_back_too(executor):
 def test_memory_is_refused_before_anything_runs(executor):
     """A store of this process's memory is nothing to other processes."""
     store = reef.open("memory://").store
-    with pytest.raises(reef.InvalidInputError, match="lives in the memory of one process"):
+    with pytest.raises(reef.InvalidInputError, match="is in the memory of one process"):
         executor.map(tasks.touch, [tasks.Touch(store, 1)])
 
 
@@ -99,7 +98,7 @@ class Conf(dict):
 
 @pytest.mark.parametrize("before", [{}, {"spark.sql.execution.arrow.maxRecordsPerBatch": "5"}])
 def test_loads_that_overlap_leave_the_session_as_it_was(before):
-    """Whichever ends first: what one of them has set is no setting of the user's."""
+    """Whichever ends first: a setting of one of them is not the user's."""
     conf = Conf(before)
     first, second = (larger_batches(SimpleNamespace(conf=conf)) for _ in range(2))
     for step in (first.__enter__, second.__enter__):

@@ -1,4 +1,4 @@
-"""A fold by shuffle publishes what a fold in one task does, whoever shuffles.
+"""A fold by shuffle publishes the same as a fold in one task, whichever executor shuffles.
 
 Random logs go through a shuffle in memory here, many of them and quickly; through Spark's own
 in the tests below, and on a cluster in `test_read_elsewhere`.
@@ -12,11 +12,10 @@ import pytest
 import reef
 import reef.spark
 from reef.config import FoldSettings
-from reef.engine.log import Log
+from reef.engine.log.log import Log
 from reef.formats.wal_object import WalKind
 from reef.jobs import fold, repair
-from reef.jobs.executor import LocalExecutor
-from reef.jobs.fold_shuffle import count_ranges
+from reef.jobs.fold.shuffle import count_ranges
 from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
 from tests.spark.logs import NAME, SMALL, check_fold, state, twins, write_log
@@ -24,14 +23,18 @@ from tests.spark.logs import NAME, SMALL, check_fold, state, twins, write_log
 ORDER = [("key", "ascending"), ("lsn", "descending"), ("seq", "descending")]
 
 
-class InMemory(LocalExecutor):
+class InMemory:
     """Shuffles rows of this process; counts how often it is asked."""
 
     batch_rows = 7
 
     def __init__(self, runtime):
-        super().__init__(runtime)
+        self._runtime = runtime
         self.jobs = []
+
+    def map(self, run, tasks):
+        """Run the tasks in threads."""
+        return self._runtime.map(run, tasks)
 
     def parallelism(self):
         """Two, for no reason."""
@@ -67,7 +70,7 @@ def test_random_logs_fold_alike(tmp_path, seed):
 
 
 def test_a_key_may_have_more_versions_than_a_batch_has_rows(tmp_path):
-    """Without patches only the newest of each batch goes on; of all batches one counts."""
+    """Without patches only the newest of each batch is sent; of all batches one counts."""
     for place in ("threads", "shuffled"):
         db = reef.open(str(tmp_path / place))
         with db.writer(NAME, background=False) as writer:
@@ -88,7 +91,7 @@ def test_a_key_may_have_more_versions_than_a_batch_has_rows(tmp_path):
 
 
 def test_H49_a_range_of_which_nothing_is_left_has_a_segment_that_says_so(tmp_path):
-    """H49: patches over nothing leave nothing; the others' segments still stand for all keys."""
+    """H49: patches over nothing leave nothing; the others' segments still cover all keys."""
     db = reef.open(str(tmp_path / "bucket"))
     db.create(NAME, pa.schema([("id", pa.string()), ("n", pa.int64())]))
     with db.writer(NAME, background=False) as writer:
@@ -116,8 +119,8 @@ def test_a_log_without_rows_is_folded(tmp_path, deletes):
     assert report.segments == deletes
 
 
-def test_what_was_skipped_stays_skipped(tmp_path):
-    """An object that a repair has given up is passed over, in the survey too."""
+def test_skipped_objects_stay_skipped(tmp_path):
+    """An object that a repair has abandoned is passed over, in the survey too."""
     db = reef.open(str(tmp_path / "bucket"))
     with db.writer(NAME, background=False) as writer:
         for number in range(6):
@@ -134,7 +137,7 @@ def test_what_was_skipped_stays_skipped(tmp_path):
     assert [key for key, _ in db.reader(NAME).scan()] == [b"k0", b"k1", b"k2", b"k4", b"k5"]
 
 
-def test_a_damaged_object_is_told_and_nothing_is_published(tmp_path):
+def test_a_damaged_object_is_reported_and_nothing_is_published(tmp_path):
     """As in any fold: the error names the object."""
     db = reef.open(str(tmp_path / "bucket"))
     write_log(db, 1, steps=3)
@@ -194,7 +197,7 @@ def test_random_logs_fold_alike_on_spark(spark, tmp_path, seed):
 
 
 def test_an_error_of_a_task_that_reads_comes_back_as_itself(spark, tmp_path, monkeypatch):
-    """What was swept between the survey and the shuffle is told as it is in any fold."""
+    """An object swept between the survey and the shuffle raises the same error as in any fold."""
     db = reef.open(str(tmp_path / "bucket"))
     write_log(db, 4, steps=3)
     executor = reef.spark.executor(spark)

@@ -8,9 +8,9 @@ import pytest
 import reef
 import reef.spark
 from reef.cli.main import run
-from reef.jobs import compact, export, fold, rebuild, verify
+from reef.jobs import compact, export, fold, purge, rebuild, verify
 from reef.manifest.head import HeadFinder
-from reef.manifest.sums import total
+from reef.manifest.invariants import total
 from reef.paths import Namespace
 
 NAME = "events"
@@ -44,7 +44,7 @@ def head(db):
 
 
 def state(db):
-    """Return the rows, and what the segments' set hashes add up to."""
+    """Return the rows, and the sum of the segments' set hashes."""
     manifest = head(db)
     return dict(db.reader(NAME).scan()), total(manifest.segments), manifest.wal_floor
 
@@ -81,7 +81,7 @@ class Twice:
     """Runs each task two times, as Spark may: only the second result counts."""
 
     def map(self, run, tasks):
-        """Return the results of the second run of each; keep what the first ones wrote."""
+        """Return the results of the second run of each; keep the output of the first ones."""
         self.first = [run(task) for task in tasks]
         return [run(task) for task in tasks]
 
@@ -94,7 +94,7 @@ def test_H39_a_task_that_runs_twice_does_no_harm(twins):
     fold(once, NAME)
     fold(twice, NAME, executor=executor)
     named = {segment.id for segment in head(twice).segments}
-    assert named.isdisjoint(entry.id for entries in executor.first for entry in entries)
+    assert named.isdisjoint(entry.id for folded in executor.first for entry in folded.written)
     compact(once, NAME, full=True, **SMALL)
     compact(twice, NAME, full=True, executor=executor, **SMALL)
     again = [result.segment for result in executor.first if result.segment]
@@ -130,3 +130,21 @@ def test_commands_run_on_spark(spark, twins, tmp_path, capsys):
         assert run([command, where, NAME, *options, *on_spark]) == 0, capsys.readouterr()
     assert run(["export", where, NAME, str(tmp_path / "out"), *on_spark]) == 0, capsys.readouterr()
     assert state(db)[0] == before
+
+
+def test_a_purge_on_spark_erases_the_same(spark, tmp_path):
+    """Fold, rewrite and scan run as tasks; report and rows are those of threads."""
+    rows, reports = {}, {}
+    for name, executor in (("threads", None), ("spark", reef.spark.executor(spark))):
+        db = reef.open(str(tmp_path / name))
+        history(db, 3)
+        before = dict(db.reader(NAME).scan())
+        keys = sorted(before)[::5]
+        reports[name] = purge(db, NAME, keys, apply=True, executor=executor).to_dict()
+        rows[name] = dict(db.reader(NAME).scan())
+        assert rows[name] == {k: v for k, v in before.items() if k not in keys}
+        assert verify(db, NAME, deep=True).problems == []
+    assert rows["spark"] == rows["threads"]
+    for fact in ("rows_deleted", "segments_rewritten", "versions_dropped", "erased"):
+        assert reports["spark"][fact] == reports["threads"][fact]
+    assert reports["spark"]["segments_rewritten"] > 1

@@ -1,4 +1,4 @@
-"""Kills: executors and drivers die at bad moments; what is visible is exact every time.
+"""Kills: executors and drivers die at bad times; the visible rows are exact every time.
 
 Each driver is a process of its own (`tests/spark/driver.py`), so that it can die.
 """
@@ -29,7 +29,7 @@ MODEL = {f"{n * 7919 % ROWS:06}": n for n in range(ROWS)}
 
 
 def drive(what, url, cwd, options=None, timeout_s=800):
-    """Run a driver to its end, natural or not; return what it told, by scenario."""
+    """Run a driver to its end, natural or not; return its output, by scenario."""
     environment = {**os.environ, "PYTHONPATH": str(DRIVER.parents[2])}
     done = subprocess.run(
         [sys.executable, str(DRIVER), what, str(url), json.dumps(options or {})],
@@ -62,7 +62,8 @@ def cluster(request, spark_home, tmp_path_factory):
 
 
 def test_H39_a_task_that_fails_after_its_upload(cluster):
-    """H39: it runs again, and what the first attempt staged is seen by nobody, and swept."""
+    """H39: it runs again, and the segments of the first attempt are never visible, and are
+    swept."""
     db, _, found, errors, *_ = cluster
     assert "failsonce" in found, errors
     assert numbers_of(db, "failsonce") == MODEL
@@ -75,7 +76,7 @@ def test_H39_a_task_that_fails_after_its_upload(cluster):
 
 
 def test_H39_speculation_counts_one_attempt_of_each_task(spark_home, tmp_path):
-    """H39: two attempts run side by side and both upload; one of them counts."""
+    """H39: two attempts run concurrently and both upload; one of them counts."""
     code, found, errors = drive("speculate", tmp_path / "bucket", tmp_path)
     assert code == 0, errors
     assert found["slowonce"]["seconds"] < SLOW_S, "the second attempt was the faster one"
@@ -138,7 +139,8 @@ def test_H31_a_driver_that_dies_in_a_write(spark_home, spark, tmp_path, after):
 
 
 def test_H31_a_driver_that_dies_after_its_commit(cluster, spark):
-    """H31: the rows are there; the rerun with the same key is told so, and stages nothing."""
+    """H31: the rows are there; the rerun with the same key returns the same receipt, and stages
+    nothing."""
     db, code, found, errors, url, options = cluster
     assert found.get("dying") == {"after": True, "segments": 2}, errors
     assert code < 0

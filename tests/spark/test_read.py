@@ -31,7 +31,7 @@ def values(df):
 def test_spark_finds_the_format_by_itself(spark, db, url):
     """Installed is registered: rows of segments and log, with columns as Python has them.
 
-    A new session knows nothing that another one was told of.
+    A new session knows nothing of another one's tables.
     """
     model = history(db, "t", 3)
     df = (
@@ -80,7 +80,8 @@ def test_a_dataframe_never_changes(spark, db, url):
 
 
 def test_filters_and_columns_of_the_table(spark, big):
-    """Reef's conditions decide what is read, Spark's are applied to it; columns come last."""
+    """Reef's conditions decide which rows are read, Spark's are applied to them; columns come
+    last."""
     events = reef.spark.table(spark, big, "events")
     df = events.where("n >= 10 AND n < 20").where(col("n") % 2 == 0).select("id").df()
     assert df.columns == ["id"]
@@ -97,8 +98,8 @@ def test_filters_and_columns_of_the_table(spark, big):
     }
 
 
-def test_past_moments_of_the_table(spark, db, url):
-    """A snapshot, its name, a generation and a time name a moment."""
+def test_past_states_of_the_table(spark, db, url):
+    """A snapshot, its name, a generation and a time name a point in time."""
     folded(db, "t", 10)
     monday = db.snapshot("t", "monday")
     at = datetime.datetime.now(datetime.UTC)
@@ -107,17 +108,17 @@ def test_past_moments_of_the_table(spark, db, url):
         writer.delete_range("k", "l")
     events = reef.spark.table(spark, url, "t")
     assert events.df().count() == 0
-    for moment in (
+    for point in (
         {"snapshot": monday},
         {"snapshot": "monday"},
         {"generation": monday.generation},
         {"time": at},
     ):
-        assert events.as_of(**moment).df().count() == 10, moment
+        assert events.as_of(**point).df().count() == 10, point
 
 
 def test_one_percent_of_the_keys_is_one_percent_of_the_bytes(spark, big):
-    """Range, keys and a condition that min/max can answer read about what they return."""
+    """Range, keys and a condition that min/max can decide read about as much as they return."""
     events = reef.spark.table(spark, big, "events")
     meter = reef.spark.TaskMeter(spark)
 
@@ -173,8 +174,8 @@ def test_a_schema_of_the_user_chooses_columns(spark, big):
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_errors_are_told_on_the_driver(spark, big, options, message):
-    """What is wrong is said by `load`, in Reef's own words."""
+def test_errors_are_raised_on_the_driver(spark, big, options, message):
+    """Errors are raised by `load`, with Reef's own message."""
     with pytest.raises(PySparkException) as caught:
         spark.read.format("reef").options(**options).load(big)
     assert message in str(caught.value)
@@ -183,14 +184,14 @@ def test_errors_are_told_on_the_driver(spark, big, options, message):
 
 def test_conditions_are_checked_by_the_table(spark):
     """A text that is no condition is refused at once, without a bucket."""
-    with pytest.raises(reef.InvalidInputError, match="AND"):
-        reef.spark.table(spark, "./nowhere", "t").where("n > 5 OR n < 3")
+    with pytest.raises(reef.InvalidInputError, match="AND or OR expected"):
+        reef.spark.table(spark, "./nowhere", "t").where("n > 5 XOR n < 3")
 
 
-def test_a_real_bucket_is_read(spark, ministack):
+def test_a_real_bucket_is_read(spark, seaweedfs):
     """The store's options go along to the tasks, which open it by themselves."""
-    ministack.make_bucket("spark-read")
-    options = ministack.options()
+    seaweedfs.make_bucket("spark-read")
+    options = {**seaweedfs.options(), "listing": "unsorted"}
     db = reef.open("s3://spark-read/here", **options)
     model = history(db, "t", 8)
     df = reef.spark.table(spark, "s3://spark-read/here", "t", **options)

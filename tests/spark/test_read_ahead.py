@@ -1,4 +1,4 @@
-"""What a task asks of the bucket, and when: before it is needed, within bounds, and no more."""
+"""Requests of a task, and when they are sent: ahead of need, within bounds, and no more."""
 
 import pickle
 import threading
@@ -8,8 +8,8 @@ import pytest
 import reef
 from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
-from reef.spark import ahead
-from reef.spark.ahead import ReadAhead
+from reef.spark import source as ahead
+from reef.spark.source import ReadAhead
 from reef.stores import Wrapper
 from tests.spark.data import Planned, folded, rows
 
@@ -61,7 +61,7 @@ def test_reads_are_begun_before_they_are_due(db, url):
     assert running() == []
 
 
-def test_what_is_ahead_is_bounded(db, url, monkeypatch):
+def test_prefetched_bytes_are_bounded(db, url, monkeypatch):
     """No more bytes are on their way than there is room for; the rest is read when it is due."""
     folded(db, "t", 2000, parts=2, group_bytes=4096)
     monkeypatch.setattr(ahead, "AHEAD_BYTES", 20_000)
@@ -78,9 +78,9 @@ def test_what_is_ahead_is_bounded(db, url, monkeypatch):
 
 
 def test_a_read_that_is_stopped_leaves_no_threads(db, url, monkeypatch):
-    """Spark closes a task that it needs no more of: nothing goes on behind it."""
+    """Spark closes a task that it no longer needs: nothing runs on in the background."""
     folded(db, "t", 3000, group_bytes=4096)
-    monkeypatch.setattr("reef.spark.scan.BATCH_ROWS", 100)
+    monkeypatch.setattr("reef.spark.source.BATCH_ROWS", 100)
     reader, share = opened(url)
     batches = reader.read(share)
     next(batches)
@@ -89,7 +89,7 @@ def test_a_read_that_is_stopped_leaves_no_threads(db, url, monkeypatch):
     assert running() == []
 
 
-def test_an_error_ahead_is_told_when_it_is_due(db, url):
+def test_an_error_of_a_prefetch_is_raised_when_it_is_due(db, url):
     """As itself, with what else is known of it; and no thread is left."""
     folded(db, "t", 1000, group_bytes=4096)
     reader, share = opened(url)
@@ -101,7 +101,7 @@ def test_an_error_ahead_is_told_when_it_is_due(db, url):
 
 
 def test_conditions_skip_groups_that_overlap_others(db, url):
-    """Newer segments lie over all keys: what can be told by min and max is still not read."""
+    """Newer segments overlap all keys: groups that min and max exclude are still not read."""
     folded(db, "t", 4000, group_bytes=4096)
     for text in ("first", "second"):
         with db.writer("t", background=False) as writer:

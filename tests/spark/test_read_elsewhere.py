@@ -1,7 +1,7 @@
 """Executors in processes of their own, and Spark Connect: over a directory and over S3.
 
 Each kind of session runs once, in a driver of its own (tests.spark.read_driver), which does
-everything and writes it down; the tests look at what it found.
+everything and records the results, which the tests read.
 """
 
 import json
@@ -19,15 +19,23 @@ pytestmark = pytest.mark.timeout(600)  # a whole cluster comes up, on whatever c
 ROOT = Path(__file__).parent.parent.parent
 KINDS = {"cluster": "local-cluster[2,1,1024]", "connect": "connect"}
 CHECKS = {
-    "directory": ["read_rows", "read_some", "refuse", "run_tasks", "fail_tasks", "fold_alike"],
-    "s3": ["read_rows", "run_tasks", "fold_log"],
+    "directory": [
+        "read_rows",
+        "read_native",
+        "read_some",
+        "refuse",
+        "run_tasks",
+        "fail_tasks",
+        "fold_alike",
+    ],
+    "s3": ["read_rows", "read_native", "run_tasks", "fold_log"],
 }
 EXPECTED = [[f"k{n:07d}", -1 if n < 10 else n] for n in range(600) if n != 20]
 
 
 @pytest.fixture(scope="module", params=["cluster", pytest.param("connect", marks=pytest.mark.slow)])
 def found(request, spark_home, tmp_path_factory, seaweedfs):
-    """What a driver of this kind found, on a directory and on a real S3 server."""
+    """The results of a driver of this kind, on a directory and on a real S3 server."""
     kind = request.param
     home = tmp_path_factory.mktemp(kind)
     seaweedfs.make_bucket("spark-elsewhere")
@@ -73,12 +81,19 @@ def test_all_rows_are_read(found, bucket):
     assert found[1][f"{bucket} read_rows"] == EXPECTED
 
 
+@both
+def test_all_rows_are_read_natively(found, bucket):
+    """The same rows in the executors' JVMs, which have no credentials and no Reef of their own."""
+    _, results = found
+    assert results[f"{bucket} read_native"] == EXPECTED
+
+
 def test_ranges_and_conditions_are_read(found):
     """Options of Reef and a filter of Spark's, together."""
     assert found[1]["directory read_some"] == list(range(150, 200, 2))
 
 
-def test_a_missing_namespace_is_told(found):
+def test_a_missing_namespace_is_reported(found):
     """The driver says so, in Reef's own words."""
     assert "reef.errors.NotFoundError" in found[1]["directory refuse"]
 

@@ -12,19 +12,21 @@ import pytest
 from pyspark.sql import types as st
 
 import reef
-from reef.errors import Kind
+from reef.errors import ErrorKind
 from reef.manifest.head import HeadFinder
-from reef.manifest.leases import find_leases
 from reef.manifest.publish import Publisher
+from reef.manifest.roots import find_generation_leases
 from reef.paths import Namespace
-from reef.spark import ReefSource, plan, scan
-from reef.spark import pin as pins
-from reef.spark.counts import counts_of
-from reef.spark.lease import SharedLease
-from reef.spark.plan import cut, ranges_between
+from reef.spark import ReefSource
+from reef.spark import read_plan as pins
+from reef.spark import read_plan as plan
+from reef.spark import source as scan
+from reef.spark.read_plan import cut, ranges_between
+from reef.spark.session import counts_of
+from reef.stores.leases import SharedLease
 from reef.types import KeyRange
-from tests.bulk import ingest
 from tests.spark.data import Planned, folded, history, rows
+from tests.support.bulk_jobs import ingest
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -66,7 +68,7 @@ def test_a_row_that_does_not_match_hides_an_older_one_that_does(db, url, folds):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_keys_come_alone(db, url, seed):
-    """`keys` gives the rows of these keys, whatever lies over or under them."""
+    """`keys` gives the rows of these keys, whatever is above or under them."""
     model = history(db, "t", seed)
     keys = [f"k{n:07d}" for n in range(0, 400, 7)] + ["nope"]
     planned = Planned(url, "t", splitBytes=3000, keys=json.dumps(keys), columns="n,id")
@@ -76,7 +78,7 @@ def test_keys_come_alone(db, url, seed):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_long_log_is_read_by_the_tasks(db, url, seed, monkeypatch):
-    """What is too much to send is replayed by each task, up to the same LSN."""
+    """A log too large to send is replayed by each task, up to the same LSN."""
     model = history(db, "t", seed)
     monkeypatch.setattr(pins.take_pin, "__kwdefaults__", {"sent_bytes_max": -1})
     planned = Planned(url, "t", splitBytes=3000)
@@ -98,7 +100,7 @@ def test_many_groups_are_not_sent(db, url, monkeypatch):
 
 
 def test_a_load_that_is_not_folded_is_read(db, url):
-    """Segments of an ingest are read at its LSN, above what is below, below what is above."""
+    """Segments of an ingest are read at its LSN, above older rows and below newer ones."""
     with db.writer("t") as writer:
         writer.put("a", b"old")
         writer.put("b", b"old")
@@ -143,7 +145,7 @@ def test_columns_that_came_later_are_read(db, url):
     assert len(Planned(url, "t", where="m = 'new'").table()) == 1
 
 
-def test_what_stood_in_the_log_is_sent_once(db, url):
+def test_rows_of_the_log_are_sent_once(db, url):
     """Each share carries its own rows of the log, however many shares there are."""
     folded(db, "t", 3000)
     with db.writer("t") as writer:
@@ -158,10 +160,10 @@ def test_what_stood_in_the_log_is_sent_once(db, url):
 
 
 def test_shares_are_balanced_and_do_not_overlap(db, url):
-    """Shares follow the block index: in order, side by side, of about the same size."""
+    """Shares follow the block index: in order, next to each other, of about the same size."""
     folded(db, "t", 6000, parts=2)
     planned = Planned(url, "t", splitBytes=150_000)
-    ranges = [share.wanted for share in planned.shares]
+    ranges = [share.range for share in planned.shares]
     assert len(ranges) >= 5
     assert ranges[0].start == b""
     assert ranges[-1].end is None
@@ -211,11 +213,11 @@ def test_columns_that_are_not_asked_for_are_not_read(db, url):
     assert small < large / 3
 
 
-# --- which moment ---------------------------------------------------------------------
+# --- which point in time ---------------------------------------------------------------------
 
 
-def test_all_tasks_see_the_moment_of_the_load(db, url):
-    """What is written, folded and deleted afterwards is not seen by any task."""
+def test_all_tasks_see_the_time_of_the_load(db, url):
+    """Later writes, folds and deletes are not visible to any task."""
     folded(db, "t", 1000)
     with db.writer("t") as writer:
         writer.upsert([{"id": "k0000001", "n": -1}])
@@ -228,8 +230,8 @@ def test_all_tasks_see_the_moment_of_the_load(db, url):
     assert found["k0000001"]["n"] == -1
 
 
-def test_the_moment_is_that_of_the_load_not_of_the_first_task(db, url):
-    """Made now, read later, in another process: one lease, and what was there when it was made."""
+def test_the_time_is_that_of_the_load_not_of_the_first_task(db, url):
+    """Created now, read later, in another process: one lease, and the rows as of its creation."""
     folded(db, "t", 10)
 
     def meanwhile():
@@ -242,7 +244,7 @@ def test_the_moment_is_that_of_the_load_not_of_the_first_task(db, url):
     assert len(_leases(db)) == 1
 
 
-def test_past_moments_can_be_read(db, url):
+def test_past_states_can_be_read(db, url):
     """A generation, a snapshot by name and a time, each as the engine reads it."""
     db.create("t")
     with db.writer("t") as writer:
@@ -273,7 +275,7 @@ def test_past_moments_can_be_read(db, url):
 
 
 def test_rows_expire_for_all_tasks_at_once(db, url):
-    """Whether a row has expired is judged when the read is planned, not when a task runs."""
+    """Whether a row has expired is decided when the read is planned, not when a task runs."""
     runtime = db.store.runtime
     for ttl_s in (0.4, 4.0, 40.0):  # on a stalled machine the row may be gone before the plan
         planning = runtime.stopwatch()
@@ -296,20 +298,24 @@ def _exists(db, key):
 
 
 def _leases(db, name="t"):
-    return list(find_leases(db.store, Namespace(name), db.store.now(), 0.0))
+    return list(find_generation_leases(db.store, Namespace(name), db.store.now(), 0.0))
 
 
 def _segments(db, name):
     return HeadFinder(db.store, Namespace(name)).find().manifest.segments
 
 
-def test_H22_the_lease_holds_what_the_tasks_need(db, url):
-    """A sweep after a rewrite of everything takes nothing from a read that is still going on."""
+def test_H22_the_lease_holds_the_objects_of_the_tasks(db, url):
+    """A sweep after a rewrite of everything takes nothing from a read that is in progress."""
     folded(db, "t", 500)
     planned = Planned(url, "t", leaseSeconds=86400)
     before = [entry.id for entry in _segments(db, "t")]
     (lease,) = _leases(db)
-    assert lease.generation <= planned.reader._reading.pin.manifest.generation
+    pin = planned.reader._reading.pin
+    assert (lease.record.generation, lease.record.last_lsn) == (
+        pin.manifest.generation,
+        pin.last_lsn,
+    )
     _forget_everything(db)
     assert not _segments(db, "t")
     assert len(planned.table()) == 500
@@ -318,7 +324,22 @@ def test_H22_the_lease_holds_what_the_tasks_need(db, url):
     assert not [key for key in before if _exists(db, Namespace("t").segment(key))]
 
 
-def test_a_lapsed_lease_is_told(db, url):
+def test_H74_an_unread_dataframe_does_not_stop_collection(db, url):
+    """H74: the lease pins the planned generation; a segment that came and went later is deleted."""
+    folded(db, "t", 500)
+    planned = Planned(url, "t", leaseSeconds=86400)
+    before = {entry.id for entry in _segments(db, "t")}
+    folded(db, "t", 700)
+    later = {entry.id for entry in _segments(db, "t")} - before
+    _forget_everything(db)
+    names = Namespace("t")
+    assert later
+    assert not [key for key in later if _exists(db, names.segment(key))]
+    assert [key for key in before if _exists(db, names.segment(key))]
+    assert len(planned.table()) == 500
+
+
+def test_an_expired_lease_is_reported(db, url):
     """After the lease the rows may be gone: the task says so, and what to do."""
     folded(db, "t", 500)
     planned = Planned(url, "t", leaseSeconds=60)
@@ -326,22 +347,22 @@ def test_a_lapsed_lease_is_told(db, url):
         db.store.delete(lease.key)
     with pytest.raises(reef.NotFoundError, match="Load the DataFrame again") as caught:
         planned.table()
-    assert caught.value.kind is Kind.COLLECTED
+    assert caught.value.kind is ErrorKind.COLLECTED
 
 
-def test_H30_a_lease_is_judged_by_the_clock_of_the_store(db, url):
-    """One whose object is older than its time is given up, though nobody has reaped it."""
+def test_H30_a_lease_expires_by_the_clock_of_the_store(db, url):
+    """One whose object is older than its time is expired, though no process has reaped it."""
     folded(db, "t", 10)
     lease = Planned(url, "t", leaseSeconds=5).reader._reading.pin.lease
-    lease.look()
+    lease.verify()
     aged = _Aged(db.store, 4.0)
-    SharedLease(aged, Namespace("t"), lease.id, 5.0).look()  # in time: and so it is renewed
+    SharedLease(aged, Namespace("t"), lease.id, 5.0).verify()  # in time: and so it is renewed
     aged.older_s = 6.0
     with pytest.raises(reef.NotFoundError, match="seconds old"):
-        SharedLease(aged, Namespace("t"), lease.id, 5.0).look()
+        SharedLease(aged, Namespace("t"), lease.id, 5.0).verify()
 
 
-def test_to_look_at_the_lease_costs_one_request(db, url):
+def test_checking_the_lease_costs_one_request(db, url):
     """A task asks whether the lease is there, and no more, while there is time; then not again."""
     folded(db, "t", 10)
     lease = pickle.loads(pickle.dumps(Planned(url, "t").reader._reading.pin.lease))
@@ -352,7 +373,7 @@ def test_to_look_at_the_lease_costs_one_request(db, url):
 
 
 def test_tasks_renew_the_lease_for_all(db, url):
-    """Whoever finds a third of its time gone writes it again; nobody does before."""
+    """A process renews it when a third of its term has passed, and not before."""
     folded(db, "t", 10)
     lease = Planned(url, "t", leaseSeconds=90).reader._reading.pin.lease
     key = Namespace("t").lease(lease.id)
@@ -372,12 +393,12 @@ def test_H22_a_reaped_lease_does_not_come_back(db, url):
     key = Namespace("t").lease(lease.id)
     aged = _Aged(db.store, 40.0)
     aged.before_replace = lambda: db.store.delete(key)
-    with pytest.raises(reef.NotFoundError, match="is gone"):
+    with pytest.raises(reef.NotFoundError, match="garbage-collected"):
         SharedLease(aged, Namespace("t"), lease.id, 90.0).check()
     assert not _leases(db)
 
 
-def test_a_damaged_log_is_told_and_leaves_no_lease(db, url):
+def test_a_damaged_log_is_reported_and_leaves_no_lease(db, url):
     """What cannot be read is said on the driver, after the lease was written: it is given back."""
     with db.writer("t") as writer:
         receipt = writer.put("a", b"1")
@@ -393,7 +414,7 @@ def test_a_refused_read_leaves_no_lease(db, url):
     _forget_everything(db)
     with pytest.raises(reef.NotFoundError) as caught:
         Planned(url, "t", generation=1)
-    assert caught.value.kind is Kind.COLLECTED
+    assert caught.value.kind is ErrorKind.COLLECTED
     assert not _leases(db)
 
 
@@ -505,7 +526,7 @@ def test_nanoseconds_are_cut_towards_the_past(db, url, of):
     micro = datetime.timedelta(microseconds=1)
     expected = [epoch + micro, epoch - micro, None]
     found = Planned(url, "t").table()["c"].to_pylist()
-    assert found == (expected if data_type == counts.type else [[moment] for moment in expected])
+    assert found == (expected if data_type == counts.type else [[point] for point in expected])
 
 
 @pytest.mark.parametrize("of", [lambda t: t, pa.list_], ids=["list", "list of lists"])
@@ -523,7 +544,7 @@ def test_nanoseconds_in_part_of_a_table_are_cut(db, url, of):
     assert found[1] == given[3]
 
 
-def test_a_moment_that_spark_cannot_hold_is_told(db, url):
+def test_a_timestamp_that_spark_cannot_hold_is_rejected(db, url):
     """Seconds that do not fit into microseconds are an error that names the column."""
     db.create("t", pa.schema([("id", pa.string()), ("c", pa.timestamp("s"))]))
     far = pa.array([2**60], pa.int64()).view(pa.timestamp("s"))
@@ -564,7 +585,7 @@ def test_ranges_cover_the_whole_and_nothing_twice():
         ({"colums": "id"}, "there is no option 'colums'"),
         ({"columns": "id,bad"}, "column bad: there is no such column"),
         ({"columns": "id,,n"}, "empty name"),
-        ({"columns": "id,n,id"}, "column id is asked for twice"),
+        ({"columns": "id,n,id"}, "column id is selected twice"),
         ({"columns": "[1]"}, "not a JSON list of texts"),
         ({"keys": "k1"}, "not JSON"),
         ({"where": "n ~ 5"}, "n ~ 5"),
@@ -572,7 +593,10 @@ def test_ranges_cover_the_whole_and_nothing_twice():
         ({"generation": "x"}, "generation='x'"),
         ({"generation": "99"}, "no generation 99"),
         ({"snapshot": "sunday"}, "sunday"),
-        ({"generation": "1", "snapshot": "a"}, "both name a moment"),
+        (
+            {"generation": "1", "snapshot": "a"},
+            "only one of the options 'generation', 'snapshot' can be set",
+        ),
         ({"asOfTime": "yesterday"}, "is not a time"),
         ({"asOfTime": "2024-01-01T00:00:00"}, "has no time zone"),
         ({"splitBytes": "0"}, "splitBytes='0'"),
@@ -582,7 +606,7 @@ def test_ranges_cover_the_whole_and_nothing_twice():
     ],
     ids=str,
 )
-def test_what_is_wrong_is_said_while_the_dataframe_is_made(db, url, options, message):
+def test_errors_are_raised_while_the_dataframe_is_created(db, url, options, message):
     """A wrong option, column or condition never reaches a task, and leaves no lease."""
     db.create("t", pa.schema([("id", pa.string()), ("n", pa.int64())]))
     with pytest.raises(reef.ReefError) as caught:
@@ -602,7 +626,7 @@ def test_a_given_schema_without_columns_is_refused(db, url):
 
 def test_memory_is_refused():
     """A bucket in the memory of one process cannot be read by others."""
-    with pytest.raises(reef.InvalidInputError, match="lives in the memory of one process"):
+    with pytest.raises(reef.InvalidInputError, match="is in the memory of one process"):
         Planned("memory://", "t")
 
 

@@ -1,4 +1,4 @@
-"""Questions to a table, before any session is asked: what they become as options."""
+"""The methods of a table, without a session: the options that they set."""
 
 import datetime
 
@@ -17,7 +17,7 @@ def table():
 
 
 def test_conditions_may_be_tuples(table, db, url):
-    """As in a scan: one, several, or a list of them; they decide what is read, as texts do."""
+    """As in a scan: one, several, or a list of them; they exclude groups, as texts do."""
     folded(db, "t", 100)
     asked = table.where(("n", ">=", 10), ("n", "<", 20))
     asked = asked.where([("id", "not in", ["k0000012", "it's"]), ("text", "is not null")])
@@ -29,16 +29,24 @@ def test_conditions_may_be_tuples(table, db, url):
     assert sorted(row["n"] for row in found.values()) == [10, 11, 13, 14, 16, 17, 18, 19]
 
 
+def test_alternatives_keep_together_among_further_conditions(table, db, url):
+    """A text with OR is one condition: those added later apply to all of its alternatives."""
+    folded(db, "t", 100)
+    asked = table.where("n < 3 OR n BETWEEN 50 AND 51").where(("n", "not between", [1, 50]))
+    found = Planned(url, "t", where=" AND ".join(asked.conditions)).rows()
+    assert sorted(row["n"] for row in found.values()) == [0, 51]
+
+
 @pytest.mark.parametrize(
     "value", [b"\x00'", "it's", 1.5, -3, True, datetime.date(2024, 2, 29), float("-inf")]
 )
 def test_every_value_of_a_tuple_survives_as_text(table, value):
-    """What is written is read back as the same literal."""
+    """A literal is parsed back to the same value."""
     from reef.engine.where.parser import parse_text, parse_tuples
 
     given = ('odd "name"', "=", value)
     (text,) = table.where(given).conditions
-    (said,), (meant,) = parse_text(text), parse_tuples([given])
+    said, meant = parse_text(text), parse_tuples([given])
     assert (said.column, said.op, said.values) == (meant.column, meant.op, meant.values)
 
 
@@ -47,7 +55,7 @@ def test_a_condition_that_is_none_changes_nothing(table):
     assert table.where("", " ", []).where("n > 5").conditions == ("n > 5",)
 
 
-def test_what_is_no_condition_is_refused_at_once(table):
+def test_values_that_are_no_condition_are_refused_at_once(table):
     """Without a bucket, and with the place."""
     for wrong in (("n", "~", 5), ("n",), [5], "n >"):
         with pytest.raises(reef.InvalidInputError):
@@ -56,7 +64,7 @@ def test_what_is_no_condition_is_refused_at_once(table):
 
 def test_a_choice_of_no_columns_is_refused(table, db, url):
     """Rows without columns are nothing that Spark could count."""
-    with pytest.raises(reef.InvalidInputError, match="no column"):
+    with pytest.raises(reef.InvalidInputError, match="at least one column"):
         table.select()
     db.create("t", pa.schema([("id", pa.string())]))
     with pytest.raises(reef.InvalidInputError, match="names no column"):
@@ -64,7 +72,7 @@ def test_a_choice_of_no_columns_is_refused(table, db, url):
 
 
 def test_keys_that_are_no_text(table, db, url):
-    """Composite keys, in ranges and by themselves; what was said last counts."""
+    """Composite keys, in ranges and by themselves; the last call counts."""
     keys = [reef.keys.pack(("user", n)) for n in range(-300, 300, 50)] + [b"\xff\xff"]
     db.create("t", pa.schema([("id", pa.binary()), ("n", pa.int64())]))
     with db.writer("t") as writer:
@@ -79,7 +87,7 @@ def test_keys_that_are_no_text(table, db, url):
     assert found(table.keys(["no"]).keys([b"\xff\xff", keys[2], "text"])) == [keys[2], keys[-1]]
 
 
-def test_what_is_no_list_of_keys_is_refused(table):
+def test_values_that_are_no_list_of_keys_are_refused(table):
     """A text alone would be the keys of its letters."""
     for wrong in ("k001", b"k001", [5]):
         with pytest.raises(reef.InvalidInputError, match=r"a list|text or bytes"):
@@ -87,7 +95,7 @@ def test_what_is_no_list_of_keys_is_refused(table):
 
 
 def test_secrets_are_not_shown():
-    """A notebook prints whatever stands last in a cell."""
+    """A notebook prints the last value of a cell."""
     shown = repr(reef.spark.table(None, "s3://bucket/here", "t", secret_access_key="hush"))
     assert "hush" not in shown
     assert "s3://bucket/here" in shown

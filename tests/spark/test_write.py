@@ -1,4 +1,4 @@
-"""Writing as Spark's processes do it, without Spark: what is staged, committed, refused."""
+"""Writing as Spark's processes do it, without Spark: staged, committed and refused rows."""
 
 from itertools import pairwise
 
@@ -7,12 +7,12 @@ import pytest
 from pyspark.sql import types as st
 
 import reef
-from reef.errors import Kind
+from reef.errors import ErrorKind
 from reef.jobs import BulkJob, fold, sweep
-from reef.jobs.appending import Appender
+from reef.jobs.ingest.append import Appender
 from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
-from reef.spark.lease import SharedLease
+from reef.stores.leases import SharedLease
 from tests.spark.writing import (
     TABLE,
     Write,
@@ -63,7 +63,7 @@ def test_append_is_an_upsert_by_key_at_one_lsn(table, url):
 
 
 def test_overwrite_leaves_exactly_the_new_rows(table, url):
-    """In one commit: who reads as of before still sees the old rows, and nobody sees neither."""
+    """In one commit: readers as of before see the old rows, and no reader sees neither."""
     fold(table, "t")
     Write(url, overwrite=True).run(some("bz"), some("mc", 2))
     expected = {"b": 1, "z": 1, "m": 2, "c": 2}
@@ -89,13 +89,13 @@ def test_deletes_patches_and_puts_by_option(table, url):
     Write(url, op="patch", schema=struct(id=st.StringType(), n=st.LongType())).run(
         some("a", 5), some("q", 6)
     )
-    Write(url, op="delete", schema=struct(id=st.StringType())).run([{"id": "b"}, {"id": "nobody"}])
+    Write(url, op="delete", schema=struct(id=st.StringType())).run([{"id": "b"}, {"id": "unknown"}])
     for _ in range(2):
         assert rows_of(table) == {"a": {"n": 5, "t": "old"}, "c": {"n": 0, "t": "old"}}
         fold(table, "t")
 
 
-def test_each_row_may_say_what_it_does(table, url):
+def test_each_row_may_have_its_own_op(table, url):
     """The column `_op` is not stored."""
     columns = struct(id=st.StringType(), n=st.LongType(), _op=st.StringType())
     Write(url, schema=columns).run(
@@ -113,7 +113,7 @@ def test_rows_may_expire(table, url):
 
 
 def test_only_puts_say_when_they_expire(table, url):
-    """Patches and deletes may stand beside puts that do; a patch that does itself is refused."""
+    """Patches and deletes may occur with puts that expire; a patch that expires is refused."""
     columns = struct(
         id=st.StringType(), n=st.LongType(), _op=st.StringType(), _expires_at=st.TimestampType()
     )
@@ -145,7 +145,8 @@ def test_a_repeated_idempotency_key_changes_nothing(table, url, folds):
 
 
 def test_H57_two_drivers_with_one_key(table, url):
-    """H57: both have begun; the second commit is told the first one's, and its rows never count."""
+    """H57: both have begun; the second commit returns the first one's receipt, and its rows never
+    count."""
     one, two = Write(url, idempotencyKey="k"), Write(url, idempotencyKey="k")
     staged = [one.task(some("x", 1)), two.task(some("x", 2))]
     two.writer.commit(staged[1:])
@@ -185,7 +186,7 @@ def test_an_order_column_decides_between_rows_of_a_partition(table, url, order, 
     if order == "n":
         columns = st.StructType(columns.fields[:3])
         rows = [{k: v for k, v in row.items() if k != "_at"} for row in rows]
-    Write(url, schema=columns, orderColumn=order, **named).run(rows, some("x"))
+    Write(url, schema=columns, orderBy=order, **named).run(rows, some("x"))
     assert rows_of(table)["a"] == {"n": 3, "t": "z"}
 
 
@@ -193,7 +194,7 @@ def test_an_order_column_decides_between_rows_of_a_partition(table, url, order, 
 
 
 def test_a_namespace_is_made_from_the_columns(db, url):
-    """With the key that is named; vectors and what begins with _ as told."""
+    """With the key that is named; vectors and columns that begin with _ as documented."""
     columns = struct(
         user=st.BinaryType(),
         v=st.ArrayType(st.FloatType()),
@@ -242,7 +243,7 @@ def test_a_namespace_is_made_from_the_columns(db, url):
         (TABLE, {"duplicates": "order"}, reef.InvalidInputError, "go together"),
         (
             TABLE,
-            {"duplicates": "refuse", "orderColumn": "n"},
+            {"duplicates": "refuse", "orderBy": "n"},
             reef.InvalidInputError,
             "go together",
         ),
@@ -250,19 +251,19 @@ def test_a_namespace_is_made_from_the_columns(db, url):
             TABLE,
             {"namespace": "new", "key": "id", "idempotencyKey": "x" * 5000},
             reef.InvalidInputError,
-            "idempotency key has 1 to",
+            "idempotency key must have 1 to",
         ),
-        (TABLE, {"vectors": "q=2"}, reef.InvalidInputError, "'q' is not there"),
+        (TABLE, {"vectors": "q=2"}, reef.InvalidInputError, "'q' is missing"),
         (TABLE, {"vectors": "n=2"}, reef.InvalidInputError, "array of float"),
         (struct(n=st.LongType()), {}, reef.InvalidInputError, "key column is missing"),
         (struct(id=st.LongType()), {}, reef.InvalidInputError, "text or bytes"),
         (struct(id=st.StringType(), m=st.LongType()), {}, reef.InvalidInputError, "column m"),
         (struct(id=st.StringType(), n=st.StringType()), {}, reef.InvalidInputError, "column n"),
         (
-            struct(id=st.StringType(), t=st.MapType(st.StringType(), st.StringType())),
+            struct(id=st.StringType(), t=st.DayTimeIntervalType()),
             {},
             reef.InvalidInputError,
-            "column t: Reef has no map",
+            "column t: Reef has no interval",
         ),
         (
             st.StructType([*TABLE.fields, TABLE.fields[1]]),
@@ -272,7 +273,7 @@ def test_a_namespace_is_made_from_the_columns(db, url):
         ),
     ],
 )
-def test_what_cannot_be_written_is_told_before_anything_is(
+def test_invalid_writes_are_rejected_before_anything_is_written(
     table, url, columns, options, error, why
 ):
     """Nothing is begun, and no namespace is made."""
@@ -286,7 +287,7 @@ def test_what_cannot_be_written_is_told_before_anything_is(
 
 @pytest.mark.parametrize("schema", [TABLE, st.StructType([*TABLE.fields]).add("_op", "string")])
 def test_an_overwrite_has_puts_only(table, url, schema):
-    """Patches of what is replaced make no sense."""
+    """Patches of replaced rows make no sense."""
     op = "put" if "_op" in schema.names else "patch"
     with pytest.raises(reef.InvalidInputError, match="puts only"):
         Write(url, schema=schema, overwrite=True, op=op)
@@ -310,7 +311,7 @@ def test_a_bucket_in_memory_is_refused():
     ],
 )
 def test_a_bad_row_fails_the_whole_write_and_leaves_nothing(table, url, rows, why):
-    """The driver tells what and where; what other tasks have staged is swept."""
+    """The driver names row and column; segments that other tasks have staged are swept."""
     with pytest.raises(reef.InvalidInputError, match=why):
         Write(url).run(some("xyz"), rows)
     assert sorted(rows_of(table)) == ["a", "b", "c"]
@@ -329,7 +330,7 @@ def test_a_write_that_fails_takes_back_the_namespace_it_made(table, url):
     assert sweep_everything(table, "new") == set()
     with pytest.raises(reef.NotFoundError, match=r"dropped\. .*option key") as caught:
         Write(url, "new")
-    assert caught.value.kind is Kind.DROPPED
+    assert caught.value.kind is ErrorKind.DROPPED
     Write(url, "new", key="id").run(some("xy", 1), some("z", 1))
     assert numbers_of(table, "new") == {"x": 1, "y": 1, "z": 1}
 
@@ -372,15 +373,15 @@ def test_H31_an_abort_after_a_commit_that_counted_deletes_nothing(table, url):
     assert sorted(rows_of(table)) == ["a", "b", "c", "x", "y", "z"]
 
 
-def test_H31_a_commit_whose_answer_was_lost_and_its_abort(table, url, monkeypatch):
+def test_H31_a_commit_whose_response_was_lost_and_its_abort(table, url, monkeypatch):
     """H31: the ingest landed and the driver raised: the rows are there, once, and stay."""
     write = Write(url)
     messages = [write.task(some("x"))]
     append = Appender.append
 
-    def raises(self, kind, job, schema):
-        append(self, kind, job, schema)
-        raise reef.OutcomeUnknownError("the answer did not come")
+    def raises(self, *args):
+        append(self, *args)
+        raise reef.OutcomeUnknownError("the response did not arrive")
 
     monkeypatch.setattr(Appender, "append", raises)
     with pytest.raises(reef.OutcomeUnknownError):
@@ -392,7 +393,7 @@ def test_H31_a_commit_whose_answer_was_lost_and_its_abort(table, url, monkeypatc
 
 
 def test_a_commit_that_is_called_twice_counts_once(table, url):
-    """The second one is told the first one's receipt."""
+    """The second one returns the first one's receipt."""
     write = Write(url, idempotencyKey="k")
     messages = [write.task(some("x"))]
     write.writer.commit(messages)
@@ -401,7 +402,8 @@ def test_a_commit_that_is_called_twice_counts_once(table, url):
 
 
 def test_H28_a_write_that_was_reaped_fails_cleanly(table, url):
-    """H28: nobody beat for too long and a sweep gave the job up: the commit says so."""
+    """H28: the lease was not renewed for too long and a sweep aborted the job: the commit
+    raises."""
     write = Write(url)
     messages = [write.task(some("x"))]
     assert sweep_everything(table) == set()
@@ -412,7 +414,7 @@ def test_H28_a_write_that_was_reaped_fails_cleanly(table, url):
 
 
 def test_H28_tasks_keep_the_job_alive(table, url, monkeypatch):
-    """H28: between Spark's processes nobody else does; a third of the time is enough."""
+    """H28: only Spark's processes renew it; a third of the term is enough."""
     write = Write(url, leaseSeconds=90)
     (lease,) = leases_of(table)
     assert lease.owner.startswith("job ")
@@ -420,15 +422,15 @@ def test_H28_tasks_keep_the_job_alive(table, url, monkeypatch):
     write.task(some("x"))
     assert table.store.get(lease.key) == before, "it is young"
     monkeypatch.setattr(SharedLease, "_age_s", lambda self: 40.0)
-    monkeypatch.setattr(SharedLease, "check", SharedLease.look)  # as it does at that age
+    monkeypatch.setattr(SharedLease, "check", SharedLease.verify)  # as it does at that age
     write.task(some("y"))
     assert table.store.get(lease.key) != before
     report = sweep(table, "t", apply=True, silent_job_s=0)
     assert report.jobs_reaped == 0
 
 
-def test_a_live_writer_goes_on_and_later_lsns_win(table, url):
-    """H45: it is never fenced; what it wrote before the commit loses, what comes after wins."""
+def test_a_live_writer_continues_and_later_lsns_win(table, url):
+    """H45: it is never fenced; its writes before the commit lose, later ones win."""
     live = table.writer("t", background=False)
     write = Write(url)
     live.upsert(some("xy", 10))
@@ -442,10 +444,8 @@ def test_a_live_writer_goes_on_and_later_lsns_win(table, url):
         fold(table, "t")
 
 
-def test_an_overwrite_beside_a_live_writer(table, url):
-    """What was written before its LSN is gone, also what was not there when it began; what comes
-    later stays.
-    """
+def test_an_overwrite_concurrent_with_a_live_writer(table, url):
+    """Rows written before its LSN are gone, also those after its begin; later rows stay."""
     live = table.writer("t", background=False)
     write = Write(url, overwrite=True)
     messages = [write.task(some("xb", 20))]
@@ -486,8 +486,8 @@ def before_the_begin(monkeypatch, act):
 
 
 def test_a_namespace_that_grows_before_the_begin(table, url, monkeypatch):
-    """Rows are written as the job's schema says, not as that of the first look: a segment has no
-    other word for the width of its numbers.
+    """Rows are written as the job's schema says, not as the one that was read first: a segment has
+    no other word for the width of its numbers.
     """
     table.create(
         "narrow",
@@ -505,13 +505,13 @@ def test_a_namespace_that_grows_before_the_begin(table, url, monkeypatch):
 
 
 def test_a_namespace_that_is_another_one_by_the_begin(table, url, monkeypatch):
-    """Dropped and made anew with other columns: the write is refused, and its job given up."""
+    """Dropped and made again with other columns: the write is refused, and its job abandoned."""
 
-    def anew():
+    def created_again():
         table.drop("t")
         table.create("t", pa.schema([("id", pa.string()), ("other", pa.int64())]))
 
-    before_the_begin(monkeypatch, anew)
+    before_the_begin(monkeypatch, created_again)
     with pytest.raises(reef.InvalidInputError, match="column n: there is no such column"):
         Write(url)
     assert kinds_of(table)[-2:] == ["begin", "abort"]
@@ -519,7 +519,8 @@ def test_a_namespace_that_is_another_one_by_the_begin(table, url, monkeypatch):
 
 
 def test_a_namespace_with_another_key_by_the_begin(table, url, monkeypatch):
-    """Somebody else has made it meanwhile, with another key: rows would be upserts of others."""
+    """Another process has created it meanwhile, with another key: rows would be upserts of
+    others."""
     columns = pa.schema([("id", pa.string()), ("n", pa.int64()), ("t", pa.string())])
     before_the_begin(monkeypatch, lambda: table.create("new", columns, key="t"))
     with pytest.raises(reef.InvalidInputError, match="key column of new is 't', not 'id'"):
@@ -531,7 +532,7 @@ def test_errors_come_without_the_frames_inside_of_reef(table, url):
     """Spark shows the whole traceback and every cause: only where Spark has called is left."""
     with pytest.raises(reef.InvalidInputError) as caught:
         Write(url, schema=struct(id=st.StringType(), m=st.LongType()))
-    assert "told" in [entry.name for entry in caught.traceback][-1]
+    assert "wrapped" in [entry.name for entry in caught.traceback][-1]
     with pytest.raises(reef.NotFoundError) as caught:
         Write(url, "none")
     assert caught.value.__cause__ is None

@@ -1,26 +1,30 @@
-"""What a task of a write does: rows checked, sorted, staged. Without a session."""
+"""The task of a write: rows checked, sorted, staged. Without a session."""
 
 import pickle
 import random
 import tempfile
 from decimal import Decimal
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as hs
+from pyspark.sql import types as st
 
 import reef
-from reef.formats.batch import OpKind
 from reef.formats.schema import Schema
+from reef.formats.wal_object import OpKind
 from reef.jobs import BulkJob
-from reef.spark.checks import count_partitions
-from reef.spark.options import Place
-from reef.spark.parts import PartPlan, first_error, stage_part
-from reef.spark.rows import RowsPlan
-from reef.spark.scratch import scratch_folder
-from reef.spark.sorting import RowSorter, sorted_places
-from reef.spark.write_options import WriteOptions
+from reef.spark.key_ranges import KeySample
+from reef.spark.load_check import SAMPLE_BYTES, check_sample, count_partitions
+from reef.spark.options import SparkWriteOptions, TableLocation
+from reef.spark.rows import RowSorter, RowsPlan, scratch_folder, sorted_places
+from reef.spark.sink import arrow_columns, check_collation
+from reef.spark.staging import PartPlan, stage_part
 
 COLUMNS = pa.schema([("id", pa.string()), ("n", pa.int64()), ("t", pa.string())])
 SCHEMA = Schema.of(COLUMNS)
@@ -69,8 +73,8 @@ def test_the_sorter_gives_each_key_once_whatever_fits_into_memory(sort_bytes, or
     keys = [f"k{chance.randrange(count):05}" for _ in range(3000)]
     if order is None:
         keys = sorted(set(keys), key=lambda _: chance.random())
-    moments = chance.sample(range(10**6), len(keys))
-    rows = [{"id": k, "n": m, "t": None, "at": m} for k, m in zip(keys, moments, strict=True)]
+    times = chance.sample(range(10**6), len(keys))
+    rows = [{"id": k, "n": m, "t": None, "at": m} for k, m in zip(keys, times, strict=True)]
     wanted = plan(columns if order else COLUMNS, order=order)
     sorter = RowSorter(wanted, sort_bytes)
     pieces = [
@@ -92,7 +96,7 @@ def test_the_sorter_gives_each_key_once_whatever_fits_into_memory(sort_bytes, or
 
 
 @pytest.mark.parametrize("sort_bytes", [1, 1 << 30])
-def test_what_no_order_decides_is_refused_never_chosen_at_random(sort_bytes):
+def test_rows_that_no_order_decides_are_refused_never_chosen_at_random(sort_bytes):
     """A key twice without an order, or with the same place in it, is an error that names it."""
     twice = [{"id": "a", "n": 1}, {"id": "b", "n": 2}, {"id": "a", "n": 3}]
     wanted = plan()
@@ -100,13 +104,13 @@ def test_what_no_order_decides_is_refused_never_chosen_at_random(sort_bytes):
     with pytest.raises(reef.InvalidInputError, match="b'a' comes more than once"):
         list(RowSorter(wanted, sort_bytes).sorted(pieces))
     wanted = plan(order="t")
-    for moments, fits in (
+    for times, fits in (
         (["x", "x", "x"], False),
         ([None, "x", None], False),
         (["x", "x", None], True),
         (["1", "x", "2"], True),
     ):
-        rows = [{**row, "t": moment} for row, moment in zip(twice, moments, strict=True)]
+        rows = [{**row, "t": point} for row, point in zip(twice, times, strict=True)]
         pieces = [wanted.versions(table([row])) for row in rows]
         sorter = RowSorter(wanted, sort_bytes)
         if fits:
@@ -131,7 +135,7 @@ def test_a_draw_that_a_higher_row_settles_is_no_error(sort_bytes):
 # --- rows ---------------------------------------------------------------------------
 
 
-def test_each_row_does_what_its_op_says():
+def test_each_row_is_applied_by_its_op():
     """A put has all columns, a patch touches those of the DataFrame, a delete has its key."""
     columns = pa.schema([("id", pa.string()), ("n", pa.int64()), ("_op", pa.string())])
     rows = [
@@ -166,14 +170,14 @@ def test_an_op_that_is_none_is_refused(op):
         ([("id", pa.string()), ("_op", pa.int32())], "column _op: text expected"),
     ],
 )
-def test_columns_that_do_not_fit_are_told_before_any_row(columns, why):
+def test_columns_that_do_not_fit_are_rejected_before_any_row(columns, why):
     """Names and types are known on the driver."""
     with pytest.raises(reef.InvalidInputError, match=why):
         plan(pa.schema(columns))
 
 
 @pytest.mark.parametrize(
-    ("order", "why"), [("nobody", "is not there"), ("v", "no useful order"), ("b", "no useful")]
+    ("order", "why"), [("unknown", "is not there"), ("v", "no useful order"), ("b", "no useful")]
 )
 def test_an_order_column_must_have_an_order(order, why):
     """Lists and booleans have none worth the name."""
@@ -196,42 +200,123 @@ def db(tmp_path):
 
 
 def test_a_part_is_staged_and_can_be_sent_about(db):
-    """Plan and result cross process borders; only what is handed to the commit counts (H39)."""
+    """Plan and result cross process borders; only the segments in the commit count (H39)."""
     with BulkJob(db, "t") as job:
         sent = pickle.loads(pickle.dumps(PartPlan(job.staging, plan())))
         rows = table([{"id": f"{n}", "n": n} for n in range(50, 0, -1)])
         again = [stage_part(sent, rows.to_batches(max_chunksize=7), 3, n) for n in (0, 1)]
         part = pickle.loads(pickle.dumps(again[1]))
-        assert (part.partition, part.attempt, part.rows, part.error) == (3, 1, 50, None)
+        assert (part.partition, part.attempt, part.rows) == (3, 1, 50)
         job.commit(part.segments)
     assert {key: row["n"] for key, row in db.reader("t").scan()} == {
         f"{n}": n for n in range(1, 51)
     }
 
 
-def test_input_that_cannot_be_written_comes_back_as_itself(db):
-    """Spark would only try again: the part tells, with the partition and the row."""
+def test_a_row_that_cannot_be_written_fails_its_task_at_once(db):
+    """The error names partition and row; no further batch is read."""
     with BulkJob(db, "t") as job:
-        rows = table([{"id": "a", "n": 1}, {"id": None, "n": 2}])
-        part = stage_part(PartPlan(job.staging, plan()), rows.to_batches(), 5, 0)
-        assert part.segments == ()
-        error = first_error([part])
-        assert "partition 5" in str(error)
-        assert "a key cannot be null" in str(error)
-        assert isinstance(pickle.loads(pickle.dumps(part)).error, reef.InvalidInputError)
+        rows = table([{"id": "a", "n": 1}, {"id": None, "n": 2}, {"id": "c", "n": 3}])
+        batches = iter(rows.to_batches(max_chunksize=1))
+        message = "partition 5, after 1 rows: .*a key cannot be null"
+        with pytest.raises(reef.InvalidInputError, match=message):
+            stage_part(PartPlan(job.staging, plan()), batches, 5, 0)
+        assert next(batches).column(0).to_pylist() == ["c"], "was not read"
         job.abort()
+
+
+def hashed(keys):
+    """Return keys with a hash of each, as Spark sends them."""
+    hashes = [None if key is None else xxhash.xxh64_intdigest(key) - (1 << 63) for key in keys]
+    return pa.record_batch([pa.array(hashes, pa.int64()), pa.array(keys)], names=["hash", "key"])
+
+
+@settings(max_examples=50)
+@given(hs.lists(hs.lists(hs.binary(min_size=1, max_size=3)), max_size=5), hs.integers(1, 20))
+def test_a_sample_of_keys_is_that_of_the_lowest_hashes(partitions, keys_max):
+    """However the keys are distributed over batches and tasks, and however often one comes."""
+    samples = []
+    for keys in partitions:
+        sample = KeySample.empty()
+        for part in (keys[::2], keys[1::2]):
+            sample = sample.add(hashed([*part, None])).cut(keys_max, 1 << 20)
+        samples.append(sample)
+    merged = reduce(KeySample.merge, samples, KeySample.empty()).cut(keys_max, 1 << 20)
+    distinct = {key for keys in partitions for key in keys}
+    by_hash = sorted(distinct, key=xxhash.xxh64_intdigest)
+    assert merged.to_list() == by_hash[: len(merged.to_list())], "none in between is missing"
+    assert min(keys_max, len(distinct)) == len(merged.to_list())
+
+
+def test_a_sample_of_keys_is_bounded_in_bytes():
+    """Also one of long keys; one key is always there."""
+    sample = KeySample.empty().add(hashed([bytes([65 + number]) * 50_000 for number in range(10)]))
+    assert len(sample.cut(100, 120_000).to_list()) == 2
+    assert len(sample.cut(100, 10).to_list()) == 1
+
+
+def test_a_sample_is_bounded_in_bytes():
+    """Large values end it early, so that a check never holds many of them in memory."""
+    large = "x" * (1 << 20)
+    read = []
+
+    def batches():
+        for number in range(100):
+            read.append(number)
+            yield table([{"id": f"{number}", "n": number, "t": large}]).to_batches()[0]
+
+    report = check_sample(plan(), batches())
+    assert report.rows == len(read) <= SAMPLE_BYTES // len(large) + 1
+    assert report.bytes >= SAMPLE_BYTES
+    assert report.problems == ()
+
+
+def test_a_sample_reports_every_column_that_cannot_be_converted():
+    """One problem for each column, not only the first."""
+    schema = Schema.of(pa.schema([("id", pa.string()), ("n", pa.int8()), ("m", pa.int8())]))
+    columns = pa.schema([("id", pa.string()), ("n", pa.int64()), ("m", pa.int64())])
+    rows = table([{"id": "a", "n": 1000, "m": 2000}], columns)
+    report = check_sample(plan(columns, schema=schema), rows.to_batches())
+    assert len(report.problems) == 2
+    assert [name in problem for name, problem in zip("nm", report.problems, strict=True)]
+    assert "column n" in report.problems[0]
+    assert "column m" in report.problems[1]
+
+
+def test_all_columns_that_do_not_fit_are_reported_at_once():
+    """Unknown columns, wrong types, types that Reef does not have: one error with all of them."""
+    given = pa.schema(
+        [("id", pa.string()), ("n", pa.string()), ("t", pa.int64()), ("u", pa.int8())]
+    )
+    with pytest.raises(reef.InvalidInputError) as caught:
+        plan(given)
+    assert [f"column {name}:" in str(caught.value) for name in "ntu"] == [True] * 3
+    interval, variant = st.DayTimeIntervalType(), st.VariantType()
+    columns = st.StructType([st.StructField("a", interval), st.StructField("b", variant)])
+    with pytest.raises(reef.InvalidInputError, match=r"column a: .*; column b: "):
+        arrow_columns(columns, {})
+
+
+def test_a_collated_key_column_is_refused():
+    """Keys are compared as bytes: a collation would be lost silently."""
+    columns = st.StructType(
+        [st.StructField("id", st.StringType("UTF8_LCASE")), st.StructField("t", st.StringType())]
+    )
+    with pytest.raises(reef.InvalidInputError, match="UTF8_BINARY, not UTF8_LCASE"):
+        check_collation(columns, "id")
+    check_collation(columns, "t")
 
 
 def test_a_part_without_rows_stages_nothing(db):
     """An empty partition leaves no object."""
     with BulkJob(db, "t") as job:
         part = stage_part(PartPlan(job.staging, plan()), table([]).to_batches(), 0, 0)
-        assert (part.rows, part.segments, part.error) == (0, (), None)
+        assert (part.rows, part.segments) == (0, ())
         job.abort()
 
 
 def test_values_are_converted_only_where_nothing_is_lost(db):
-    """What Spark has for unsigned numbers, vectors and moments goes back into them exactly."""
+    """Spark's types for unsigned numbers, vectors and timestamps convert back exactly."""
     stored = pa.schema(
         [
             ("id", pa.binary()),
@@ -277,12 +362,12 @@ GIVEN = {"path": "/tmp/x", "namespace": "t"}
 
 def test_options_are_read_whatever_their_case():
     """Spark hands them over in lower case."""
-    wanted = WriteOptions.of(
+    wanted = SparkWriteOptions.of(
         {**GIVEN, "idempotencykey": "k", "vectors": "a=2, b=3", "segmentbytes": "9", "OP": "PATCH"}
     )
     assert (wanted.idempotency_key, wanted.vectors, wanted.op) == ("k", {"a": 2, "b": 3}, "patch")
     assert wanted.settings["segment_bytes"] == 9
-    assert wanted.place == Place.of(GIVEN)
+    assert wanted.location == TableLocation.of(GIVEN)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +376,7 @@ def test_options_are_read_whatever_their_case():
         {"op": "upsert"},
         {"duplicates": "last"},
         {"duplicates": "order"},
-        {"duplicates": "refuse", "orderColumn": "n"},
+        {"duplicates": "refuse", "orderBy": "n"},
         {"idempotencyKey": ""},
         {"vectors": "a"},
         {"vectors": "a=x"},
@@ -304,7 +389,7 @@ def test_options_are_read_whatever_their_case():
 def test_a_wrong_option_is_an_error(wrong):
     """A misspelt option would otherwise write something else."""
     with pytest.raises(reef.InvalidInputError):
-        WriteOptions.of({**GIVEN, **wrong})
+        SparkWriteOptions.of({**GIVEN, **wrong})
 
 
 def test_partitions_follow_from_size_and_cores():

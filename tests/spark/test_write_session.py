@@ -68,7 +68,7 @@ def read(spark, url, namespace="t"):
 
 
 def test_every_type_goes_through_spark_and_back(spark, db, url):
-    """What is read as a DataFrame and written again is the same table, to the last bit."""
+    """A table read as a DataFrame and written again is the same, to the last bit."""
     for name in ("t", "copy"):
         db.create(name, EVERYTHING)
     with db.writer("t", background=False) as writer:
@@ -123,7 +123,7 @@ def test_errors_reach_the_driver_and_leave_nothing(spark, db, url):
     assert kinds_of(db) == []
     with pytest.raises(Exception, match="a key cannot be null"):
         write(numbers.selectExpr("nullif(id, 'k7') AS id", "n"), url)
-    with pytest.raises(Exception, match="keys of this load come more than once"):
+    with pytest.raises(Exception, match="keys of this load occur more than once"):
         write(numbers.union(numbers.where("n = 3")), url)
     with pytest.raises(Exception, match=r"divided by zero|DIVIDE_BY_ZERO"):
         write(numbers.selectExpr("id", "CAST(n / (n - 15) AS BIGINT) AS n"), url)

@@ -1,20 +1,19 @@
-"""A write as Spark's processes do it, without Spark; and what tests of writes look at."""
+"""A write as Spark's processes do it, without Spark; and the bucket as tests of writes read it."""
 
 import pickle
 
 import pyarrow as pa
 from pyspark.sql import types as st
 
-from reef.engine.database import Database
-from reef.engine.log import Log
+from reef.engine.handles.database import Database
+from reef.engine.log.log import Log
 from reef.jobs import sweep
 from reef.manifest.head import HeadFinder, newest_incarnation
-from reef.manifest.leases import find_leases
+from reef.manifest.roots import find_generation_leases
 from reef.paths import Namespace
 from reef.spark import ReefSource
-from reef.spark.schema import arrow_schema
+from reef.spark.types import arrow_schema
 from reef.stores import Wrapper
-from reef.types import KeyRange
 
 TABLE = st.StructType(
     [
@@ -53,8 +52,10 @@ class Write:
 
     def run(self, *partitions):
         """Run all tasks and commit; abort if that raises, as Spark does."""
-        messages = [self.task(rows) for rows in partitions]
+        messages = []
         try:
+            for rows in partitions:
+                messages.append(self.task(rows))
             self.writer.commit(messages)
         except BaseException:
             self.writer.abort(messages)
@@ -76,7 +77,7 @@ def numbers_of(db, namespace="t"):
 
 
 def kinds_of(db, namespace="t"):
-    """Return what stands in the log."""
+    """Return the content of the log."""
     log = Log(db.store, newest_incarnation(db.store, namespace))
     return [str(log.read(slot.lsn).header.kind) for slot in log.filled(1)]
 
@@ -84,7 +85,7 @@ def kinds_of(db, namespace="t"):
 def leases_of(db, namespace="t"):
     """Return the leases there are."""
     names = newest_incarnation(db.store, namespace)
-    return list(find_leases(db.store, names, db.store.now(), 0.0))
+    return list(find_generation_leases(db.store, names, db.store.now(), 0.0))
 
 
 def segments_of(db, namespace="t"):
@@ -101,7 +102,7 @@ class Later(Wrapper):
         self._days = days
 
     def now(self):
-        """Tell the time."""
+        """Report the time."""
         return self.inner.now() + self._days * 24 * 3600
 
 
@@ -117,5 +118,5 @@ def named_segments(db, namespace="t"):
     names = Namespace(namespace)
     head = HeadFinder(db.store, names).find().manifest
     view = db.reader(namespace)._tail.view()
-    ingested = view.memtable.moment(KeyRange()).ingested
+    ingested = view.memtable.ingested
     return {s.id for s in head.segments} | {s.id for s in ingested}

@@ -22,7 +22,7 @@ def test_errors_survive_pickling(cls):
 
 
 def test_all_errors_have_one_root():
-    """Whoever catches ReefError catches all of them."""
+    """Every error derives from ReefError."""
     assert all(issubclass(cls, errors.ReefError) for cls in TREE)
 
 
@@ -52,10 +52,10 @@ def test_kinds_are_only_ever_added():
         "not_found collected invalid_input invalid_key invalid_range invalid_url "
         "invalid_option bucket_missing access_denied refused_by_store unsupported_by_store "
         "not_exclusive other_cas not_picklable forked condition_failed closed corruption "
-        "unsupported_format internal not_durable dropped log_forked changed_winner "
-        "register_restored"
+        "unsupported_format internal not_durable dropped renamed log_forked changed_winner "
+        "register_restored wrong_checkpoint"
     )
-    assert [kind.value for kind in errors.Kind] == published.split(" ")
+    assert [kind.value for kind in errors.ErrorKind] == published.split(" ")
 
 
 @pytest.mark.parametrize("module", [reef, errors])
@@ -63,3 +63,11 @@ def test_public_names_are_sorted_and_real(module):
     """__all__ is the public face: nothing missing, nothing twice, in order."""
     assert module.__all__ == sorted(set(module.__all__))
     assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_the_former_name_of_error_kinds_works_with_a_warning():
+    """`Kind` was documented; it is the same class."""
+    with pytest.warns(DeprecationWarning, match="ErrorKind"):
+        assert errors.Kind is errors.ErrorKind
+    with pytest.warns(DeprecationWarning, match="ErrorKind"):
+        assert reef.Kind is reef.ErrorKind

@@ -1,4 +1,4 @@
-"""What somebody tries first: paths, names in an editor, handles in a notebook, slips."""
+"""First steps of a user: paths, completion in an editor, handles in a notebook, mistakes."""
 
 import dataclasses
 import pickle
@@ -13,7 +13,7 @@ import reef
 import reef.aio
 from reef import catalog, stores
 from reef.config import CompactSettings
-from reef.jobs import import_files
+from reef.jobs import import_
 from reef.stores.notify import DirectoryNotifier
 
 ROOT = Path(__file__).parent.parent.parent
@@ -22,7 +22,7 @@ import reef
 
 reef.opne  # type: ignore[attr-defined]
 reef.locallog.LocalLog(17)  # type: ignore[arg-type]
-reef.errors.Kind.NOT_FOUND
+reef.errors.ErrorKind.NOT_FOUND
 reef.aio.open("./data", threads_max="many")  # type: ignore[arg-type]
 """
 COLUMNS = pa.schema([("id", pa.string()), ("amount", pa.float64())])
@@ -34,7 +34,7 @@ def db():
     return reef.open("memory://")
 
 
-# --- where it lies --------------------------------------------------------------------
+# --- locations ------------------------------------------------------------------------
 
 
 def test_paths_are_directories(tmp_path):
@@ -53,8 +53,8 @@ def test_a_path_that_was_a_url_is_refused():
 
 
 @pytest.mark.parametrize("url", [None, 17, "", b"./data"], ids=repr)
-def test_what_is_no_url_is_shown(url):
-    """The error says what was given, and what can be."""
+def test_an_invalid_url_is_shown(url):
+    """The error shows the argument and the accepted forms."""
     with pytest.raises(reef.InvalidInputError) as caught:
         reef.open(url)
     assert repr(url) in caught.value.message
@@ -74,7 +74,7 @@ def test_options_of_all_stores_are_named():
     ("name", "said"),
     [("allow_http", "true or false"), ("part_bytes", "a whole number"), ("timeout_s", "a number")],
 )
-def test_options_say_what_they_expect(name, said):
+def test_option_errors_name_the_expected_type(name, said):
     """In words of people, not in types of Python."""
     with pytest.raises(reef.InvalidInputError, match=f"option {name}='some' is not {said}"):
         stores.open("s3://bucket", **{name: "some"})
@@ -84,7 +84,7 @@ def test_options_say_what_they_expect(name, said):
 
 
 def test_names_are_those_for_users():
-    """`dir(reef)` has what can be used, all of it, and nothing that the module needs itself."""
+    """`dir(reef)` lists the whole public API and none of the module's own imports."""
     names = dir(reef)
     assert {*reef.__all__, "aio", "spark", "testing"} <= {*names}
     assert not {"Any", "TYPE_CHECKING", "import_module", "_HOMES"} & {*names}
@@ -104,13 +104,13 @@ def test_checkers_know_the_parts(tmp_path):
 
 
 def test_a_batch_shows_how_much_it_is():
-    """And not what is in it, which may be megabytes."""
+    """And not its content, which may be megabytes."""
     batch = reef.Batch().put("a", b"v" * 1000)
     assert repr(batch) == "<Batch, 1 operation>"
     assert repr(batch.delete("b")) == "<Batch, 2 operations>"
 
 
-def test_handles_say_what_they_are(db, tmp_path):
+def test_repr_of_handles(db, tmp_path):
     """By their own names, with where and in which state."""
     with db.writer("users", durability="local", local_log=tmp_path / "log") as local:
         assert repr(local).startswith("<LocalWriter users, epoch 1, LSN ")
@@ -154,24 +154,24 @@ def test_many_rows_one_by_one(db):
 @pytest.mark.parametrize("keys", [None, 17])
 def test_keys_that_are_no_list(db, keys):
     """An error of ours, as for a single text."""
-    with db.writer("users") as users, pytest.raises(reef.InvalidInputError, match="keys are a li"):
+    with db.writer("users") as users, pytest.raises(reef.InvalidInputError, match="must be a list"):
         users.get_many(keys)
 
 
 def test_an_lsn_far_ahead_is_named(db):
-    """Where the log ends, and what was asked for."""
+    """The last LSN of the log and the requested one."""
     db.writer("users").put("k", b"v")
-    with pytest.raises(reef.NotFoundError, match=r"LSN 3 is not .* yet, and LSN 9 was asked for"):
+    with pytest.raises(reef.NotFoundError, match=r"LSN 3 is not .* yet .requested: LSN 9"):
         db.reader("users").as_of(lsn=9)
 
 
 def test_notifiers_are_for_readers_that_follow(tmp_path):
-    """One moment has no news, and what cannot tell of any is refused before it is asked."""
+    """A snapshot never changes, so waiting for changes on one is refused at once."""
     db = reef.open(tmp_path)
     db.writer("users").close()
     with DirectoryNotifier(tmp_path) as news:
         db.reader("users", notify=news).close()
-        with pytest.raises(reef.InvalidInputError, match="one moment does not change"):
+        with pytest.raises(reef.InvalidInputError, match="this one is pinned"):
             db.reader("users", pin=True, notify=news)
     with pytest.raises(reef.InvalidInputError, match="notify='news' is not a notifier"):
         db.reader("users", notify="news")
@@ -185,23 +185,26 @@ def test_sizes_that_exclude_each_other():
 
 def test_files_of_another_kind_are_not_taken_for_directories(db, tmp_path):
     """A file is known by the end of its name, and the error lists the ends there are."""
-    (tmp_path / "people.csv").write_text("id,age\n")
-    with pytest.raises(reef.InvalidInputError, match=r"people\.csv is not a file of Pa") as caught:
-        import_files(db, "people", tmp_path / "people.csv")
+    (tmp_path / "people.xlsx").write_text("id,age\n")
+    with pytest.raises(
+        reef.InvalidInputError, match=r"people\.xlsx is not a file of rows"
+    ) as caught:
+        import_(db, "people", tmp_path / "people.xlsx")
     assert ".parquet" in caught.value.hint
+    assert ".csv" in caught.value.hint
 
 
 def test_a_file_by_its_url(db, tmp_path):
-    """Options of its store stand behind its name."""
+    """Options of its store follow its name."""
     (tmp_path / "in").mkdir()
     pq.write_table(pa.table({"id": ["p1"]}), tmp_path / "in" / "people.parquet")
     register = f"cas=sqlite:///{tmp_path}/register.db"
-    report = import_files(db, "people", f"file://{tmp_path}/in/people.parquet?{register}")
+    report = import_(db, "people", f"file://{tmp_path}/in/people.parquet?{register}")
     assert report.rows == 1
 
 
 def test_every_receipt_can_be_waited_for(db):
-    """So that code does not change with `durability`; what nobody can know is told."""
+    """So that code does not change with `durability`; values that are unknown raise."""
     receipt = db.writer("users").put("k", b"v")
     assert receipt.wait() == receipt.wait(timeout_s=0) == receipt.lsn
     with pytest.raises(reef.InvalidInputError, match="users"):

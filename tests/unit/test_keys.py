@@ -14,8 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from reef import keys
-from reef.errors import InvalidInputError, Kind
-from reef.formats.batch import KEY_BYTES_MAX
+from reef.errors import ErrorKind, InvalidInputError
+from reef.formats.wal_object import KEY_BYTES_MAX
 from reef.types import KeyRange
 from tests.golden.samples import dump
 
@@ -23,7 +23,7 @@ PAGE = (Path(__file__).parent.parent.parent / "docs" / "format" / "keys.md").rea
 
 RANKS = (type(None), bytes, str, (int, float), bool, datetime, UUID, tuple)
 ZONES = st.integers(-14 * 60, 14 * 60).map(lambda m: timezone(timedelta(minutes=m)))
-MOMENTS = st.datetimes(
+TIMESTAMPS = st.datetimes(
     datetime(1, 1, 2), datetime(9999, 12, 30), timezones=ZONES, allow_imaginary=False
 )
 NUMBERS = st.one_of(
@@ -44,7 +44,7 @@ SCALARS = st.one_of(
     st.text(alphabet="\0a\uffff\U0001f600", max_size=4),
     NUMBERS,
     st.booleans(),
-    MOMENTS,
+    TIMESTAMPS,
     st.uuids(),
 )
 ELEMENTS = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=6)
@@ -128,7 +128,7 @@ def test_tuples_come_back(values):
 @example((5,), (5.0,))
 @example((1,), ((1,),))
 def test_a_range_has_what_begins_with_its_prefix(prefix, values):
-    """A key lies in range(p) exactly when its tuple begins with p."""
+    """A key is in range(p) exactly when its tuple begins with p."""
     start, end = keys.range(prefix)
     for candidate in (values, prefix + values):
         begins = place(candidate[: len(prefix)]) == place(prefix)
@@ -169,14 +169,14 @@ def test_minus_zero_is_zero():
     assert math.copysign(1, keys.unpack(keys.pack((-0.0,)))[0]) == 1
 
 
-def test_times_are_moments():
+def test_times_are_points_in_time():
     """The zone does not matter, the microsecond does, from year 1 to year 9999."""
     berlin = datetime(2024, 1, 1, 1, tzinfo=timezone(timedelta(hours=1)))
     assert keys.pack((berlin,)) == keys.pack((datetime(2024, 1, 1, tzinfo=UTC),))
     (back,) = keys.unpack(keys.pack((berlin,)))
     assert (back, back.tzinfo) == (berlin, UTC)
-    for moment in (datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)):
-        assert keys.unpack(keys.pack((moment,))) == (moment,)
+    for timestamp in (datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)):
+        assert keys.unpack(keys.pack((timestamp,))) == (timestamp,)
 
 
 @pytest.mark.parametrize("values", [[1, "a"], (1, ["a", []])], ids=["outer", "nested"])
@@ -212,12 +212,12 @@ class Stamp(datetime):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_no_key_can_hold_is_refused(value, said):
-    """The error names the element and what is wrong with it."""
+def test_values_that_no_key_can_hold_are_refused(value, said):
+    """The error names the element and the reason."""
     with pytest.raises(InvalidInputError, match=said) as caught:
         keys.pack(("a", value))
     assert "element 1" in str(caught.value)
-    assert caught.value.kind is Kind.INVALID_KEY
+    assert caught.value.kind is ErrorKind.INVALID_KEY
     assert pickle.loads(pickle.dumps(caught.value)).context == {"element": 1}
 
 
@@ -265,7 +265,7 @@ def test_nesting_has_a_bound():
         keys.unpack(b"\x58" * 100)
 
 
-def test_the_dump_on_the_page_is_what_is_written():
+def test_the_dump_on_the_page_equals_the_written_bytes():
     """Byte for byte, and it is read for ever."""
     values = ("user", 42, -2.5, (None, b"\0"), True)
     assert dump(keys.pack(values)) in PAGE
@@ -273,7 +273,7 @@ def test_the_dump_on_the_page_is_what_is_written():
     assert keys.unpack(bytes.fromhex("".join(rows))) == values
 
 
-def test_the_values_on_the_page_are_what_is_written():
+def test_the_values_on_the_page_equal_the_written_bytes():
     """Each row of the table, in both directions."""
     rows = re.findall(r"^\| `(.+)` \| `([0-9a-f ]+)` \|$", PAGE, re.MULTILINE)
     assert len(rows) > 20

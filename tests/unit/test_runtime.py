@@ -8,7 +8,7 @@ import time
 import pytest
 
 from reef.runtime import REAL, leaf_lock
-from tests.forking import in_child
+from tests.support.child_process import in_child
 
 
 def test_clocks_move():
@@ -41,7 +41,7 @@ def test_a_deadline_runs_out():
     assert deadline.passed()
 
 
-def test_gather_runs_side_by_side_and_keeps_the_order():
+def test_gather_runs_in_parallel_and_keeps_the_order():
     """Sixteen calls of which none ends before all have begun; the last ones end first."""
     all_begun = threading.Barrier(16)
 
@@ -64,7 +64,15 @@ def test_gather_inside_gather_does_not_wait_for_itself():
     assert results == [sum(range(8)) + 8 * n for n in range(64)]
 
 
-def test_gather_raises_what_a_call_raised():
+def test_map_calls_with_each_item():
+    """Each item of an iterator is passed once, and the results keep the order of the items."""
+    assert REAL.map(lambda n: n * n, iter(range(40))) == [n * n for n in range(40)]
+    assert REAL.map(str, []) == []
+    with pytest.raises(ZeroDivisionError):
+        REAL.map(lambda n: 1 / n, [1, 0])
+
+
+def test_gather_raises_the_error_of_a_call():
     """The first error comes out."""
     with pytest.raises(ZeroDivisionError):
         REAL.gather([lambda: 1, lambda: 1 / 0])
@@ -76,7 +84,7 @@ def test_the_real_runtime_pickles_as_itself():
 
 
 def test_threads_pools_and_futures():
-    """The thin wrappers pass on what they wrap."""
+    """The thin wrappers forward to the wrapped object."""
     done, go = [], threading.Event()
     task = REAL.spawn(lambda: (go.wait(60), done.append(1)), name="task")
     assert not task.join(0.001)
@@ -97,7 +105,7 @@ def test_threads_pools_and_futures():
 
 
 def test_a_leaf_lock_held_at_a_fork_is_free_in_the_child():
-    """The holder does not exist in the child, so nobody would ever free it."""
+    """The holder does not exist in the child, so it would never be released."""
     lock = leaf_lock()
     held, let_go = threading.Event(), threading.Event()
 

@@ -11,7 +11,20 @@ from mypy import api
 
 import reef
 import reef.aio
-from reef.config import ReaderOptions, ReaderSettings, WriterOptions, WriterSettings
+from reef.config import (
+    CompactOptions,
+    CompactSettings,
+    FoldOptions,
+    FoldSettings,
+    IngestOptions,
+    IngestSettings,
+    ReaderOptions,
+    ReaderSettings,
+    SweepOptions,
+    SweepSettings,
+    WriterOptions,
+    WriterSettings,
+)
 
 ROOT = Path(__file__).parent.parent.parent
 TYPED = ROOT / "examples" / "typed.py"
@@ -66,7 +79,7 @@ def check(path):
     assert code == 0, said + failed
 
 
-def test_the_typed_example_is_what_it_says(monkeypatch):
+def test_the_typed_example_has_its_declared_types(monkeypatch):
     """Every `assert_type` of the example holds: an editor knows what each call gives."""
     monkeypatch.chdir(ROOT)
     assert TYPED.read_text().count("assert_type(") > 40
@@ -74,7 +87,7 @@ def test_the_typed_example_is_what_it_says(monkeypatch):
 
 
 def test_the_typed_example_runs(tmp_path):
-    """It is a real program: on a directory and in memory it does what its types say."""
+    """It is a real program: on a directory and in memory its values match its types."""
     done = subprocess.run(
         [sys.executable, "-W", "error", str(TYPED)],
         cwd=tmp_path,
@@ -97,10 +110,18 @@ def test_mistakes_are_seen(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "settings"), [(WriterOptions, WriterSettings), (ReaderOptions, ReaderSettings)]
+    ("options", "settings"),
+    [
+        (WriterOptions, WriterSettings),
+        (ReaderOptions, ReaderSettings),
+        (FoldOptions, FoldSettings),
+        (IngestOptions, IngestSettings),
+        (CompactOptions, CompactSettings),
+        (SweepOptions, SweepSettings),
+    ],
 )
 def test_an_editor_knows_every_setting(options, settings):
-    """The words that `writer` and `reader` take are the settings there are, with their types."""
+    """Handles and jobs accept exactly the fields of their settings, with their types."""
     assert get_type_hints(options) == get_type_hints(settings)
 
 

@@ -1,23 +1,31 @@
-"""`reef.aio`: the same face for asyncio, as a thin layer over the one engine.
+"""`reef.aio`: the same API for asyncio, as a thin layer over the synchronous engine.
 
     async with reef.aio.open("./data") as db, db.writer("users") as users:
         await users.put("u1", b"Ada")
         async for key, value in users.scan(prefix="u"): ...
 
-A row that is at hand is answered in the event loop. What takes a request goes to a thread of the
-database's own pool, which is bounded; nothing ever waits in the loop. Writes are handed over in
-the order in which they were asked for, without a thread for each, so that thousands of them
-share a few group commits. Errors come out unchanged.
+A cached row is returned in the event loop. A call that needs a request runs in a thread of the
+database's bounded pool; nothing blocks the loop. Writes are submitted in the order of the calls,
+without a thread for each, so that thousands of them share a few group commits. Errors are those of
+the synchronous API.
 
-A task that is cancelled stops waiting; what it asked for may go on. A write that was handed over
-is committed all the same (H26).
+A cancelled task stops waiting; its call may continue. A submitted write is committed all the same
+(H26).
 """
 
-from reef.aio.database import Database, open
-from reef.aio.handle import Opening
-from reef.aio.reading import PinnedReader, Reader
-from reef.aio.views import ChangeCursor, Changes, Snapshot
-from reef.aio.writing import LocalWriter, Transaction, Writer
+from reef.aio.bridge import Opening
+from reef.aio.handles import (
+    ChangeCursor,
+    Changes,
+    Database,
+    LocalWriter,
+    PinnedReader,
+    Reader,
+    Snapshot,
+    Transaction,
+    Writer,
+    open,
+)
 
 __all__ = [
     "ChangeCursor",

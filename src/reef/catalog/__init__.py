@@ -6,46 +6,68 @@
         session.commit()
     catalog.transact(lambda session: session.put("hits", b"1"))
 
-One small head, changed by compare-and-swap, decides what there is. Transactions are segments, each
-naming the one before it; checkpoints fold them; leases keep what sessions read; a plan that all
-collectors share says what goes. `open` roots a catalog at a URL; the registry of a bucket is the
-one at the prefix `catalog`.
+One small head, changed by compare-and-swap, determines the state. Each transaction is a segment
+that names its predecessor; checkpoints compact them; leases pin the objects of open sessions; a
+plan that all collectors share names the objects to delete. `open` opens a catalog at a URL; the
+registry of a bucket is the one at the prefix `catalog`.
 """
 
-from reef.catalog.cache import BlobCache, MemoryBlobCache
+import warnings
+from typing import Any
+
 from reef.catalog.catalog import Catalog
 from reef.catalog.catalog import open_catalog as open
-from reef.catalog.checkpoint_format import CheckpointMeta
-from reef.catalog.collection import Collected
-from reef.catalog.compactor import Compacted, Compactor, Upkeep
-from reef.catalog.gc_plan import GcPlan, SeqRange
-from reef.catalog.keeper import LeaseKeeper
-from reef.catalog.sessions import ReadSession, WriteSession
-from reef.catalog.settings import BYTES, JSON, Codec, Retention
-from reef.catalog.snapshot import CommitReceipt, Snapshot
+from reef.catalog.checkpoints import CheckpointMeta
+from reef.catalog.compaction import CatalogCompactor, CompactionResult, MaintenanceResult
+from reef.catalog.gc import GcPlan, GcResult, SeqRange
+from reef.catalog.segments import BlobCache, MemoryBlobCache
+from reef.catalog.sessions import BYTES, JSON, ReadSession, ValueCodec, WriteSession
+from reef.catalog.snapshot import CatalogSnapshot, CommitReceipt, Retention
 from reef.catalog.verify import CatalogProblem, CatalogReport
+from reef.stores.leases import LeaseKeeper
 
 __all__ = [
     "BYTES",
     "JSON",
     "BlobCache",
     "Catalog",
+    "CatalogCompactor",
     "CatalogProblem",
     "CatalogReport",
+    "CatalogSnapshot",
     "CheckpointMeta",
-    "Codec",
-    "Collected",
     "CommitReceipt",
-    "Compacted",
-    "Compactor",
+    "CompactionResult",
     "GcPlan",
+    "GcResult",
     "LeaseKeeper",
+    "MaintenanceResult",
     "MemoryBlobCache",
     "ReadSession",
     "Retention",
     "SeqRange",
-    "Snapshot",
-    "Upkeep",
+    "ValueCodec",
     "WriteSession",
     "open",
 ]
+
+_RENAMED = {
+    "Codec": "ValueCodec",
+    "Collected": "GcResult",
+    "Compacted": "CompactionResult",
+    "Compactor": "CatalogCompactor",
+    "Snapshot": "CatalogSnapshot",
+    "Upkeep": "MaintenanceResult",
+}
+
+
+def __getattr__(name: str) -> Any:
+    new_name = _RENAMED.get(name)
+    if new_name is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(
+        f"reef.catalog.{name} is deprecated: use reef.catalog.{new_name}",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return globals()[new_name]

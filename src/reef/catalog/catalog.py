@@ -1,46 +1,55 @@
-"""A catalog: a serializable key-value store for metadata, with many writers, on any bucket.
+"""`Catalog`: a serializable key-value store for metadata, with many writers, on any bucket.
 
-`Catalog` is the face of all the parts. It is made over a store and a prefix, costs nothing until
-it is used, may be shared by threads, and can be sent to other processes with its store.
+It is made from a store and a prefix, costs nothing until it is used, may be shared by threads, and
+can be pickled with its store.
 """
 
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self, TypeVar
 
-from reef.catalog import commit
-from reef.catalog.cache import CACHE_BYTES, BlobCache, MemoryBlobCache
-from reef.catalog.checkpoint_format import CheckpointMeta
-from reef.catalog.compactor import COMPACT_AFTER, Compactor
-from reef.catalog.head import Head
-from reef.catalog.parts import Parts
-from reef.catalog.pinning import pin, pin_at
-from reef.catalog.recovery import recover_orphans
-from reef.catalog.restart import begin_anew
-from reef.catalog.sessions import Key, ReadSession, WriteSession, as_key, incomplete
-from reef.catalog.settings import BYTES, Codec, Retention
-from reef.catalog.snapshot import CommitReceipt, Snapshot
+from reef.catalog import commit, compaction
+from reef.catalog.checkpoints import CheckpointMeta
+from reef.catalog.compaction import COMPACT_AFTER, CatalogCompactor
+from reef.catalog.head import CatalogHead
+from reef.catalog.segments import CACHE_BYTES, BlobCache, MemoryBlobCache
+from reef.catalog.sessions import (
+    BYTES,
+    Key,
+    ReadSession,
+    ValueCodec,
+    WriteSession,
+    as_key,
+    incomplete,
+    pin_at,
+)
+from reef.catalog.snapshot import (
+    CatalogContext,
+    CatalogSnapshot,
+    CatalogView,
+    CommitReceipt,
+    Retention,
+    pin,
+)
 from reef.catalog.verify import CatalogReport, verify
-from reef.catalog.view import View
 from reef.errors import ConflictError, NotFoundError, OutcomeUnknownError, UnavailableError
 from reef.paths import CatalogNames
 from reef.runtime import leaf_lock
-from reef.stores import RetryPolicy, Store, Verdict, agree_on_cas
+from reef.stores import CasVerdict, RetryPolicy, Store, agree_on_cas
 from reef.stores import open as open_store
-from reef.stores.probe import agrees_unasked, as_proved, remembered
-from reef.stores.wrappers.retry import Backoff
+from reef.stores.probe import agrees_without_register, as_proved, remembered
+from reef.stores.wrappers.policies import Backoff
 from reef.telemetry import Events, Metrics
 from reef.types import KeyRange
 
-__all__ = ["BACKOFF", "Catalog", "open_catalog"]
-
 BACKOFF = RetryPolicy(attempts_max=20, deadline_s=60.0, first_delay_s=0.02, delay_max_s=1.0)
-"""How often, and for how long, a transaction that loses tries again."""
+"""Retries of a transaction after conflicts."""
 READS_MAX = 10
-"""How often a read without a lease begins anew because what it needed was collected."""
+"""Attempts of a read without a lease whose objects are garbage-collected meanwhile."""
 T = TypeVar("T")
 
 
@@ -51,14 +60,16 @@ def open_catalog(
     cache: int | BlobCache | None = CACHE_BYTES,
     retention: Retention | None = None,
     backoff: RetryPolicy | None = None,
-    codec: Codec = BYTES,
+    codec: ValueCodec = BYTES,
+    auto_compact: bool = True,
     metrics: Metrics | None = None,
     **options: Any,
 ) -> "Catalog":
     """Open the catalog at a URL, or below a prefix of a store.
 
-    `cache` is a number of bytes, a blob cache of your own, or None for none. `options` go to
-    `reef.stores.open`. Nothing is read or written before the catalog is used.
+    `cache` is a number of bytes, a blob cache of your own, or None. With `auto_compact=False`
+    commits do not compact: run `compactor().run_once()` instead. `options` are passed to
+    `reef.stores.open`. No request is sent before the catalog is used.
     """
     metrics = metrics or Metrics()
     if isinstance(target, str | os.PathLike):
@@ -70,12 +81,13 @@ def open_catalog(
         retention=retention,
         backoff=backoff,
         codec=codec,
+        auto_compact=auto_compact,
         metrics=metrics,
     )
 
 
 class Catalog:
-    """Keys and values with sessions. Safe for threads."""
+    """Keys and values with sessions. Thread-safe."""
 
     def __init__(
         self,
@@ -85,7 +97,8 @@ class Catalog:
         cache: int | BlobCache | None = CACHE_BYTES,
         retention: Retention | None = None,
         backoff: RetryPolicy | None = None,
-        codec: Codec = BYTES,
+        codec: ValueCodec = BYTES,
+        auto_compact: bool = True,
         metrics: Metrics | None = None,
     ) -> None:
         self.store = store
@@ -94,16 +107,16 @@ class Catalog:
         self.retention = retention or Retention()
         self.backoff = backoff or BACKOFF
         self.codec = codec
+        self.auto_compact = auto_compact
         self.metrics = metrics or Metrics()
         self.events = Events()
         self._lock = leaf_lock()
-        self._made: _Made | None = None
+        self._opened: _OpenedContext | None = None
         self._recovered = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        settings = {
-            name: getattr(self, name) for name in ("cache", "retention", "backoff", "codec")
-        }
+        names = ("cache", "retention", "backoff", "codec", "auto_compact")
+        settings = {name: getattr(self, name) for name in names}
         return _reopen, (self.store, self.names.root, settings)
 
     def __enter__(self) -> Self:
@@ -117,47 +130,48 @@ class Catalog:
     # --- sessions -----------------------------------------------------------------
     def session_write(self) -> WriteSession:
         """Begin a transaction at the newest state."""
-        parts = self._writable()
+        context = self._writable()
         if not self._recovered:
-            recover_orphans(parts)
+            commit.recover_orphans(context)
             self._recovered = True
-        known, lease = pin(parts, owner="write session")
-        return WriteSession(parts, self.codec, parts.view(Snapshot.of(known)), lease, known)
+        known, lease = pin(context, owner="write session")
+        view = context.view(CatalogSnapshot.of(known))
+        return WriteSession(context, self.codec, view, lease, known, auto_compact=self.auto_compact)
 
     def session_read(self) -> ReadSession:
         """Pin the newest state, and read it."""
-        parts = self._writable()
-        known, lease = pin(parts, owner="read session")
-        return ReadSession(parts, self.codec, parts.view(Snapshot.of(known)), lease)
+        context = self._writable()
+        known, lease = pin(context, owner="read session")
+        return ReadSession(context, self.codec, context.view(CatalogSnapshot.of(known)), lease)
 
-    def session_at(self, snapshot: Snapshot) -> ReadSession:
-        """Read a snapshot that was taken before, here or elsewhere."""
-        parts = self._writable()
-        lease = pin_at(parts, snapshot, owner="read session")
-        return ReadSession(parts, self.codec, parts.view(snapshot), lease)
+    def session_at(self, snapshot: CatalogSnapshot) -> ReadSession:
+        """Read an older snapshot, taken by this process or another one."""
+        context = self._writable()
+        lease = pin_at(context, snapshot, owner="read session")
+        return ReadSession(context, self.codec, context.view(snapshot), lease)
 
     def transact(self, change: Callable[[WriteSession], T]) -> T:
-        """Call `change(session)`, commit, and return what it returned.
+        """Call `change(session)`, commit, and return its result.
 
-        After a conflict it is called again, with a new session, a bounded number of times. It is
-        applied once: before another try it is certain that the last one is not committed. One
-        that ends the session itself, by `commit()` or `end()`, has had its way.
+        After a conflict it is called again with a new session, a bounded number of times. It is
+        applied once: before another attempt the previous one is known not to be committed. If it
+        calls `commit()` or `end()` itself, nothing more is done.
         """
         backoff = Backoff(self.store.runtime, self.backoff)
         while True:
             try:
                 with self.session_write() as session:
                     result = change(session)
-                    if session.ended or self._committed(session):
+                    if session.ended or self._commit(session):
                         return result
-                    lost = ConflictError("a commit without an answer was found not to have landed")
+                    lost = ConflictError("a commit without a response has not landed")
             except ConflictError as error:
                 lost = error
             if not backoff.wait():
                 raise lost
 
-    def _committed(self, session: WriteSession) -> bool:
-        """Commit, and settle it where the answer was lost; unknown only if that fails too."""
+    def _commit(self, session: WriteSession) -> bool:
+        """Commit, and resolve an unknown outcome; OutcomeUnknownError only if that fails too."""
         try:
             session.commit()
         except OutcomeUnknownError as error:
@@ -171,118 +185,127 @@ class Catalog:
         return True
 
     def resolve(self, receipt: CommitReceipt) -> bool:
-        """Whether a commit of unknown outcome is committed: settled for good by asking."""
+        """Decide a commit of unknown outcome, for good; return whether it is committed."""
         return commit.resolve(self._writable(), receipt)
 
     # --- without a session --------------------------------------------------------
-    def snapshot(self) -> Snapshot:
-        """Return the newest state's snapshot; no lease holds it."""
-        parts = self._readable()
-        return EMPTY if parts is None else Snapshot.of(parts.heads.load())
+    def snapshot(self) -> CatalogSnapshot:
+        """Return the snapshot of the newest state; it is not pinned."""
+        context = self._readable()
+        return EMPTY if context is None else CatalogSnapshot.of(context.heads.load())
 
     def get_latest(self, key: Key) -> Any:
         """Return a key's newest value, or None."""
-        wanted = as_key(key)
-        found = self._latest(lambda view: view.get(wanted), None)
-        return None if found is None else self.codec.decode(found)
+        encoded = as_key(key)
+        value = self._latest(lambda view: view.get(encoded), None)
+        return None if value is None else self.codec.decode(value)
 
     def scan_latest(
         self, start: Key | None = None, end: Key | None = None, *, prefix: Key | None = None
     ) -> list[tuple[bytes, Any]]:
-        """Return the newest pairs of a range, all of one state."""
-        wanted = KeyRange.of(start, end, prefix)
-        nothing: dict[bytes, bytes] = {}
-        found = self._latest(lambda view: view.scan(wanted), nothing)
-        return [(key, self.codec.decode(value)) for key, value in found.items()]
+        """Return the pairs of a range, all of the newest state."""
+        key_range = KeyRange.of(start, end, prefix)
+        empty: dict[bytes, bytes] = {}
+        pairs = self._latest(lambda view: view.scan(key_range), empty)
+        return [(key, self.codec.decode(value)) for key, value in pairs.items()]
 
-    def _latest(self, read: Callable[[View], T], empty: T) -> T:
-        """Without a lease what a head names may be collected; then there is a newer head."""
-        parts = self._readable()
-        if parts is None:
+    def _latest(self, read: Callable[[CatalogView], T], empty: T) -> T:
+        """Read without a lease: if an object was garbage-collected, there is a newer head."""
+        context = self._readable()
+        if context is None:
             return empty
         for _ in range(READS_MAX):
-            known = parts.heads.load()
+            known = context.heads.load()
             try:
-                return read(parts.view(Snapshot.of(known)))
+                return read(context.view(CatalogSnapshot.of(known)))
             except NotFoundError as error:
-                if parts.heads.load().head.revision == known.head.revision:
+                if context.heads.load().head.revision == known.head.revision:
                     raise incomplete(known.head.last_txn_id, error) from error
         raise UnavailableError(
-            f"what is read of {self!r} is collected faster than it can be read",
-            hint="Read in a session, or have more grace: Retention.grace_s",
+            f"objects of {self!r} are garbage-collected faster than they can be read",
+            hint="Read in a session, or raise Retention.grace_s",
         )
 
-    # --- upkeep -------------------------------------------------------------------
+    # --- maintenance --------------------------------------------------------------
     def recover_orphans(self) -> int:
-        """Publish transactions that are durable, and whose writers have gone; return how many."""
-        return recover_orphans(self._writable())
+        """Publish durable transactions whose writers are gone; return their number."""
+        return commit.recover_orphans(self._writable())
 
-    def compactor(self, *, compact_after: int = COMPACT_AFTER) -> Compactor:
-        """Return what makes checkpoints and collects.
+    def compactor(self, *, compact_after: int = COMPACT_AFTER) -> CatalogCompactor:
+        """Return the compactor and garbage collector.
 
-        `run_once` compacts when there are so many segments since the last checkpoint.
+        `run_once` compacts when there are `compact_after` segments since the last checkpoint.
         """
-        return Compactor(self._writable(), compact_after=compact_after)
+        return CatalogCompactor(self._writable(), compact_after=compact_after)
 
     def checkpoint(self) -> CheckpointMeta | None:
-        """Return what the newest checkpoint says of itself; None if there is none yet."""
+        """Return the metadata of the newest checkpoint; None if there is none yet."""
         return self._latest(lambda view: view.checkpoint(), None)
 
-    def begin_anew(self, make: Callable[[], Mapping[str, Any]]) -> None:
-        """Put what `make()` returns in the place of a history that can no longer be read.
+    def recreate(self, make: Callable[[], Mapping[str, Any]]) -> None:
+        """Replace a history that can no longer be read by the result of `make()`.
 
-        For what can be made again from elsewhere: whatever the catalog held is given up, and
-        sessions that are open get a ConflictError. If others are first, it is made once more.
+        For content that can be derived from elsewhere: the old one is discarded, and open sessions
+        get a ConflictError. If the head changes concurrently, `make` is called again.
         """
 
         def encoded() -> dict[bytes, bytes]:
             return {as_key(key): self.codec.encode(value) for key, value in make().items()}
 
-        begin_anew(self._writable(), encoded)
+        compaction.recreate(self._writable(), encoded)
+
+    def begin_anew(self, make: Callable[[], Mapping[str, Any]]) -> None:
+        """Deprecated name of `recreate`."""
+        warnings.warn(
+            "Catalog.begin_anew is deprecated: use Catalog.recreate",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        self.recreate(make)
 
     def verify(self) -> CatalogReport:
         """Read everything that is needed, and return every problem."""
-        parts = self._readable()
-        return CatalogReport() if parts is None else verify(parts)
+        context = self._readable()
+        return CatalogReport() if context is None else verify(context)
 
-    # --- the parts ----------------------------------------------------------------
-    def _writable(self) -> Parts:
-        """Return the parts, once the bucket's conditional writes are proved."""
-        return self._known(proved=True) or self._make(agree_on_cas(self.store))
+    # --- opening ------------------------------------------------------------------
+    def _writable(self) -> CatalogContext:
+        """Return the context, once the bucket's conditional writes are verified."""
+        return self._open(proved=True) or self._make(agree_on_cas(self.store))
 
-    def _readable(self) -> Parts | None:
-        """Return the parts; None if nobody has ever written here, so that there is no head."""
-        known = self._known(proved=False)
+    def _readable(self) -> CatalogContext | None:
+        """Return the context; None if the catalog was never written, so that it has no head."""
+        known = self._open(proved=False)
         if known is not None:
             return known
         verdict = remembered(self.store)
         if verdict is not None:
-            return self._make(verdict, proved=agrees_unasked(self.store, verdict))
-        # Written, if at all, by way of a root above this one, which keeps the verdict.
-        shown = self._shown()
-        if shown is None:
+            return self._make(verdict, proved=agrees_without_register(self.store, verdict))
+        # If it was written, then through a root above this one, which has the verdict.
+        implied = self._implied_verdict()
+        if implied is None:
             return None
-        agrees_unasked(self.store, shown)
-        return self._make(shown, proved=False)
+        agrees_without_register(self.store, implied)
+        return self._make(implied, proved=False)
 
-    def _shown(self) -> Verdict | None:
-        """Return the verdict that must have been, by the form of the head that is there."""
-        verdict = partial(Verdict, format=1, proved_at_s=0.0)
+    def _implied_verdict(self) -> CasVerdict | None:
+        """Return the verdict under which the existing head was written, from its form."""
+        verdict = partial(CasVerdict, format=1, proved_at_s=0.0)
         with suppress(NotFoundError):
             self.store.head(self.names.head)
             return verdict(cas="native", if_match=True)
         numbered = next(iter(self.store.list(self.names.heads)), None)
         return None if numbered is None else verdict(cas="not known", if_match=False)
 
-    def _known(self, *, proved: bool) -> Parts | None:
-        """Return the parts that this process made; a fork makes its own, with free locks."""
-        made = self._made
-        if made is None or made.process != self.store.runtime.process_id():
+    def _open(self, *, proved: bool) -> CatalogContext | None:
+        """Return the context of this process; a fork makes its own, with free locks."""
+        opened = self._opened
+        if opened is None or opened.process != self.store.runtime.process_id():
             return None
-        return made.parts if made.proved or not proved else None
+        return opened.context if opened.proved or not proved else None
 
-    def _make(self, verdict: Verdict, *, proved: bool = True) -> Parts:
-        parts = Parts.of(
+    def _make(self, verdict: CasVerdict, *, proved: bool = True) -> CatalogContext:
+        context = CatalogContext(
             as_proved(self.store, verdict),
             self.names,
             cache=self.cache,
@@ -292,22 +315,22 @@ class Catalog:
             events=self.events,
         )
         with self._lock:
-            known = self._known(proved=proved)
+            known = self._open(proved=proved)
             if known is None:
-                self._made = _Made(self.store.runtime.process_id(), parts, proved)
-            return known or parts
+                self._opened = _OpenedContext(self.store.runtime.process_id(), context, proved)
+            return known or context
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
-    """The parts, who made them, and whether they may be written with."""
+class _OpenedContext:
+    """A context, the process that made it, and whether writes with it are safe."""
 
     process: int
-    parts: Parts
+    context: CatalogContext
     proved: bool
 
 
-EMPTY = Snapshot("", 0, 0, None, None, 0, Head().recent)
+EMPTY = CatalogSnapshot("", 0, 0, None, None, 0, CatalogHead().recent)
 
 
 def _reopen(store: Store, prefix: str, settings: dict[str, Any]) -> Catalog:

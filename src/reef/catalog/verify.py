@@ -1,45 +1,51 @@
-"""Verification of a catalog: every byte that is needed, and whether it all adds up.
+"""Verification of a catalog: every byte that is needed, and the consistency of all objects.
 
-The head and the plan decode, and no object has a number behind those of the head, which would
-have been lost then. Every checkpoint that is not given up is read whole: its pairs sum up to its
-set hash, and the hash that it carried on is that of the one before. Every segment of the chain from
-the oldest checkpoint to the head decodes and stands on its predecessor; applied to one checkpoint
-they give exactly the next. Segments that are in nobody's chain are counted as orphans, and are no
-problem. Nothing is changed, and nothing comes from a cache.
+Head and plan decode, and no object has a number above the head's, which would mean that the head
+was lost. Every checkpoint that was not discarded is read whole: its pairs match its set hash, and
+the hash that it was updated from is that of the previous one. Every segment of the chain from the
+oldest checkpoint to the head decodes and names its predecessor; applied to one checkpoint they
+give exactly the next. Segments outside of the chain are counted as orphans, and are no problem.
+Nothing is changed, and nothing is read from a cache.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
-from reef.catalog.checkpoint_format import CheckpointMeta, Pair, pair_hash
-from reef.catalog.checkpoints import CheckpointStore
-from reef.catalog.head import Head
-from reef.catalog.parts import Parts
-from reef.catalog.segment_format import Segment
-from reef.catalog.segments import Chain, SegmentStore
-from reef.catalog.view import laid_over
+from reef.catalog.checkpoints import CheckpointMeta, CheckpointStore, Pair, pair_hash
+from reef.catalog.gc import load_plan
+from reef.catalog.head import CatalogHead
+from reef.catalog.segments import CatalogSegment, CatalogSegmentStore, ChainTip
+from reef.catalog.snapshot import CatalogContext, apply_records
 from reef.errors import CorruptionError, NotFoundError, UnsupportedFormatError
-from reef.types import KeyRange
-
-__all__ = ["CatalogProblem", "CatalogReport", "verify"]
 
 T = TypeVar("T")
-ALL = KeyRange()
-LOOKS_MAX = 5
+ATTEMPTS_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogProblem:
-    """Something that is not as it must be."""
+    """One problem of an object."""
 
     object: str
-    what: str
+    message: str
+
+    @property
+    def what(self) -> str:
+        """Deprecated name of `message`."""
+        warnings.warn(
+            "CatalogProblem.what is deprecated: use CatalogProblem.message",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.message
 
 
 @dataclass(slots=True)
 class CatalogReport:
-    """What was read, and what is wrong with it."""
+    """Content of a catalog, and all its problems."""
 
     transactions: int = 0
     keys: int = 0
@@ -54,71 +60,73 @@ class CatalogReport:
         return asdict(self)
 
     def attempt(self, object: str, read: Callable[[], T]) -> T | None:
-        """Return what is read, or note what is wrong."""
+        """Return the result of a read, or None and record its problem."""
         try:
             return read()
         except (CorruptionError, NotFoundError, UnsupportedFormatError) as error:
-            found = error.context.get("object", object)
-            self.problems.append(CatalogProblem(str(found), error.message))
+            damaged = error.context.get("object", object)
+            self.problems.append(CatalogProblem(str(damaged), error.message))
             return None
 
-    def expect(self, object: str, holds: bool, what: str) -> None:
+    def expect(self, object: str, holds: bool, problem: str) -> None:
         if not holds:
-            self.problems.append(CatalogProblem(object, what))
+            self.problems.append(CatalogProblem(object, problem))
 
 
-def verify(parts: Parts) -> CatalogReport:
-    """Return every problem of everything that is needed.
+def verify(context: CatalogContext) -> CatalogReport:
+    """Check all objects that are needed, and report every problem.
 
-    No lease holds what is read here. If something was amiss and the head has moved on meanwhile,
-    it may have been collected: then all is looked at again.
+    No lease pins them. If there is a problem and the head has changed meanwhile, an object may
+    have been garbage-collected: then all is checked again.
     """
-    for _ in range(LOOKS_MAX):
+    for _ in range(ATTEMPTS_MAX):
         report = CatalogReport()
-        newest = parts.newest_number()  # before the head: it is never behind what there is
-        known = report.attempt(parts.names.head, parts.heads.load)
-        plan = report.attempt(parts.names.plan, parts.plans.load)
+        newest = context.newest_seq()  # before the head, which is never behind its objects
+        known = report.attempt(context.names.head, context.heads.load)
+        plan = report.attempt(context.names.plan, partial(load_plan, context))
         if known is None:
             return report
         ends = known.head.last_segment_seq
         report.expect(
-            parts.names.head,
+            context.names.head,
             newest <= ends + 1,
-            f"the head ends with segment {ends}, and there are objects of number {newest}: "
-            "it was lost or put back, or a new beginning was not finished",
+            f"the head ends with segment {ends}, but there are objects with number {newest}: "
+            "it was lost or restored, or a recreation was not finished",
         )
-        _verify(parts, known.head, plan.plan.retained_from if plan else 0, report)
-        if not report.problems or parts.heads.load().head.revision == known.head.revision:
+        _verify(context, known.head, plan.plan.retained_from if plan else 0, report)
+        if not report.problems or context.heads.load().head.revision == known.head.revision:
             return report
     return report
 
 
-def _verify(parts: Parts, head: Head, retained_from: int, report: CatalogReport) -> None:
+def _verify(
+    context: CatalogContext, head: CatalogHead, retained_from: int, report: CatalogReport
+) -> None:
     report.transactions = head.last_txn_id
-    checkpoints = _checkpoints(parts, head, retained_from, report)
-    segments = _segments(parts, head, checkpoints, report)
-    _replay(parts, head, checkpoints, segments, report)
+    checkpoints = _checkpoints(context, head, retained_from, report)
+    segments = _segments(context, head, checkpoints, report)
+    _replay(context, head, checkpoints, segments, report)
 
 
 Checked = tuple[CheckpointMeta, list[Pair]]
 
 
 def _checkpoints(
-    parts: Parts, head: Head, retained_from: int, report: CatalogReport
+    context: CatalogContext, head: CatalogHead, retained_from: int, report: CatalogReport
 ) -> list[Checked]:
-    """Read those not given up, oldest first; compare each with its own sum and the one before."""
-    store = CheckpointStore(parts.store, parts.names, None)
-    wanted = range(min(retained_from, head.checkpoint_seq), head.checkpoint_seq + 1)
-    found = [each for each in store.found() if each.seq in wanted]
+    """Read those not discarded, oldest first; compare each with its hash and its predecessor."""
+    store = CheckpointStore(context.store, context.names, None)
+    retained = range(min(retained_from, head.checkpoint_seq), head.checkpoint_seq + 1)
+    listed = [each for each in store.list_checkpoints() if each.seq in retained]
     if head.checkpoint_id is not None:
-        name = parts.names.checkpoint(head.checkpoint_id)
-        there = any(each.id == head.checkpoint_id for each in found)
-        report.expect(name, there, f"object {name} is missing: the head needs it")
+        name = context.names.checkpoint(head.checkpoint_id)
+        exists = any(each.id == head.checkpoint_id for each in listed)
+        report.expect(name, exists, f"object {name} is missing: the head needs it")
     checked: list[Checked] = []
-    for each in found:
+    for each in listed:
         read = report.attempt(
             each.key,
-            lambda each=each: _read_whole(store, each.id, needed=each.id == head.checkpoint_id),  # type: ignore[misc]
+            partial(_read_whole, store, each.id, needed=each.id == head.checkpoint_id),
         )
         if read is None:
             continue
@@ -129,13 +137,13 @@ def _checkpoints(
             each.key,
             (meta.set_hash, meta.key_count) == (total, len(pairs)),
             f"object {each.key} holds {len(pairs)} keys with the set hash {total}, "
-            f"it says {meta.key_count} and {meta.set_hash}",
+            f"expected {meta.key_count} and {meta.set_hash}",
         )
         for before, _ in checked:
             report.expect(
                 each.key,
                 before.id != meta.previous_id or before.set_hash == meta.previous_set_hash,
-                f"object {each.key} carried on {meta.previous_set_hash}, "
+                f"object {each.key} was updated from {meta.previous_set_hash}, "
                 f"{before.id} has {before.set_hash}",
             )
         checked.append(read)
@@ -143,7 +151,7 @@ def _checkpoints(
 
 
 def _read_whole(store: CheckpointStore, checkpoint_id: str, *, needed: bool) -> Checked | None:
-    """Return a checkpoint; one that the head does not need may be collected at any moment."""
+    """Read a checkpoint; one that the head does not need may be deleted at any time."""
     try:
         return store.read_whole(checkpoint_id)
     except NotFoundError:
@@ -153,22 +161,22 @@ def _read_whole(store: CheckpointStore, checkpoint_id: str, *, needed: bool) -> 
 
 
 def _segments(
-    parts: Parts, head: Head, checkpoints: list[Checked], report: CatalogReport
-) -> list[Segment]:
-    """Read the chain as far back as it is needed, and whatever older part is still there."""
-    store = SegmentStore(parts.store, parts.names, None)
-    chain = Chain(head.last_segment_seq, head.recent)
-    listed = store.found(0, head.last_segment_seq)
-    needed = report.attempt(parts.names.segments, lambda: store.chain(chain, head.checkpoint_seq))
+    context: CatalogContext, head: CatalogHead, checkpoints: list[Checked], report: CatalogReport
+) -> list[CatalogSegment]:
+    """Read the chain as far as it is needed, and the older part that still exists."""
+    store = CatalogSegmentStore(context.store, context.names, None)
+    tip = ChainTip(head.last_segment_seq, head.recent)
+    listed = store.list_segments(0, head.last_segment_seq)
+    needed = report.attempt(context.names.segments, lambda: store.chain(tip, head.checkpoint_seq))
     oldest = min([meta.last_segment_seq_at_ckpt for meta, _ in checkpoints], default=0)
     segments = needed or []
     if needed is not None and oldest < head.checkpoint_seq:
         try:
-            segments = store.chain(chain, oldest)
-        except NotFoundError:  # collected: an unpublished checkpoint keeps no segments
+            segments = store.chain(tip, oldest)
+        except NotFoundError:  # deleted: an unpublished checkpoint retains no segments
             segments = needed
         except CorruptionError as error:
-            damaged = str(error.context.get("object", parts.names.segments))
+            damaged = str(error.context.get("object", context.names.segments))
             report.expect(damaged, False, error.message)
     on_chain = {(each.seq, each.write_id) for each in segments}
     first = min((each.seq for each in segments), default=head.checkpoint_seq + 1)
@@ -179,8 +187,8 @@ def _segments(
     return segments
 
 
-def _history(head: Head, segments: list[Segment]) -> dict[int, str]:
-    """Return by number the write ids that are known to be on the head's chain."""
+def _history(head: CatalogHead, segments: list[CatalogSegment]) -> dict[int, str]:
+    """Return the known write ids of the head's chain, by number."""
     history = dict(enumerate(head.recent, head.recent_from))
     for segment in segments:
         history |= {segment.seq - 1: segment.base_write_id, segment.seq: segment.write_id}
@@ -188,39 +196,39 @@ def _history(head: Head, segments: list[Segment]) -> dict[int, str]:
 
 
 def _replay(
-    parts: Parts,
-    head: Head,
+    context: CatalogContext,
+    head: CatalogHead,
     checkpoints: list[Checked],
-    segments: list[Segment],
+    segments: list[CatalogSegment],
     report: CatalogReport,
 ) -> None:
-    """Apply segments to each checkpoint: they must give the next one, and at last the state."""
+    """Apply segments to each checkpoint: they must give the next one, and finally the state."""
     state: dict[bytes, bytes] | None = {} if not checkpoints else None
     at, by_seq = 0, {segment.seq: segment for segment in segments}
     history = _history(head, segments)
     for meta, pairs in checkpoints:
-        seq, name = meta.last_segment_seq_at_ckpt, parts.names.checkpoint(meta.id)
+        seq, name = meta.last_segment_seq_at_ckpt, context.names.checkpoint(meta.id)
         if meta.id != head.checkpoint_id and history.get(seq, meta.write_id) != meta.write_id:
-            continue  # of a new beginning that came to nothing: it belongs to no history
+            continue  # of a recreation that was not published: it belongs to no history
         if state is not None and all(number in by_seq for number in range(at + 1, seq + 1)):
             for number in range(at + 1, seq + 1):
-                laid_over(state, by_seq[number].records, ALL)
+                apply_records(state, by_seq[number].records)
             report.expect(
                 name,
                 state == dict(pairs),
-                f"object {name} is not what its segments make of the checkpoint before",
+                f"object {name} does not match the previous checkpoint and its segments",
             )
         state, at = dict(pairs), seq
         after = by_seq.get(seq + 1)
         report.expect(
             name,
             after is None or after.base_write_id == meta.write_id,
-            f"object {name} ends with {meta.write_id}, the next segment stands on another",
+            f"object {name} ends with {meta.write_id}, the next segment has another base",
         )
     if state is None:
         return
     for segment in segments:
         if segment.seq > at:
-            laid_over(state, segment.records, ALL)
+            apply_records(state, segment.records)
     report.keys = len(state)
     report.set_hash = str(pair_hash(state.items()))

@@ -1,14 +1,14 @@
-"""The command `reef`, and what its exit codes mean.
+"""The command `reef` and its exit codes.
 
-0    fine
-1    an error, told on stderr
-2    problems were found in the data
-64   the command line was wrong
+0    success
+1    error, reported on stderr
+2    problems found in the data
+64   usage error
 130  interrupted
 
-Ctrl-C ends a command at once: what is on its way to the bucket is whole or not there, as with
-any other death of a process (`reef_command` hears it while all this is loaded). A closed pipe
-(`reef scan … | head`) is no error: its reader has what it wanted. A full disk is.
+Ctrl-C ends a command at once; a write in progress is atomic, as after any crash (`reef_command`
+handles Ctrl-C while modules are being imported). A closed pipe (`reef scan … | head`) is not an
+error. A full disk is.
 """
 
 import logging
@@ -22,42 +22,39 @@ from typing import Any
 import click
 
 from reef import __version__
-from reef.cli.bulk import export_command, import_command
-from reef.cli.catalog_commands import catalog
-from reef.cli.changes import changes
-from reef.cli.checks import rebuild, repair, verify
-from reef.cli.cursors import cursors
-from reef.cli.dropping import drop, jobs, undrop
-from reef.cli.health import health
+from reef.cli.backup import backup
+from reef.cli.branch import branch, diff, history, rollback
 from reef.cli.inspect import inspect
-from reef.cli.log_commands import log
-from reef.cli.maintenance import compact, gc, index
+from reef.cli.log import log
+from reef.cli.maintenance import compact, fold, health, rebuild, repair, sweep, verify
 from reef.cli.options import EXIT_PROBLEMS
-from reef.cli.output import FORMS, Output, give_up_stdout
-from reef.cli.reading import get, scan
-from reef.cli.snapshots import snapshot
-from reef.cli.stats import namespaces, stats
-from reef.cli.store import store
-from reef.cli.writing import create, delete, put
+from reef.cli.output import FORMATS, Output, discard_stdout
+from reef.cli.purge import purge
+from reef.cli.read import changes, cursors, export_command, get, scan, snapshot
+from reef.cli.search import indexes_command, search_command
+from reef.cli.sql import sql_command
+from reef.cli.store import catalog, namespaces, stats, store
+from reef.cli.write import create, delete, drop, import_command, jobs, put, rename, undrop
 from reef.errors import CorruptionError, ReefError, UnavailableError
-
-__all__ = ["main"]
 
 EXIT_ERROR = 1
 EXIT_USAGE = 64
 EXIT_INTERRUPTED = 130
 COMMANDS = (
-    *(create, put, get, delete, scan, import_command, export_command, drop, undrop),
-    *(index, compact, gc, verify, repair, rebuild),
+    *(create, put, get, delete, scan, sql_command, import_command, export_command, drop, undrop),
+    *(search_command, indexes_command),
+    rename,
+    *(fold, compact, sweep, purge, verify, repair, rebuild),
     *(inspect, stats, health, jobs, snapshot, cursors, changes),
+    *(branch, diff, history, rollback, backup),
     *(namespaces, catalog, store, log),
 )
-ALIASES = {"fold": index, "sweep": gc}
-"""By the words of the library."""
+ALIASES = {"index": fold, "gc": sweep}
+"""Names of earlier releases."""
 
 
 class _Root(click.Group):
-    """The commands in the order in which people meet them."""
+    """The commands, grouped by purpose instead of by name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -66,7 +63,7 @@ class _Root(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            give_up_stdout()
+            discard_stdout()
             return 0
 
 
@@ -75,11 +72,11 @@ class _Root(click.Group):
 @click.option(
     "--output",
     "form",
-    type=click.Choice(FORMS),
+    type=click.Choice(FORMATS),
     default="text",
-    help="Tables for people, or JSON for programs.",
+    help="Print tables, or JSON.",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Tell on stderr what happens.")
+@click.option("-v", "--verbose", is_flag=True, help="Log events to stderr.")
 @click.pass_context
 def reef(context: click.Context, form: str, verbose: bool) -> None:
     """Reef: a storage engine whose only durable state is a bucket."""
@@ -99,10 +96,10 @@ def _log_to_stderr(context: click.Context) -> None:
 
 
 def _alias(command: click.Command, name: str) -> click.Command:
-    """Return the same command under another name, with its help in that name."""
+    """Return a command under another name, with that name in its help."""
     other = copy(command)
     other.help = (command.help or "").replace(f"reef {command.name}", f"reef {name}")
-    other.short_help = f"The same as {command.name}."
+    other.short_help = f"Alias of {command.name}."
     other.name = name
     return other
 
@@ -114,14 +111,14 @@ for _name, _command in ALIASES.items():
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line, and leave with an exit code."""
+    """Run the command line and exit with its code."""
     _replace_closed_streams()
     try:
         code = run(list(sys.argv[1:] if arguments is None else arguments))
-    except KeyboardInterrupt:  # at the last moment: what was to be told is told
+    except KeyboardInterrupt:  # after the command has reported its result
         code = EXIT_INTERRUPTED
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # Threads may still wait for the store; whoever has no patience asks once more.
+        # Threads may still wait for the store; a second Ctrl-C ends them.
         signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
     sys.exit(code)
 
@@ -134,8 +131,8 @@ def run(arguments: list[str]) -> int:
     except ReefError as error:
         _output(arguments).error(error)
         return EXIT_PROBLEMS if isinstance(error, CorruptionError) else EXIT_ERROR
-    except SystemExit:  # click's answer to a pipe that was closed before the help was printed
-        give_up_stdout()
+    except SystemExit:  # raised by click if the pipe is closed before the help is printed
+        discard_stdout()
         return 0
     except click.exceptions.Abort:
         _output(arguments).interrupted()
@@ -143,29 +140,29 @@ def run(arguments: list[str]) -> int:
     except click.ClickException as error:
         _output(arguments).usage(error)
         return EXIT_USAGE
-    except OSError as error:  # of the system, not of a store: what is printed has no place to go
-        give_up_stdout()
-        _output(arguments).error(UnavailableError(f"the system says: {error}"))
+    except OSError as error:  # not from a store: stdout cannot be written
+        discard_stdout()
+        _output(arguments).error(UnavailableError(f"cannot write the output: {error}"))
         return EXIT_ERROR
 
 
 def _replace_closed_streams() -> None:
-    """Let a stream that was closed before we began lead nowhere, and not to another one."""
+    """Replace a standard stream that the parent process closed by the null device."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for as long as we run
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - until the process ends
 
 
 def _flushed(code: int) -> int:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        give_up_stdout()
+        discard_stdout()
     return code
 
 
 def _output(arguments: list[str]) -> Output:
-    """An error is told in the form that was asked for, even if parsing went no further."""
+    """Return an output in the requested format, even if parsing the arguments failed."""
     words = " ".join(arguments)
     return Output("json" if "--output json" in words or "--output=json" in words else "text")
 

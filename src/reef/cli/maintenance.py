@@ -1,34 +1,36 @@
-"""`reef index` (also `fold`), `compact` and `gc` (also `sweep`): what keeps a namespace quick.
+"""Maintenance: `reef fold`, `compact`, `sweep`, `health`, `verify`, `repair` and `rebuild`.
 
-Writers do all of this in the background; these commands are for those who would rather choose the
-moment, or the machine. All are safe beside writers, readers and one another.
+Writers fold, compact and sweep in the background; these commands run the same jobs at a chosen time
+or on another machine. All are safe while writers, readers and other jobs are running.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
 from reef.cli.options import (
+    EXIT_PROBLEMS,
     ReefCommand,
+    encoding_option,
     engine_options,
+    executing,
     job,
     on_namespace,
     parse_settings,
     settings_option,
 )
 from reef.cli.output import Output
-from reef.cli.progress import executing
 from reef.config import CompactSettings
-from reef.engine.database import Database
-
-__all__ = ["compact", "gc", "index"]
+from reef.engine.handles.database import Database
+from reef.jobs.health import HealthLimits
 
 
 @click.command(cls=ReefCommand)
 @on_namespace
 @engine_options
 @settings_option
-def index(
+def fold(
     output: Output,
     db: Database,
     namespace: str,
@@ -37,16 +39,16 @@ def index(
     master: str | None,
     settings: tuple[str, ...],
 ) -> None:
-    """Fold the log into segments, so that opening is quick.
+    """Fold the log into segments, which makes opening faster.
 
     Settings: segment_bytes_max, group_bytes, codec (zstd, lz4, none), log_bytes, stretches_max,
     shuffle_bytes_min.
 
-    Example: reef index ./data users
+    Example: reef fold ./data users
     """
-    wanted = parse_settings(settings)
+    options = parse_settings(settings)
     with executing(output, db, f"folding {namespace}", engine=engine, master=master) as executor:
-        report = job("fold")(db, namespace, executor=executor, **wanted)
+        report = job("fold")(db, namespace, executor=executor, **options)
     output.report(f"folded {namespace}", report)
 
 
@@ -57,9 +59,9 @@ def index(
     type=click.Choice(["tiered", "leveled"]),
     default="tiered",
     show_default=True,
-    help="Few rewrites, or few overlaps.",
+    help="Choose fewer rewrites (tiered) or fewer overlaps (leveled).",
 )
-@click.option("--full", is_flag=True, help="Merge all there is, once.")
+@click.option("--full", is_flag=True, help="Merge all segments once.")
 @engine_options
 @settings_option
 def compact(
@@ -73,29 +75,29 @@ def compact(
     master: str | None,
     settings: tuple[str, ...],
 ) -> None:
-    """Merge segments, so that reads look at fewer of them.
+    """Merge segments, which makes reads faster.
 
-    Does what is due, until nothing is. Takes the compactor role: a compaction that runs in the
-    background elsewhere steps down.
+    Repeat until no compaction is due. Takes the compactor role: a background compaction in another
+    process stops.
 
     Example: reef compact ./data users --strategy leveled
     """
-    wanted = parse_settings(settings)
-    at_once = CompactSettings().changed(wanted).tasks_max  # each holds rows in memory
+    options = parse_settings(settings)
+    at_once = CompactSettings().changed(options).tasks_max  # each task holds rows in memory
     label = f"compacting {namespace}"
     with executing(output, db, label, engine=engine, master=master, at_once=at_once) as executor:
         report = job("compact")(
-            db, namespace, strategy=strategy, full=full, executor=executor, **wanted
+            db, namespace, strategy=strategy, full=full, executor=executor, **options
         )
     output.report(f"compacted {namespace}", report)
 
 
 @click.command(cls=ReefCommand)
 @on_namespace
-@click.option("--apply", is_flag=True, help="Do it; without, only say what would be done.")
-@click.option("--force", is_flag=True, help="Even if it is more than half of all bytes.")
+@click.option("--apply", is_flag=True, help="Apply the changes instead of printing them.")
+@click.option("--force", is_flag=True, help="Allow deleting more than half of all bytes.")
 @settings_option
-def gc(
+def sweep(
     output: Output,
     db: Database,
     namespace: str,
@@ -104,17 +106,136 @@ def gc(
     force: bool,
     settings: tuple[str, ...],
 ) -> None:
-    """Delete what nobody needs any more.
+    """Delete unreferenced objects.
 
-    A dry run, unless it is applied. What no generation, snapshot, lease, cursor or job needs is
-    condemned by one call, and deleted by a later one, when the grace period has passed. Settings:
+    Dry run by default. Objects that no generation, snapshot, lease, cursor or job needs are
+    condemned by one call, and deleted by a later one after the grace period. Settings:
     retain_generations_s, dropped_s, retain_generations_max, condemned_max, deletes_max, share_max,
     share_bytes_min, stale_upload_s, silent_job_s, silent_compactor_s.
 
-    Example: reef gc ./data users --apply
+    Example: reef sweep ./data users --apply
     """
-    wanted: dict[str, Any] = parse_settings(settings)
-    report = job("sweep")(db, namespace, apply=apply, force=force, **wanted)
-    output.report(f"swept {namespace}" if apply else f"a sweep of {namespace} would", report)
+    options: dict[str, Any] = parse_settings(settings)
+    report = job("sweep")(db, namespace, apply=apply, force=force, **options)
+    output.report(f"swept {namespace}" if apply else f"sweep of {namespace}, dry run", report)
     if not apply:
-        output.note("dry run: nothing was changed; add --apply to do it")
+        output.note(DRY_RUN)
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+DEFAULTS = HealthLimits()
+DRY_RUN = "dry run: nothing was changed; add --apply to apply it"
+
+
+def _limit(name: str, typed: type, meaning: str) -> Callable[[F], F]:
+    """Return the option of a limit; the unit of seconds is in its metavar, not in its name."""
+    default = getattr(DEFAULTS, name)
+    unit = "SECONDS" if name.endswith("_s") else "N"
+    shown = "no limit" if default == float("inf") else f"{default:,.0f}"
+    option = "--" + name.removesuffix("_s").replace("_", "-")
+    return click.option(
+        option, name, type=typed, metavar=unit, help=f"Limit {meaning}. Default: {shown}."
+    )
+
+
+@click.command(cls=ReefCommand)
+@on_namespace
+@_limit("fold_lag_lsns", int, "the number of unfolded WAL objects")
+@_limit("fold_lag_s", float, "the age of the oldest unfolded row")
+@_limit("unfolded_bytes", int, "the size of the unfolded log")
+@_limit("sweep_lag_s", float, "the time since objects became deletable")
+@_limit("retain_s", float, "the time that sweeps retain generations")
+@_limit("writer_silent_s", float, "the time since the last write")
+def health(output: Output, db: Database, namespace: str, **limits: Any) -> int:
+    """Check limits; exit with 0 if the namespace is healthy, with 2 if not.
+
+    Check the newest manifest, both ends of the log, the lag of folds and sweeps, and the last
+    write. Cheap enough for a probe every minute; `verify` checks everything.
+
+    Example: reef health ./data users --fold-lag 600 --writer-silent 3600
+    """
+    given = {name: limit for name, limit in limits.items() if limit is not None}
+    report = job("health")(db, namespace, **given)
+    if output.is_json:
+        output.json(report)
+    elif report.healthy:
+        output.line(f"{namespace} is healthy", style="green")
+        measures = {n: m if m is None else round(m, 1) for n, m in report.measures.items()}
+        output.record("", measures)
+    else:
+        output.line(f"{namespace} is not healthy", style="bold red")
+        for problem in report.problems:
+            output.line(f"  {problem.name}: {problem.message}. {problem.hint}")
+    return 0 if report.healthy else EXIT_PROBLEMS
+
+
+@click.command(cls=ReefCommand)
+@on_namespace
+@click.option("--deep", is_flag=True, help="Also read every block of every segment.")
+@engine_options
+@encoding_option
+def verify(
+    output: Output, db: Database, namespace: str, *, deep: bool, engine: str, master: str | None
+) -> int:
+    """Check the objects of a namespace and print every problem.
+
+    Change nothing. Exit with 2 if there is a problem.
+
+    Example: reef verify ./data users --deep
+    """
+    with executing(output, db, f"verifying {namespace}", engine=engine, master=master) as executor:
+        report = job("verify")(db, namespace, deep=deep, executor=executor)
+    output.report(f"verified {namespace}", report)
+    return EXIT_PROBLEMS if report.problems else 0
+
+
+@click.command(cls=ReefCommand)
+@on_namespace
+@click.option("--apply", is_flag=True, help="Apply the changes instead of printing them.")
+def repair(output: Output, db: Database, namespace: str, *, apply: bool) -> int:
+    """Restore a damaged namespace to service.
+
+    Dry run by default. Damaged objects are copied to quarantine, not deleted, and the report lists
+    all losses. Exit with 2 if a dry run finds damage, or if damage remains.
+
+    Example: reef repair ./data users --apply
+    """
+    with executing(output, db, f"repairing {namespace}") as executor:
+        report = job("repair")(db, namespace, apply=apply, executor=executor)
+    output.report(f"repair of {namespace}", report)
+    if not apply:
+        output.note(DRY_RUN)
+    left = report.unrepaired if apply else report.problems
+    return EXIT_PROBLEMS if left else 0
+
+
+@click.command(cls=ReefCommand)
+@on_namespace
+@click.option("--apply", is_flag=True, help="Publish the manifest instead of comparing it.")
+@click.option("--force", is_flag=True, help="Replace a manifest that differs, whatever is lost.")
+@engine_options
+def rebuild(
+    output: Output,
+    db: Database,
+    namespace: str,
+    *,
+    apply: bool,
+    force: bool,
+    engine: str,
+    master: str | None,
+) -> int:
+    """Rebuild the manifest from segments and log.
+
+    Compare the result with the published manifest, if that can be read. The report lists state
+    that cannot be derived, such as snapshots and cursors. With --apply, publish the result if there
+    is no manifest. Exit with 2 if rows differ or are lost.
+
+    Example: reef rebuild ./data users
+    """
+    with executing(output, db, f"rebuilding {namespace}", engine=engine, master=master) as executor:
+        report = job("rebuild")(db, namespace, apply=apply, force=force, executor=executor)
+    output.report(f"rebuild of {namespace}", report)
+    if not apply:
+        output.note(DRY_RUN)
+    differs = report.rows_equal is False and not report.applied
+    return EXIT_PROBLEMS if report.problems or differs else 0

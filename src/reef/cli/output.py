@@ -1,35 +1,236 @@
-"""What a command prints: tables for people, JSON for programs.
+"""The text of commands: keys and values from arguments, results as tables or JSON.
 
-A command hands its result to `Output` once, as plain values; what it looks like is
-decided here. One thing is one JSON object; a list is a JSON array; a stream, such as a scan,
-is one JSON object per line, printed as it comes. Colour only on a terminal; logs, errors and
-progress go to stderr.
+`--encoding` selects how bytes are written as text, for input and output:
+
+    auto     input is UTF-8; output is UTF-8 if possible, else 0x… in text and
+             {"base64": "…"} in JSON
+    utf8     always UTF-8; invalid bytes are printed as \\x…
+    hex      hexadecimal digits
+    base64   the standard alphabet, with padding
+
+Printed text never contains control characters: a value must not move the cursor.
+
+A command passes its result to `Output` as plain values. As JSON, a record is one object, a list is
+an array, and a stream, such as a scan, is one object per line, printed as it is read. Colours only
+on a terminal; logs, errors and progress go to stderr.
+
+`level_lanes` draws the key ranges of segments as bars, by level:
+
+    level 0  ████████████████████
+                     ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓
+    level 1  ██████████▓▓▓▓▓▓▓▓▓▓██████████
+             a                             z
+
+Bytes have no meaningful distance, so the scale is by rank: the bounds of all segments, in order,
+evenly spread. Overlapping segments of a level are on separate lines; neighbours on a line have
+different shades.
 """
 
+import base64
+import binascii
 import json
+import math
 import os
 import sys
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import date, datetime
+from decimal import Decimal
+from enum import StrEnum
 from itertools import chain, islice
 from typing import IO, Any, NoReturn
 
 import click
+import pyarrow as pa
 from rich.console import Console
 from rich.markup import escape
 
-from reef.cli.values import Encoding, printable, to_json
-from reef.errors import ReefError
+from reef.engine.stats import LevelStats, SegmentStats
+from reef.errors import ErrorKind, InvalidInputError, ReefError
 
-__all__ = ["FORMS", "Output", "give_up_stdout"]
-
-FORMS = ("text", "json")
+FORMATS = ("text", "json")
 WIDTHS_FROM_ROWS = 100
-"""Rows that are looked at for the widths of columns: a stream cannot be seen whole."""
+"""The widths of the columns of a stream are computed from its first rows."""
 WIDTH_MAX = 60
 WIDTH_OF_FILES = 10_000
-"""Where nobody looks, nothing is cut."""
+"""Not on a terminal, nothing is truncated."""
 LISTED_MAX = 100
-"""Things of a report that people are shown."""
+"""Items of a list that a text report shows."""
+
+
+class Encoding(StrEnum):
+    """How bytes are written as text."""
+
+    AUTO = "auto"
+    UTF8 = "utf8"
+    HEX = "hex"
+    BASE64 = "base64"
+
+
+# --- arguments to values --------------------------------------------------------------
+
+
+def parse_bytes(text: str, encoding: Encoding, label: str = "the value") -> bytes:
+    """Decode text to bytes; InvalidInputError if it is not in that encoding."""
+    try:
+        if encoding is Encoding.HEX:
+            return bytes.fromhex(text.removeprefix("0x"))
+        if encoding is Encoding.BASE64:
+            return base64.b64decode(text, validate=True)
+    except (ValueError, binascii.Error) as error:
+        raise InvalidInputError(
+            f"{label} {text[:80]!r} is not {encoding}: {error}", kind=ErrorKind.INVALID_INPUT
+        ) from error
+    return text.encode(errors="surrogateescape")  # the bytes of the argument
+
+
+def parse_row(text: str, schema: pa.Schema, encoding: Encoding) -> dict[str, Any]:
+    """Parse a JSON object into columns of their types."""
+    try:
+        row = json.loads(text, parse_float=Decimal)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInputError(f"the row {text[:80]!r} is not JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise InvalidInputError(
+            f"the row {text[:80]!r} is not a JSON object", hint='For instance {"amount": 7.0}'
+        )
+    return {name: _typed(name, value, schema, encoding) for name, value in row.items()}
+
+
+def _typed(name: str, value: Any, schema: pa.Schema, encoding: Encoding) -> Any:
+    """Convert a JSON value to its column's type: JSON has no bytes, timestamps and decimals."""
+    at = schema.get_field_index(name)
+    if at < 0 or value is None:
+        return value  # an unknown column is reported by the engine
+    return _as_type(name, value, schema.field(at).type, encoding)
+
+
+def _as_type(name: str, value: Any, typed: pa.DataType, encoding: Encoding) -> Any:
+    types = pa.types
+    if isinstance(value, list) and hasattr(typed, "value_type"):
+        return [_as_type(name, item, typed.value_type, encoding) for item in value]
+    if isinstance(value, dict) and types.is_nested(typed):
+        return _dict_as_type(name, value, typed, encoding)
+    if isinstance(value, Decimal) and not types.is_decimal(typed):
+        return float(value)
+    return _from_text(name, value, typed, encoding) if isinstance(value, str) else value
+
+
+def _dict_as_type(
+    name: str, value: dict[str, Any], typed: pa.DataType, encoding: Encoding
+) -> dict[Any, Any]:
+    """Convert a JSON object to a map or a struct; fields that it does not have are left alone."""
+    if pa.types.is_map(typed):
+        keys = [_as_type(name, key, typed.key_type, encoding) for key in value]
+        items = [_as_type(name, item, typed.item_type, encoding) for item in value.values()]
+        return dict(zip(keys, items, strict=True))
+    kinds = {field.name: field.type for field in typed} if pa.types.is_struct(typed) else {}
+    return {
+        field: _as_type(name, item, kinds.get(field, pa.null()), encoding)
+        for field, item in value.items()
+    }
+
+
+def _from_text(name: str, text: str, typed: pa.DataType, encoding: Encoding) -> Any:
+    types = pa.types
+    if types.is_binary(typed):
+        return parse_bytes(text, encoding, f"column {name}:")
+    if types.is_floating(typed):
+        return _float(name, text)
+    if types.is_temporal(typed) or types.is_decimal(typed):
+        return _cast(name, text, typed)
+    return text
+
+
+def _float(name: str, text: str) -> float:
+    if text not in ("NaN", "Infinity", "-Infinity"):
+        raise InvalidInputError(f"column {name}: {text[:80]!r} is not a number")
+    return float(text)
+
+
+def _cast(name: str, text: str, typed: pa.DataType) -> Any:
+    try:
+        return pa.scalar(text, pa.string()).cast(typed).as_py()
+    except (pa.ArrowException, ValueError) as error:
+        raise InvalidInputError(f"column {name}: {text[:80]!r} is not {typed}: {error}") from error
+
+
+# --- values to text -----------------------------------------------------------------
+
+
+def printable(data: bytes, encoding: Encoding, *, lines: bool = False) -> str:
+    """Format bytes as printable text; with `lines`, line breaks are kept."""
+    if encoding is Encoding.HEX:
+        return data.hex()
+    if encoding is Encoding.BASE64:
+        return base64.b64encode(data).decode()
+    try:
+        text = data.decode(errors="strict" if encoding is Encoding.AUTO else "backslashreplace")
+    except UnicodeDecodeError:
+        return f"0x{data.hex()}"
+    kept = "\n\t" if lines else ""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in kept else _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
+def to_json(value: Any, encoding: Encoding) -> Any:
+    """Convert a value to JSON types."""
+    if isinstance(value, bytes):
+        return _json_bytes(value, encoding)
+    if isinstance(value, Mapping):
+        return {_json_name(name, encoding): to_json(item, encoding) for name, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [to_json(item, encoding) for item in value]
+    return _json_scalar(value, encoding)
+
+
+def _json_scalar(value: Any, encoding: Encoding) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    return to_json(value.to_dict(), encoding) if hasattr(value, "to_dict") else str(value)
+
+
+def _json_bytes(data: bytes, encoding: Encoding) -> Any:
+    if encoding is Encoding.UTF8:
+        return data.decode(errors="backslashreplace")
+    if encoding is not Encoding.AUTO:
+        return printable(data, encoding)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode()}
+
+
+def _json_name(name: Any, encoding: Encoding) -> str:
+    return printable(name, encoding) if isinstance(name, bytes) else str(name)
+
+
+def python_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Convert Arrow rows to Python; times as text, since Python cannot represent all of them."""
+    columns = {
+        name: _python_column(column)
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    }
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _python_column(column: pa.Array) -> list[Any]:
+    if pa.types.is_temporal(column.type):
+        column = column.cast(pa.string())
+    values: list[Any] = column.to_pylist(maps_as_pydicts="lossy")
+    return values
+
+
+# --- output --------------------------------------------------------------------------
 
 
 class _Console(Console):
@@ -45,7 +246,7 @@ class Output:
     def __init__(self, form: str = "text") -> None:
         self.form = form
         self.encoding = Encoding.AUTO
-        """How bytes are told."""
+        """How bytes are printed."""
         self.console = _console(sys.stdout)
         self.errors = _console(sys.stderr)
 
@@ -55,7 +256,7 @@ class Output:
 
     # --- results ------------------------------------------------------------------
     def record(self, title: str, values: Mapping[str, Any]) -> None:
-        """Print one thing and its properties."""
+        """Print a record: a title, and values by name."""
         if self.is_json:
             self.json(values)
             return
@@ -67,7 +268,7 @@ class Output:
             self.line(f"{names[name].ljust(width)}  {self.cell(value)}".rstrip())
 
     def table(self, title: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-        """Print a list of things that all have these properties."""
+        """Print rows as a table with these columns."""
         found = list(rows)
         if self.is_json:
             self.json(found)
@@ -91,7 +292,7 @@ class Output:
         trouble: ReefError | None = None
         try:
             for texts in islice(lines, WIDTHS_FROM_ROWS):
-                first.append(texts)  # one by one: what came before an error is printed
+                first.append(texts)  # one by one, so that rows before an error are printed
         except ReefError as error:
             trouble = error
         widths = [
@@ -105,7 +306,7 @@ class Output:
             raise trouble
 
     def report(self, title: str, report: Any) -> None:
-        """Print what a job did: its figures, and a table of each list of things."""
+        """Print the report of a job: its figures, and a table for each list."""
         facts = report.to_dict()
         if self.is_json:
             self.json(facts)
@@ -125,7 +326,7 @@ class Output:
         if isinstance(shown[0], Mapping):
             columns = [name for name in shown[0] if any(row.get(name) is not None for row in shown)]
             self.table(title, columns, shown)
-        else:  # a table of one column would have the title as its heading once more
+        else:  # a table of one column would repeat the title as its heading
             self.line(title, style="bold")
             for row in shown:
                 self.line(self.cell(row))
@@ -133,14 +334,14 @@ class Output:
             self.line(f"… and {len(rows) - len(shown)} more; --output json has all")
 
     def line(self, text: str, style: str | None = None) -> None:
-        """Print a line of text as it is."""
+        """Print a line of text."""
         if style is None:  # a scan has many of them
             print(text)
         else:
             self.console.print(text, style=style, markup=False, emoji=False)
 
     def flush(self) -> None:
-        """Let whoever reads see what was printed so far."""
+        """Flush stdout."""
         sys.stdout.flush()
 
     def json(self, values: Any) -> None:
@@ -148,13 +349,13 @@ class Output:
         print(json.dumps(to_json(values, self.encoding), ensure_ascii=False))
 
     def raw(self, body: bytes) -> None:
-        """Print bytes as they are."""
+        """Print bytes unchanged."""
         sys.stdout.flush()
         sys.stdout.buffer.write(body)
         sys.stdout.flush()
 
     def cell(self, value: Any) -> str:
-        """Return a value as it stands in a table."""
+        """Format a value for a table."""
         if isinstance(value, Mapping):
             return ", ".join(f"{name} {self.cell(item)}" for name, item in value.items())
         if isinstance(value, list | tuple):
@@ -163,45 +364,45 @@ class Output:
             return printable(value, self.encoding)
         return _plain(value)
 
-    # --- beside the result --------------------------------------------------------
+    # --- stderr -------------------------------------------------------------------
     def note(self, text: str) -> None:
-        """Say something that is not the result, on stderr; programs are not told."""
+        """Print a note to stderr; not with JSON output."""
         if not self.is_json:
             self.errors.print(text, style="yellow", markup=False, emoji=False)
 
     def error(self, error: ReefError) -> None:
-        """Print an error to stderr: what happened, and what to do."""
+        """Print an error and its hint to stderr."""
         if self.is_json:
-            _tell_program(type(error).__name__, error.kind, error.message, error.hint)
+            _print_json_error(type(error).__name__, error.kind, error.message, error.hint)
             return
         self.errors.print(f"[bold red]error[/bold red]: {escape(error.message)}")
         if error.hint:
             self.errors.print(f"[bold]hint[/bold]: {escape(error.hint)}")
 
     def usage(self, error: click.ClickException) -> None:
-        """Say what is wrong with the command line."""
+        """Print a usage error to stderr."""
         if not self.is_json:
             error.show()
             return
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "reef"
-        _tell_program("UsageError", "usage", error.format_message(), f"See {command} --help")
+        _print_json_error("UsageError", "usage", error.format_message(), f"See {command} --help")
 
     def interrupted(self) -> None:
-        """Say that Ctrl-C was heard."""
+        """Print that the command was interrupted."""
         if self.is_json:
-            _tell_program("Interrupted", "interrupted", "interrupted", "")
+            _print_json_error("Interrupted", "interrupted", "interrupted", "")
         else:
             print("interrupted", file=sys.stderr)
 
 
-def _tell_program(error: str, kind: str, message: str, hint: str | None) -> None:
+def _print_json_error(error: str, kind: str, message: str, hint: str | None) -> None:
     facts = {"error": error, "kind": kind, "message": message, "hint": hint}
     print(json.dumps(facts), file=sys.stderr)
 
 
-def give_up_stdout() -> None:
-    """Let nothing more be written where nobody reads: the interpreter flushes at its end."""
+def discard_stdout() -> None:
+    """Redirect stdout to the null device, so that the flush at exit cannot fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -231,7 +432,7 @@ def _aligned(texts: Sequence[str], widths: Sequence[int], right: Sequence[bool] 
 
 
 def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return facts with the lists of a group of them beside the others: `lost segments`."""
+    """Return facts with nested lists on the top level: `lost_segments`."""
     flat: dict[str, Any] = {}
     for name, value in facts.items():
         if isinstance(value, Mapping) and any(map(_is_list, value.values())):
@@ -247,3 +448,43 @@ def _is_list(value: Any) -> bool:
 
 def _is_number(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
     return all(isinstance(row.get(name), int | float) for row in rows)
+
+
+SHADES = "█▓"
+LANES_MAX = 8
+
+
+def level_lanes(levels: Sequence[LevelStats], width: int) -> dict[int, list[str]]:
+    """Return the lines of each level, `width` characters wide."""
+    segments = [segment for level in levels for segment in level.segments]
+    bounds = sorted({key for s in segments for key in (s.min_key, s.max_key)})
+    return {level.level: _drawn(level.segments, bounds, width) for level in levels}
+
+
+def _drawn(segments: Iterable[SegmentStats], bounds: list[bytes], width: int) -> list[str]:
+    lanes: list[list[SegmentStats]] = []
+    for segment in segments:  # ordered by first key: any free lane is suitable
+        free = (lane for lane in lanes if lane[-1].max_key < segment.min_key)
+        lane = next(free, None)
+        if lane is None:
+            lanes.append([segment])
+        else:
+            lane.append(segment)
+    lines = [_line(lane, bounds, width) for lane in lanes[:LANES_MAX]]
+    left = sum(len(lane) for lane in lanes[LANES_MAX:])
+    return [*lines, f"… and {left} more segments"] if left else lines
+
+
+def _line(lane: list[SegmentStats], bounds: list[bytes], width: int) -> str:
+    line = [" "] * width
+    for number, segment in enumerate(lane):
+        start, end = (_place(key, bounds, width) for key in (segment.min_key, segment.max_key))
+        start = min(start, width - 1)
+        stop = max(start + 1, end)
+        line[start:stop] = SHADES[number % 2] * (stop - start)
+    return "".join(line).rstrip()
+
+
+def _place(key: bytes, bounds: list[bytes], width: int) -> int:
+    steps = len(bounds) - 1
+    return round(bisect_left(bounds, key) / steps * width) if steps else 0

@@ -1,1 +1,1 @@
-"""Commit, fence, recover, read: what happens between a client and the bucket."""
+"""The engine between a client and the bucket: commit, fence, recover, read."""

@@ -1,26 +1,34 @@
-"""What a namespace holds, and how it is doing: levels, log, generations, pins, its writer.
+"""Statistics and descriptions of a namespace, and how handles are displayed.
 
-Four listings, the head, and the headers of the log, up to a bound: constant work whatever the
-data's size, nothing is written, and read-only credentials are enough. Segments of loads that no
-fold has passed count as level 0, where the fold puts them. A damaged head is told, and the newest
-sound manifest stands in for it, so that there is something to look at. Ages are by the store's
-clock, which dates the objects (H30).
+`namespace_stats` costs four listings, the head, and a bounded number of WAL headers, whatever the
+size of the data. It writes nothing, so read-only credentials suffice. Segments of bulk loads that
+are not folded yet count as level 0, where the fold will put them. If the head is damaged, the
+damage is reported and the newest intact manifest is used. Ages are by the store's clock, which
+dates the objects (H30).
+
+`NamespaceInfo` describes one generation. Handles show themselves as a line in a terminal and as a
+table in a notebook: from memory, without a request or a lock. All text is HTML-escaped, since
+names of columns and directories come from users.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from html import escape
 from itertools import pairwise
 from typing import Any
 
-from reef.engine.display import html_table, human_bytes, human_count
-from reef.engine.log import Log, Slot
-from reef.engine.unfolded import read_unfolded
+import pyarrow as pa
+
+from reef.engine.log.log import Log, Slot, listed_slots
+from reef.engine.log.tail import read_unfolded
 from reef.errors import CorruptionError, InvalidInputError, NotFoundError
-from reef.formats.manifest import Manifest, NamespaceState, SegmentEntry
+from reef.formats.manifest import BranchPin, Manifest, NamespaceState, Origin, SegmentEntry
 from reef.formats.wal_object import WalHeader, WalKind
-from reef.manifest.head import Head, locate
+from reef.manifest.head import ManifestHead, locate, locate_folder
 from reef.manifest.roots import (
+    UNKNOWN_GENERATION,
     effective_grace_ms,
     expired_snapshots,
     log_generations,
@@ -28,28 +36,64 @@ from reef.manifest.roots import (
 )
 from reef.paths import Namespace, number_of
 from reef.stores import ObjectInfo, Store
-from reef.stores.dates import now_to_look
+from reef.stores.base import current_time_s
 
-__all__ = [
-    "LevelStats",
-    "LogStats",
-    "NamespaceStats",
-    "SegmentStats",
-    "WriterStats",
-    "list_states",
-    "namespace_state",
-    "namespace_stats",
-]
+COLUMNS_SHOWN = 40
+UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
+CELL = "text-align: left; padding: 2px 10px"
+
+
+def human_bytes(count: int) -> str:
+    """Format a number of bytes: 512 B, 9.7 KiB, 1.0 GiB."""
+    if count < 1024:
+        return f"{count} B"
+    step = next((n for n in range(1, len(UNITS)) if count / 1024**n < 1023.95), len(UNITS))
+    return f"{count / 1024**step:,.1f} {UNITS[step - 1]}"
+
+
+def human_count(count: int, one: str, many: str | None = None) -> str:
+    """Format a count with its noun: 1 row, 2,500 rows."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def columns_line(schema: pa.Schema) -> str:
+    """Format the columns and their types as one line."""
+    shown = [f"{field.name}: {field.type}" for field in list(schema)[:COLUMNS_SHOWN]]
+    return ", ".join(shown) + _and_more(len(schema))
+
+
+def html_table(
+    title: str, facts: Mapping[str, object], schema: pa.Schema | None = None, key: str = ""
+) -> str:
+    """Format properties, and columns with their types, as an HTML table."""
+    rows = [_row(name, str(value)) for name, value in facts.items()]
+    if schema is not None:
+        rows.append(f'<tr><th colspan="2" style="{CELL}">columns{_and_more(len(schema))}</th></tr>')
+        rows += [
+            _row(field.name, f"{field.type}, key" if field.name == key else str(field.type))
+            for field in list(schema)[:COLUMNS_SHOWN]
+        ]
+    caption = f'<caption style="{CELL}"><b>{escape(title)}</b></caption>'
+    return f"<table>{caption}{''.join(rows)}</table>"
+
+
+def _row(name: str, value: str) -> str:
+    return f'<tr><td style="{CELL}">{escape(name)}</td><td style="{CELL}">{escape(value)}</td></tr>'
+
+
+def _and_more(count: int) -> str:
+    return f", and {count - COLUMNS_SHOWN} more" if count > COLUMNS_SHOWN else ""
+
 
 OBJECTS_MAX = 100
-"""Of one namespace, listed on the way to the next: a page holds those of several."""
-LOOKED_AT_MAX = 64
-"""Objects of the log that are opened in search of a writer's, or of rows."""
+"""Objects of one namespace that are listed before the listing skips to the next namespace."""
+HEADERS_READ_MAX = 64
+"""WAL objects that are read to find the last writer, or the oldest rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentStats:
-    """One segment, as the manifest knows it."""
+    """One segment, as recorded in the manifest."""
 
     id: str
     min_key: bytes
@@ -60,11 +104,11 @@ class SegmentStats:
 
 @dataclass(frozen=True, slots=True)
 class LevelStats:
-    """The segments of one level, and the keys that they span."""
+    """The segments of one level, and the key range that they span."""
 
     level: int
     segments: tuple[SegmentStats, ...]
-    """By their first key."""
+    """Ordered by first key."""
     min_key: bytes
     max_key: bytes
     rows: int
@@ -75,20 +119,20 @@ class LevelStats:
 
 @dataclass(frozen=True, slots=True)
 class LogStats:
-    """What stands in the log and is not folded."""
+    """The unfolded part of the log."""
 
     floor: int
-    """The first LSN that is not folded."""
+    """The first unfolded LSN."""
     last_lsn: int
     objects: int
     bytes: int
     oldest_unfolded_s: float | None
-    """How long ago the first object with rows was put there; None if there is none."""
+    """Age of the first unfolded object with rows; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriterStats:
-    """Who wrote last. Nobody registers: the log alone tells, and not whether it is still there."""
+    """The writer of the newest writer's object in the log. It may be closed or dead by now."""
 
     id: str
     epoch: int
@@ -98,17 +142,17 @@ class WriterStats:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceStats:
-    """A namespace, as of one look at it."""
+    """Statistics of a namespace at one point in time."""
 
     name: str
     generation: int
     published_s: float
-    """How long ago this generation was published, by the clock of who did."""
+    """Age of this generation, by the clock of its publisher."""
     oldest_retained: int
     generations: int
-    """Manifests in the bucket."""
+    """Number of manifests in the bucket."""
     oldest_superseded_s: float | None
-    """How long ago the oldest generation that nobody pins had its successor; None without one."""
+    """Time since the oldest unpinned generation was superseded; None if there is none."""
     schema_id: int
     columns: dict[str, str]
     levels: tuple[LevelStats, ...]
@@ -117,16 +161,16 @@ class NamespaceStats:
     compactor_epoch: int
     writer: WriterStats | None
     snapshots: dict[str, int]
-    """By name, or id where it has none: the generation that is pinned."""
+    """Pinned generation by snapshot name, or by id for unnamed snapshots."""
     cursors: dict[str, int]
     leases: int
     open_jobs: int
     condemned: int
     overdue_s: float
-    """For how long the oldest condemned object could have been deleted."""
+    """Time since the oldest condemned object became deletable."""
     grace_s: float
     damage: tuple[str, ...] = field(default=())
-    """What was found to be damaged on the way; `verify` looks at everything."""
+    """Damage found while collecting these statistics; `verify` checks everything."""
 
     @property
     def segments(self) -> int:
@@ -138,8 +182,8 @@ class NamespaceStats:
 
     @property
     def rows(self) -> int:
-        """Versions in segments, loads that are not folded included: an upper bound of the rows,
-        without the batches in the log."""
+        """Row versions in segments, unfolded loads included: an upper bound of the rows, without
+        the batches in the log."""
         return sum(level.rows for level in self.levels)
 
     def to_dict(self) -> dict[str, Any]:
@@ -147,16 +191,16 @@ class NamespaceStats:
         return {**asdict(self), **totals}
 
     def facts(self) -> dict[str, str]:
-        """Return the overview, as people read it."""
-        log = self.log
+        """Return the overview as text by name."""
+        log, manifests = self.log, human_count(self.generations, "manifest")
         return {
-            "generation": f"{self.generation}, {human_count(self.generations, 'manifest')} kept",
+            "generation": f"{self.generation}, {manifests} retained",
             "segments": f"{self.segments:,}, {human_bytes(self.bytes)}, at most {self.rows:,} rows",
-            "log": f"{human_count(log.objects, 'object')}, {human_bytes(log.bytes)} not folded, "
+            "log": f"{human_count(log.objects, 'object')}, {human_bytes(log.bytes)} unfolded, "
             f"LSN {log.floor} to {log.last_lsn}"
             if log.objects
             else f"all folded, up to LSN {log.last_lsn}",
-            "writer": "nobody has written yet"
+            "writer": "none yet"
             if self.writer is None
             else f"{self.writer.id}, epoch {self.writer.epoch}, silent for "
             f"{self.writer.silent_s:,.0f} s",
@@ -168,7 +212,7 @@ class NamespaceStats:
 
     def __repr__(self) -> str:
         size = f"{self.segments} segments, {human_bytes(self.bytes)}"
-        log = f"{self.log.objects} objects not folded"
+        log = f"{self.log.objects} unfolded objects"
         return f"<NamespaceStats {self.name}, generation {self.generation}, {size}, {log}>"
 
     def _repr_html_(self) -> str:
@@ -178,45 +222,81 @@ class NamespaceStats:
 def namespace_stats(store: Store, name: str) -> NamespaceStats:
     """Return the statistics of a namespace; NotFoundError if there is none."""
     heads = locate(store, name, fallback=True)
-    return _Look(store, heads.names).stats(heads.found)
+    return _StatsReader(store, heads.names).stats(heads.found)
 
 
 def list_states(store: Store) -> dict[str, NamespaceState]:
-    """Return the namespaces there are, dropped ones too: a listing, and the head of each."""
+    """Return the state of every namespace, dropped ones included: a listing, and each head."""
     names = list(_listed_names(store))
-    states = store.runtime.gather([partial(namespace_state, store, name) for name in names])
+    states = store.runtime.map(partial(namespace_state, store), names)
     return {n: state for n, state in zip(names, states, strict=True) if state is not None}
 
 
 def _listed_names(store: Store) -> Iterator[str]:
-    """List, but skip what is left of a namespace that turns out to have many objects."""
+    """List the names of namespaces, skipping the rest of one that has many objects."""
     after: str | None = ""
     while after is not None:
         name, seen, listed, after = "", 0, store.list("namespaces/", after), None
         for info in listed:
-            found = info.key.split("/")[1]
-            if found != name:
-                name, seen = found, 0
+            listed_name = info.key.split("/")[1]
+            if listed_name != name:
+                name, seen = listed_name, 0
                 yield name
             seen += 1
             if seen == OBJECTS_MAX:
-                after = f"namespaces/{name}0"  # the character after '/', so behind all it has
+                after = f"namespaces/{name}0"  # '0' follows '/': after all of its objects
                 break
 
 
+def branch_pins_in(store: Store, root: str) -> dict[str, BranchPin]:
+    """Return the pins that branches need in a folder, derived from the heads of all namespaces.
+
+    For a rebuild: the manifests that had them are lost. Branches whose heads cannot be read are not
+    found.
+    """
+    pins = {}
+    for name in _listed_names(store):
+        with suppress(NotFoundError, CorruptionError):
+            heads = locate_folder(store, name)
+            head = heads.found.manifest
+            if head.origin is not None and root in head.pinned_homes:
+                at_ms = head.origin.at_ms
+                last_lsn = max((p.last_lsn for p in head.inherited if p.root == root), default=0)
+                pin = BranchPin(heads.names.root, UNKNOWN_GENERATION, last_lsn, at_ms)
+                pins[head.origin.id] = pin
+    return pins
+
+
+def pins_of_branch(store: Store, root: str) -> list[Origin]:
+    """Return the points in time that the heads of other namespaces pin for a branch in a folder.
+
+    For a rebuild of the branch: its manifests are lost. A namespace that its origin was made of
+    pins an earlier point for it; the latest one is that of the origin itself.
+    """
+    found = []
+    for name in _listed_names(store):
+        with suppress(NotFoundError, CorruptionError):
+            heads = locate_folder(store, name)
+            for branch, pin in heads.found.manifest.branches.items():
+                if pin.root == root:
+                    at = (pin.generation, pin.last_lsn, pin.pinned_at_ms)
+                    found.append(Origin(branch, heads.names.root, *at))
+    return sorted(found, key=lambda origin: -origin.last_lsn)[:1]
+
+
 def namespace_state(store: Store, name: str) -> NamespaceState | None:
-    """Return what the manifest says, or "live" if damage keeps it from saying; None without any."""
+    """Return the state in the manifest, "live" if it is damaged; None if there is no manifest."""
     try:
         found = locate(store, name, fallback=True, dropped=True).found
-    except (NotFoundError, InvalidInputError):  # the latter: somebody else's objects
+    except (NotFoundError, InvalidInputError):  # the latter: objects that are not Reef's
         return None
     except CorruptionError:
         return NamespaceState.LIVE
     return found.manifest.state
 
 
-class _Look:
-    """One look at a namespace."""
+class _StatsReader:
+    """Collects the statistics of one namespace."""
 
     def __init__(self, store: Store, namespace: Namespace) -> None:
         self._store = store
@@ -224,16 +304,17 @@ class _Look:
         self._log = Log(store, namespace)
         self._damage: list[str] = []
 
-    def stats(self, found: Head) -> NamespaceStats:
+    def stats(self, found: ManifestHead) -> NamespaceStats:
         head = found.manifest
         if found.damage is not None:
             self._damage.append(found.damage.message)
-        slots = list(self._store.list(self._names.wal, self._names.wal_object(head.wal_floor - 1)))
+        listed = list(listed_slots(self._store, self._names, head.wal_floor))
+        slots = [info for _, info in listed]
         dates = self._manifest_dates()
         leases = sum(1 for _ in self._store.list(self._names.leases))
-        now_s = now_to_look(self._store)  # after the listings: nothing is younger than it seems
+        now_s = current_time_s(self._store)  # after the listings, so that no age is negative
         expired = expired_snapshots(head, int(now_s * 1000))
-        filled = [Slot(number_of(info.key) or 0, info.size) for info in slots]
+        filled = [Slot(lsn, info.size) for lsn, info in listed]
         unfolded = read_unfolded(self._store, self._names, head, filled)
         return NamespaceStats(
             name=self._names.name,
@@ -253,7 +334,7 @@ class _Look:
             cursors={name: entry.lsn for name, entry in sorted(head.cursors.items())},
             leases=leases,
             open_jobs=len(unfolded.open_jobs),
-            condemned=len(head.condemned),
+            condemned=len(head.condemned) + sum(map(len, head.condemned_ranges)),
             overdue_s=_overdue_s(head, now_s),
             grace_s=effective_grace_ms(head, int(now_s * 1000)) / 1000,
             damage=tuple(dict.fromkeys(self._damage)),
@@ -278,16 +359,16 @@ class _Look:
     def _oldest_unfolded_s(
         self, head: Manifest, slots: list[ObjectInfo], now_s: float
     ) -> float | None:
-        """Pass over fences: a namespace that was only opened has nothing to fold."""
-        for info in slots[:LOOKED_AT_MAX]:
+        """Return the age of the first object with rows; fences hold nothing to fold."""
+        for info in slots[:HEADERS_READ_MAX]:
             header = self._header(head, info.key)
-            if header is None or header.kind in (WalKind.BATCHES, WalKind.INGEST):
+            if header is None or header.kind.has_rows or header.kind is WalKind.INGEST:
                 return max(0.0, now_s - info.last_modified_s)
-        return max(0.0, now_s - slots[0].last_modified_s) if len(slots) > LOOKED_AT_MAX else None
+        return max(0.0, now_s - slots[0].last_modified_s) if len(slots) > HEADERS_READ_MAX else None
 
     def _writer(self, head: Manifest, slots: list[ObjectInfo], now_s: float) -> WriterStats | None:
-        """Look from the end of the log for an object of a writer; the floor's last one is kept."""
-        for info in (*reversed(slots[-LOOKED_AT_MAX:]), *self._below_floor(head)):
+        """Search backwards for an object of a writer; the one below the floor is retained."""
+        for info in (*reversed(slots[-HEADERS_READ_MAX:]), *self._below_floor(head)):
             header = self._header(head, info.key)
             if header is not None and header.kind.of_writer:
                 silent_s = max(0.0, now_s - info.last_modified_s)
@@ -328,9 +409,11 @@ def _levels(segments: tuple[SegmentEntry, ...]) -> Iterator[LevelStats]:
 
 
 def _superseded_s(head: Manifest, dates: dict[int, float], now_s: float) -> float | None:
-    """A generation's time ends with the date of the one that followed it; pins prolong it."""
+    """Return the time since the oldest unpinned generation was superseded."""
     pinned = pinned_generations(head, int(now_s * 1000)) | log_generations(head)
     condemned = {number_of(c.key) for c in head.condemned if c.key.startswith("manifest/")}
+    for one in head.condemned_ranges:
+        condemned.update(range(one.first, one.last + 1) if one.folder == "manifest" else ())
     listed = sorted(generation for generation in dates if generation <= head.generation)
     ends = [
         dates[following]
@@ -341,7 +424,78 @@ def _superseded_s(head: Manifest, dates: dict[int, float], now_s: float) -> floa
 
 
 def _overdue_s(head: Manifest, now_s: float) -> float:
-    if not head.condemned:
+    dates_ms = [one.since_ms for one in head.condemned]
+    dates_ms += [one.since_ms for one in head.condemned_ranges]
+    if not dates_ms:
         return 0.0
-    oldest_s = min(condemned.since_ms for condemned in head.condemned) / 1000
+    oldest_s = min(dates_ms) / 1000
     return max(0.0, now_s - oldest_s - effective_grace_ms(head, int(now_s * 1000)) / 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceInfo:
+    """Description of a namespace at one generation."""
+
+    name: str
+    generation: int
+    schema: pa.Schema
+    key: str
+    schema_id: int
+    fingerprint: str
+    rows: int
+    """Row versions in segments, unfolded loads included: an upper bound of the rows, without the
+    batches in the log."""
+    segments: int
+    bytes: int
+    wal_floor: int
+    writer_epoch: int
+    indexes: tuple[str, ...] = ()
+    """Search indexes, such as `vector(embedding)`."""
+
+    def facts(self) -> dict[str, str]:
+        """Return the overview as text by name, without the columns."""
+        return {
+            "generation": str(self.generation),
+            "rows in segments": f"at most {self.rows:,}" if self.rows else "none",
+            "segments": f"{self.segments}, {human_bytes(self.bytes)}" if self.segments else "none",
+            "folded up to LSN": str(self.wal_floor - 1),
+            **({"indexes": ", ".join(self.indexes)} if self.indexes else {}),
+        }
+
+    def __repr__(self) -> str:
+        size = f"{human_count(self.rows, 'row')} and {human_bytes(self.bytes)} in segments"
+        where = f"generation {self.generation}, folded up to LSN {self.wal_floor - 1}"
+        return f"<NamespaceInfo {self.name}, {where}, {size}, {columns_line(self.schema)}>"
+
+    def _repr_html_(self) -> str:
+        return html_table(f"Namespace {self.name}", self.facts(), self.schema, self.key)
+
+
+def namespace_info(
+    name: str, manifest: Manifest, ingested: tuple[SegmentEntry, ...] = ()
+) -> NamespaceInfo:
+    """Describe a generation, including segments of loads that it does not name yet."""
+    segments = (*manifest.segments, *ingested)
+    return NamespaceInfo(
+        name,
+        manifest.generation,
+        manifest.schema.arrow(),
+        manifest.schema.key.name,
+        manifest.schema.id,
+        manifest.schema.fingerprint,
+        sum(segment.rows for segment in segments),
+        len(segments),
+        sum(segment.size for segment in segments),
+        manifest.wal_floor,
+        manifest.writer_epoch,
+        tuple(f"{s.kind}({_column_name(manifest, s.column)})" for s in manifest.indexes),
+    )
+
+
+def _column_name(manifest: Manifest, number: int) -> str:
+    return next((c.name for c in manifest.schema.fields if c.number == number), f"#{number}")
+
+
+def handle_html(title: str, info: NamespaceInfo, facts: dict[str, str]) -> str:
+    """Format a handle on a namespace as an HTML table."""
+    return html_table(f"{title} {info.name}", {**facts, **info.facts()}, info.schema, info.key)

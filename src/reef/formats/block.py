@@ -5,36 +5,42 @@
     | length | crc32c | kind | codec | zero | raw length | payload… | zeros |
     +--------+--------+------+-------+------+------------+----------+-------+
 
-`length` is that of the stored payload; the checksum covers all that follows it, padding
-included. A reader passes over kinds that it does not know. The raw length is bounded by
-the stored one, so that a damaged or hostile block cannot ask for more memory than its
-object's size allows.
+`length` is that of the stored payload; the checksum covers all bytes after it, padding
+included. Readers skip kinds that they do not know. The raw length is bounded by the stored
+one, so that a damaged or hostile block cannot request more memory than its object's size
+allows.
 """
 
 import struct
+from collections.abc import Sequence
 from enum import IntEnum
 
+import google_crc32c
+import numpy as np
 import pyarrow as pa
 
+from reef import kernel
 from reef.formats.coding import ALIGNMENT, Buffer, corrupt, crc32c, padding
 
-__all__ = ["BLOCK_HEAD_BYTES", "BlockKind", "Codec", "Packer", "decode_block", "encode_block"]
-
 HEAD = struct.Struct("<IIBBHI")
+START, CHECKED = struct.Struct("<II"), struct.Struct("<BBHI")
 BLOCK_HEAD_BYTES = HEAD.size
 CHECKED_FROM = 8
-CODEC_AT = 9
 RATIO_MAX = 1024
 RATIO_SLACK_BYTES = 64 * 1024
 ZSTD_LEVEL = 1
 """Higher levels cost far more time than they save bytes on keys and small values."""
 SAVED_MIN = 8
 """Compression that saves less than an eighth costs every reader more than it is worth."""
+ZSTD_SHARE_MAX = 0.75
+"""Zstandard takes ten times as long to decompress a page: only if it is this much smaller."""
+ZSTD_SAVED_MIN_BYTES = 1024
+"""Each block of Zstandard costs a scan some 15 µs, in which a bucket delivers about 1 KiB."""
 UNTRIED_MAX = 15
 
 
 class BlockKind(IntEnum):
-    """What a block holds."""
+    """The contents of a block."""
 
     KEYS = 1
     COLUMN = 2
@@ -42,10 +48,14 @@ class BlockKind(IntEnum):
     FILTER = 4
     INDEX = 5
     MANIFEST = 6
+    PAGES = 7
+    INDEX_DATA = 8
+    INDEX_DIRECTORY = 9
+    TERMS = 10
 
 
 class Codec(IntEnum):
-    """How a payload is compressed."""
+    """The compression of a payload."""
 
     NONE = 0
     LZ4 = 1
@@ -61,40 +71,101 @@ _compressors: dict[int, pa.Codec] = {
 
 
 def encode_block(kind: BlockKind, payload: bytes, codec: Codec = Codec.ZSTD) -> bytes:
-    """Return a block; stored as it is where compression does not save an eighth."""
-    codec, stored = _compress(payload, codec)
-    checked = struct.pack("<BBHI", kind, codec, 0, len(payload)) + stored + padding(len(stored))
-    return struct.pack("<II", len(stored), crc32c(checked)) + checked
+    """Return a block; stored uncompressed if compression does not save an eighth."""
+    return _seal(kind, len(payload), *_compress(payload, codec))
+
+
+def _seal(kind: BlockKind, raw_length: int, codec: Codec, stored: bytes) -> bytes:
+    length = len(stored)
+    checked = b"".join((CHECKED.pack(kind, codec, 0, raw_length), stored, padding(length)))
+    return START.pack(length, crc32c(checked)) + checked
 
 
 class Packer:
-    """Makes the blocks of one segment, and remembers which columns do not shrink.
+    """Encodes the blocks of one segment with the cheapest codec for each of its columns.
 
-    A column of noise, or of what was compressed before, would cost a pass of the compressor for
-    every block. After a block that did not shrink, some of its column are stored as they are: one,
-    then two, then four and so on, until one shrinks again.
+    A segment with codec zstd uses lz4 for keys, which every read decompresses, and for columns
+    whose blocks zstd makes little smaller, by share or in bytes. The choice holds for the next
+    blocks of the column. A column that does not shrink (noise, compressed data) is stored
+    uncompressed and tried again after one block, then two, then four and so on, until one shrinks.
     """
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
+        self._chosen: dict[int, Codec] = {}
+        self._blocks_left: dict[int, int] = {}
+        """Until the codec of a column is chosen again."""
         self._failures: dict[int, int] = {}
-        self._untried: dict[int, int] = {}
 
     def block(self, kind: BlockKind, payload: bytes, column: int = -1) -> bytes:
         """Return a block; `column` is -1 for the keys."""
-        if self._untried.get(column):
-            self._untried[column] -= 1
-            return encode_block(kind, payload, Codec.NONE)
-        made = encode_block(kind, payload, self._codec)
-        shrinks = made[CODEC_AT] != Codec.NONE
-        failures = 0 if shrinks else self._failures.get(column, 0) + 1
-        self._failures[column] = failures
-        self._untried[column] = 0 if shrinks else min((1 << failures) // 2, UNTRIED_MAX)
-        return made
+        left = self._blocks_left.get(column, 0)
+        if left:
+            self._blocks_left[column] = left - 1
+            codec, stored = _compress(payload, self._chosen[column])
+        else:
+            codec, stored = self._choose(payload, column)
+        return _seal(kind, len(payload), codec, stored)
+
+    def _choose(self, payload: bytes, column: int) -> tuple[Codec, bytes]:
+        codec, stored = _compress(payload, self._codec if column >= 0 else self._key_codec())
+        if codec is Codec.ZSTD:
+            quick, larger = _compress(payload, Codec.LZ4)
+            if not _is_worth_zstd(len(stored), len(larger)):
+                codec, stored = quick, larger
+        failures = 0 if codec is not Codec.NONE else self._failures.get(column, 0) + 1
+        self._failures[column], self._chosen[column] = failures, codec
+        untried = (1 << failures) // 2 if failures else UNTRIED_MAX
+        self._blocks_left[column] = min(untried, UNTRIED_MAX)
+        return codec, stored
+
+    def _key_codec(self) -> Codec:
+        return Codec.LZ4 if self._codec is Codec.ZSTD else self._codec
+
+
+def _is_worth_zstd(size: int, otherwise: int) -> bool:
+    """Whether a block is so much smaller than with LZ4, or uncompressed, that scans are faster."""
+    return size <= ZSTD_SHARE_MAX * otherwise and otherwise - size >= ZSTD_SAVED_MIN_BYTES
 
 
 def decode_block(data: Buffer, kind: BlockKind, name: str, offset: int) -> Buffer:
-    """Return the payload of the block that `data` is, from its first to its last byte."""
+    """Return the payload of the block that `data` consists of."""
+    if (native := kernel.native) is not None:
+        decoded: bytes | None = native.decode_block(data, kind)
+        if decoded is not None:
+            return decoded
+    return _decode_block(data, kind, name, offset)
+
+
+def decode_block_bytes(data: Buffer, kind: BlockKind, name: str, offset: int) -> bytes:
+    """Return the same as bytes of their own: a view would keep all bytes that were read with it."""
+    if (native := kernel.native) is not None:
+        decoded: bytes | None = native.decode_block(data, kind)
+        if decoded is not None:
+            return decoded
+    return bytes(_decode_block(data, kind, name, offset))
+
+
+def decode_blocks(
+    bodies: list[Buffer],
+    ranges: Sequence[tuple[int, int]],
+    spans: Sequence[tuple[int, int]],
+    kinds: bytes,
+) -> list[bytes | None]:
+    """Return the payloads of blocks at these spans of an object, of which some sorted ranges were
+    read; None for each that `decode_block` has to decode.
+    """
+    if (native := kernel.native) is None:
+        return [None] * len(spans)
+    places = np.array(spans, np.int64).reshape(-1, 2)
+    bases = np.array([start for start, _ in ranges], np.int64)
+    payloads: list[bytes | None] = native.decode_blocks(
+        bodies, bases, places[:, 0].copy(), places[:, 1].copy(), kinds
+    )
+    return payloads
+
+
+def _decode_block(data: Buffer, kind: BlockKind, name: str, offset: int) -> Buffer:
     left = len(data) - HEAD.size
     if left < 0:
         raise corrupt(name, offset, f"{HEAD.size} bytes expected, {len(data)} are left")
@@ -102,14 +173,15 @@ def decode_block(data: Buffer, kind: BlockKind, name: str, offset: int) -> Buffe
     length, expected, found_kind, codec, zero, raw_length = HEAD.unpack_from(data)
     if length + -length % ALIGNMENT != left:
         raise corrupt(name, offset, f"block of {length} bytes in a place of {left}")
-    if crc32c(data[CHECKED_FROM:]) != expected:
+    payload = memoryview(data)[CHECKED_FROM:]
+    if google_crc32c.value(np.frombuffer(payload, np.uint8)) != expected:
         raise corrupt(name, offset, "checksum of the block does not match")
     if found_kind != kind or zero or codec not in CODECS:
-        what = f"block of kind {found_kind}, codec {codec}; kind {kind.value} was expected"
-        raise corrupt(name, offset, what)
+        problem = f"block of kind {found_kind}, codec {codec}; expected kind {int(kind)}"
+        raise corrupt(name, offset, problem)
     if raw_length > length * RATIO_MAX + RATIO_SLACK_BYTES:
         raise corrupt(name, offset, f"block of {length} bytes claims to hold {raw_length}")
-    payload = memoryview(data)[HEAD.size : HEAD.size + length]
+    payload = payload[HEAD.size - CHECKED_FROM :][:length]
     if codec == Codec.NONE:
         return payload
     try:

@@ -1,67 +1,74 @@
 """Reading bytes without trusting them, and small things that all formats share.
 
-All numbers are little-endian. A `Cursor` never reads past its end: what is missing is
-damage, told with the object and the offset.
+All numbers are little-endian. A `ByteReader` never reads past its end: missing bytes are
+damage, reported with the object and the offset.
+
+Frames: the unit that WAL objects are built from.
+
+    0        4        8                  8 + length, padded to 8
+    +--------+--------+----------+-------+
+    | length | crc32c | payload… | zeros |
+    +--------+--------+----------+-------+
+
+The checksum covers the payload. A frame that ends past the object is damage: objects are
+written whole, so a short one was never a crash.
 """
 
 import struct
+from struct import Struct
 from typing import NoReturn
 
 import google_crc32c
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from reef.errors import UNDECODABLE, CorruptionError, UnsupportedFormatError
-
-__all__ = [
-    "ALIGNMENT",
-    "Buffer",
-    "Cursor",
-    "corrupt",
-    "crc32c",
-    "crc32c_extend",
-    "padding",
-    "shared_bytes",
-    "unsupported",
-]
 
 Buffer = bytes | memoryview
 ALIGNMENT = 8
 U32 = struct.Struct("<I")
+ZEROS = [bytes(count) for count in range(ALIGNMENT)]
 
 
 def crc32c(data: Buffer) -> int:
     """Return the Castagnoli checksum."""
-    checksum: int = google_crc32c.value(data if type(data) is bytes else bytes(data))
+    # The extension takes no memoryview; an array of its bytes is no copy.
+    checksum: int = google_crc32c.value(data if type(data) is bytes else _bytes_of(data))
     return checksum
 
 
+def _bytes_of(data: Buffer) -> "npt.NDArray[np.uint8] | bytes":
+    return np.frombuffer(data, np.uint8) if len(data) else b""
+
+
 def crc32c_extend(checksum: int, data: Buffer) -> int:
-    """Return the checksum of what was covered so far, followed by `data`."""
-    extended: int = google_crc32c.extend(checksum, bytes(data))
+    """Return the checksum of the bytes so far, followed by `data`."""
+    extended: int = google_crc32c.extend(checksum, data if type(data) is bytes else _bytes_of(data))
     return extended
 
 
 def padding(length: int) -> bytes:
-    """Return the zeros that align what follows `length` bytes."""
-    return bytes(-length % ALIGNMENT)
+    """Return the zeros after `length` bytes that align the next ones."""
+    return ZEROS[-length % ALIGNMENT]
 
 
-def corrupt(name: str, offset: int, what: str) -> CorruptionError:
+def corrupt(name: str, offset: int, problem: str) -> CorruptionError:
     """Return the error for bytes that contradict themselves."""
-    return CorruptionError(f"object {name}, offset {offset}: {what}", object=name, offset=offset)
+    return CorruptionError(f"object {name}, offset {offset}: {problem}", object=name, offset=offset)
 
 
-def unsupported(name: str, what: str, version: int, newest: int) -> UnsupportedFormatError:
-    """Return the error for sound bytes of a newer release."""
+def unsupported(name: str, kind: str, version: int, newest: int) -> UnsupportedFormatError:
+    """Return the error for intact bytes of a newer release."""
     return UnsupportedFormatError(
-        f"object {name} is a {what} of format {version}, this release reads up to {newest}",
+        f"object {name} is a {kind} of format {version}, this release reads up to {newest}",
         hint="Upgrade Reef",
         object=name,
         version=version,
     )
 
 
-class Cursor:
+class ByteReader:
     """Walks over an object's bytes; `base` is where they begin in the object."""
 
     def __init__(self, data: Buffer, name: str, base: int = 0) -> None:
@@ -72,7 +79,7 @@ class Cursor:
 
     @property
     def offset(self) -> int:
-        """Where it stands, counted from the object's beginning."""
+        """Its position, counted from the object's beginning."""
         return self.base + self.position
 
     @property
@@ -90,11 +97,11 @@ class Cursor:
         value: int = U32.unpack(self.take(4))[0]
         return value
 
-    def expect(self, expected: bytes, what: str) -> None:
+    def expect(self, expected: bytes, part: str) -> None:
         found = bytes(self.take(len(expected)))
         if found != expected:
             self.position -= len(expected)
-            self.fail(f"{what} is {found!r}, expected {expected!r}")
+            self.fail(f"{part} is {found!r}, expected {expected!r}")
 
     def align(self) -> None:
         """Step over padding, which must be zero: every bit of an object is accounted for."""
@@ -106,12 +113,12 @@ class Cursor:
         if self.left:
             self.fail(f"{self.left} bytes too many")
 
-    def fail(self, what: str) -> NoReturn:
-        raise corrupt(self.name, self.offset, what)
+    def fail(self, problem: str) -> NoReturn:
+        raise corrupt(self.name, self.offset, problem)
 
 
 def decode_msgpack(data: Buffer, kind: type, name: str, offset: int) -> msgspec.Struct:
-    """Decode a checked payload; a mismatch is a writer's bug or damage, told alike."""
+    """Decode a checked payload; a mismatch is a writer's bug or damage."""
     try:
         value: msgspec.Struct = msgspec.msgpack.decode(data, type=kind)
     except UNDECODABLE as error:
@@ -133,3 +140,28 @@ def shared_bytes(left: bytes, right: bytes) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if left[:middle] == right[:middle] else (low, middle - 1)
     return low
+
+
+HEAD = Struct("<II")
+FRAME_HEAD_BYTES = HEAD.size
+
+
+def encode_frame(payload: Buffer) -> bytes:
+    """Return a frame around `payload`."""
+    length = len(payload)
+    checksum = crc32c(payload)
+    return b"".join((HEAD.pack(length, checksum), payload, ZEROS[-length % ALIGNMENT]))
+
+
+def read_frame(cursor: ByteReader, part: str) -> memoryview:
+    """Return the next frame's payload, checked."""
+    length, expected = cursor.u32(), cursor.u32()
+    if length > cursor.left:
+        cursor.fail(f"{part} has {length} bytes, only {cursor.left} are left")
+    start = cursor.offset
+    payload = cursor.take(length)
+    if crc32c(payload) != expected:
+        cursor.position -= length
+        cursor.fail(f"checksum of {part} does not match (at {start})")
+    cursor.align()
+    return payload

@@ -6,13 +6,15 @@
     buffers, in order, each padded to 8
 
 The buffers are those of the Arrow columnar format: validity bitmap, offsets, data, depth
-first for nested types. The type of a column is not stored here; whoever reads has a schema.
+first for nested types. Offsets of texts and bytes are absent if all values have the same
+length, which is not 0. The type of a column is not stored here; the reader has a schema.
 Lengths and offsets are checked before Arrow sees them, since Arrow trusts its buffers.
 """
 
 import struct
 from collections.abc import Mapping
 from functools import lru_cache
+from itertools import chain
 from typing import Any, NoReturn
 
 import numpy as np
@@ -21,14 +23,16 @@ import pyarrow.compute as pc
 
 from reef.formats.coding import ALIGNMENT, Buffer, corrupt, padding
 
-__all__ = ["ColumnSet", "decode_columns", "encode_columns"]
-
 ABSENT = 0xFFFFFFFF
 HEAD = struct.Struct("<II")
 COLUMN = struct.Struct("<HH")
 COLUMNS_MAX = 65_535
+OFFSET_MAX = (1 << 31) - 1
 VARIABLE = frozenset({pa.string().id, pa.binary().id})
 LIST, FIXED_SIZE_LIST = pa.list_(pa.int8()).id, pa.list_(pa.int8(), 1).id
+STRUCT, MAP = pa.struct([]).id, pa.map_(pa.int8(), pa.int8()).id
+BY_PAGE = frozenset({LIST, STRUCT, MAP})
+"""Types whose pages are decoded one by one."""
 
 
 def encode_columns(rows: int, columns: Mapping[int, pa.Array | np.ndarray[Any, Any]]) -> bytes:
@@ -55,14 +59,14 @@ def encode_columns(rows: int, columns: Mapping[int, pa.Array | np.ndarray[Any, A
 def decode_columns(
     data: Buffer, types: Mapping[int, pa.DataType], name: str, offset: int = 0
 ) -> tuple[int, dict[int, pa.Array]]:
-    """Return the number of rows and the arrays whose numbers stand in `types`."""
+    """Return the number of rows and the arrays whose numbers are in `types`."""
     columns = ColumnSet(data, name, offset)
     arrays = {n: columns.array(n, types[n]) for n in columns.buffers if n in types}
     return columns.rows, arrays
 
 
 class ColumnSet:
-    """A column set whose layout was read and checked; arrays are made of what is asked for.
+    """A column set whose layout was read and checked; arrays are made on request.
 
     Every scan goes through here, for each block: buffers are cut out of one that spans all.
     """
@@ -125,7 +129,7 @@ class ColumnSet:
         return built
 
     def numbers(self, number: int, dtype: "np.dtype[Any]", data_type: pa.DataType) -> Any:
-        """Return plain numbers for NumPy: what Arrow would give, without the way through it."""
+        """Return a column of plain numbers as a NumPy array."""
         buffers, rows = self.buffers[number], self.rows
         data = buffers[0] if len(buffers) == 2 and buffers[1] is None else None
         if data is not None and data.size >= rows * dtype.itemsize > 0:
@@ -138,27 +142,65 @@ class ColumnSet:
         validity = self._next(buffers, -(-rows // 8), optional=True)
         kind = data_type.id
         if kind in VARIABLE:
-            offsets, end = self._offsets(buffers, rows)
+            offsets, end = self._offsets(buffers, rows) or self._equal_offsets(buffers, rows)
             data = self._next(buffers, end)
             return pa.Array.from_buffers(data_type, rows, [validity, offsets, data])
         if kind == FIXED_SIZE_LIST:
             child = self._build(data_type.value_type, rows * data_type.list_size, buffers)
             return pa.Array.from_buffers(data_type, rows, [validity], children=[child])
         if kind == LIST:
-            offsets, end = self._offsets(buffers, rows)
+            found = self._offsets(buffers, rows)
+            if found is None:
+                self._fail("the offsets of a list are absent")
+            offsets, end = found
             child = self._build(data_type.value_type, end, buffers)
             return pa.Array.from_buffers(data_type, rows, [validity, offsets], children=[child])
+        if kind == STRUCT:
+            children = [self._build(field.type, rows, buffers) for field in data_type]
+            return pa.Array.from_buffers(data_type, rows, [validity], children=children)
+        if kind == MAP:
+            return self._map(data_type, rows, validity, buffers)
         data = self._next(buffers, -(-rows * data_type.bit_width // 8))
         return pa.Array.from_buffers(data_type, rows, [validity, data])
 
-    def _offsets(self, buffers: list[pa.Buffer | None], rows: int) -> tuple[pa.Buffer | None, int]:
-        """Return the offsets and where the last one points, once they are known to rise."""
-        buffer = self._next(buffers, 4 * (rows + 1))
-        assert buffer is not None  # it may not be absent
+    def _map(
+        self,
+        data_type: pa.DataType,
+        rows: int,
+        validity: pa.Buffer | None,
+        buffers: list[pa.Buffer | None],
+    ) -> pa.Array:
+        """Put a map together: a list of pairs, none of which, and no key of which, is null."""
+        found = self._offsets(buffers, rows)
+        if found is None:
+            self._fail("the offsets of a map are absent")
+        offsets, end = found
+        entries = self._build(data_type.field(0).type, end, buffers)
+        if entries.null_count or entries.field(0).null_count:
+            self._fail("a map with a key that is null")
+        return pa.Array.from_buffers(data_type, rows, [validity, offsets], children=[entries])
+
+    def _offsets(
+        self, buffers: list[pa.Buffer | None], rows: int
+    ) -> tuple[pa.Buffer | None, int] | None:
+        """Return the offsets and the last of them, once they are known to rise; None if absent."""
+        buffer = self._next(buffers, 4 * (rows + 1), optional=True)
+        if buffer is None:
+            return None
         offsets = np.frombuffer(buffer, dtype="<i4", count=rows + 1)
         if offsets[0] != 0 or np.less(offsets[1:], offsets[:-1]).any():
             self._fail("offsets do not rise from 0")
         return buffer, int(offsets[-1])
+
+    def _equal_offsets(
+        self, buffers: list[pa.Buffer | None], rows: int
+    ) -> tuple[pa.Buffer | None, int]:
+        """Return the offsets of values that have the same length, each at least a byte."""
+        data = buffers[-1] if buffers else None
+        size = 0 if data is None else data.size
+        if not rows or not size or size % rows or size > OFFSET_MAX:
+            self._fail(f"{size} bytes are not {rows} values of the same length")
+        return pa.py_buffer(equal_offsets(rows, size // rows)), size
 
     def _next(
         self, buffers: list[pa.Buffer | None], least: int, *, optional: bool = False
@@ -178,8 +220,16 @@ class ColumnSet:
         left = len(self._data) - position
         self._fail(f"{length} bytes expected, {left} are left", position)
 
-    def _fail(self, what: str, position: int = 0) -> NoReturn:
-        raise corrupt(self._name, self._offset + position, what)
+    def _fail(self, problem: str, position: int = 0) -> NoReturn:
+        raise corrupt(self._name, self._offset + position, problem)
+
+
+@lru_cache(maxsize=64)
+def equal_offsets(rows: int, width: int) -> "np.ndarray[Any, np.dtype[np.int32]]":
+    """Return the offsets of so many values of one length; pages of a column share them."""
+    offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(width)
+    offsets.flags.writeable = False
+    return offsets
 
 
 @lru_cache(maxsize=256)
@@ -196,15 +246,31 @@ def _buffers(array: pa.Array) -> list[Buffer | None]:
         array = pa.concat_arrays([array, array[:0]])
     rows, data_type, buffers = len(array), array.type, array.buffers()
     validity = _cut_bits(pc.is_valid(array).buffers()[1], rows) if array.null_count else None
-    if pa.types.is_fixed_size_list(data_type):
-        return [validity, *_buffers(array.values[: rows * data_type.list_size])]
-    if pa.types.is_list(data_type):
-        return [validity, _offsets_of(array), *_buffers(array.values[: _end_of(array)])]
+    if pa.types.is_nested(data_type):
+        return [validity, *_nested_buffers(array)]
     if pa.types.is_string(data_type) or pa.types.is_binary(data_type):
         return [validity, _offsets_of(array), _cut(buffers[2], _end_of(array))]
     if pa.types.is_boolean(data_type):
         return [validity, _cut_bits(buffers[1], rows)]
     return [validity, _cut(buffers[1], rows * data_type.bit_width // 8)]
+
+
+def _nested_buffers(array: pa.Array) -> list[Buffer | None]:
+    """Return the buffers of an array that begins at zero, after its validity, depth first."""
+    data_type = array.type
+    if pa.types.is_fixed_size_list(data_type):
+        return _buffers(array.values[: len(array) * data_type.list_size])
+    if pa.types.is_struct(data_type):
+        return list(chain.from_iterable(_buffers(child) for child in _children(array)))
+    end = _end_of(array)
+    if pa.types.is_list(data_type):
+        return [_offsets_of(array), *_buffers(array.values[:end])]
+    # A map is a list of pairs, none of which is null.
+    return [_offsets_of(array), None, *_buffers(array.keys[:end]), *_buffers(array.items[:end])]
+
+
+def _children(array: pa.Array) -> list[pa.Array]:
+    return [array.field(place) for place in range(array.type.num_fields)]
 
 
 def _variable(array: pa.Array) -> tuple[Buffer, Buffer]:
@@ -223,6 +289,7 @@ def _variable(array: pa.Array) -> tuple[Buffer, Buffer]:
 def _has_offsets(data_type: pa.DataType) -> bool:
     return bool(
         pa.types.is_list(data_type)
+        or pa.types.is_map(data_type)
         or pa.types.is_string(data_type)
         or pa.types.is_binary(data_type)
     )
@@ -253,7 +320,7 @@ def _cut(buffer: pa.Buffer | None, size: int) -> Buffer:
 
 
 def _cut_bits(buffer: pa.Buffer | None, rows: int) -> Buffer:
-    """Cut a bitmap; what is left of its last byte may hold bits of a neighbour, or of nobody."""
+    """Cut a bitmap; the rest of its last byte may hold bits of the next rows, and is cleared."""
     bitmap = _cut(buffer, -(-rows // 8))
     spare = rows % 8
     if not spare or not bitmap or not bitmap[-1] >> spare:

@@ -1,22 +1,20 @@
-"""Covers: which part of the log, and of which keys, a segment stands for.
+"""Covers: the part of the log, by LSN and key, that a segment replaces.
 
 The bounds of a segment's rows do not say that: a fold of LSN 5 to 9 may have rows of LSN 7 only,
 and a merge that dropped the tombstone of a key has no trace of the key left. So a footer names
 rectangles of LSNs and keys, and promises that everything committed in them is in the segment,
-as far as it still matters. A fold stands for its part of the log, less the ingests in it, over
-its piece of the keys; a merge for all that its inputs stood for, cut where its outputs are cut.
+as far as it still matters. A fold covers its part of the log, less the ingests in it, over
+its piece of the keys; a merge for all that its inputs covered, cut where its outputs are cut.
 
-The segments of a manifest never stand for the same thing twice, and together for everything
-below the floor that left a row or a delete. That is how a rebuild tells what was published from
-what was left behind: by the rectangles alone, whatever was swept since (`reef.jobs.rebuild`).
+The segments of a manifest never cover the same part twice, and together cover everything
+below the floor that left a row or a delete. That is how a rebuild distinguishes published
+segments from leftovers: by the rectangles alone, whatever was swept since (`reef.jobs.rebuild`).
 """
 
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 import msgspec
-
-__all__ = ["Cover", "clipped", "overlap", "tidied", "without"]
 
 
 class Cover(msgspec.Struct, frozen=True, array_like=True):
@@ -28,7 +26,7 @@ class Cover(msgspec.Struct, frozen=True, array_like=True):
     stop: bytes | None = None
 
     def both(self, other: "Cover") -> "Cover | None":
-        """Return what lies in both; None if nothing does."""
+        """Return the intersection; None if it is empty."""
         first, end = max(self.first, other.first), min(self.end, other.end)
         start, stop = max(self.start, other.start), _lower(self.stop, other.stop)
         if first >= end or (stop is not None and start >= stop):
@@ -36,7 +34,7 @@ class Cover(msgspec.Struct, frozen=True, array_like=True):
         return Cover(first, end, start, stop)
 
     def minus(self, other: "Cover") -> "list[Cover]":
-        """Return what is left without another: older and newer LSNs, lower and higher keys."""
+        """Return the rest without another: older and newer LSNs, lower and higher keys."""
         shared = self.both(other)
         if shared is None:
             return [self]
@@ -59,7 +57,7 @@ class Cover(msgspec.Struct, frozen=True, array_like=True):
 
 
 def overlap(some: Iterable[Cover], others: Sequence[Cover]) -> bool:
-    """Whether anything lies in both.
+    """Whether they overlap.
 
     >>> overlap([Cover(1, 5)], [Cover(4, 9, b"m")]), overlap([Cover(1, 5)], [Cover(5, 9)])
     (True, False)
@@ -68,7 +66,7 @@ def overlap(some: Iterable[Cover], others: Sequence[Cover]) -> bool:
 
 
 def without(some: Iterable[Cover], others: Iterable[Cover]) -> list[Cover]:
-    """Return what others leave of some.
+    """Return the parts of some covers that others do not cover.
 
     >>> without([Cover(1, 9)], [Cover(1, 5), Cover(5, 9, b"m")])
     [Cover(first=5, end=9, start=b'', stop=b'm')]
@@ -80,7 +78,7 @@ def without(some: Iterable[Cover], others: Iterable[Cover]) -> list[Cover]:
 
 
 def clipped(covers: Iterable[Cover], start: bytes, stop: bytes | None) -> tuple[Cover, ...]:
-    """Return the part in the keys [start, stop): what one output of a merge stands for."""
+    """Return the part in the keys [start, stop): the covers of one output of a merge."""
     pieces = (Cover(c.first, c.end, start, stop).both(c) for c in covers)
     return tidied(piece for piece in pieces if piece is not None)
 

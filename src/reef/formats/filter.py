@@ -1,11 +1,12 @@
-"""The id filter: tells for certain that a segment does not have a key.
+"""The key filter: proves that a segment does not have a key.
 
 A split-block bloom filter over 64-bit xxh3: the upper half of the hash picks a block of
 eight 32-bit words, the lower half sets one bit in each, after multiplication with the
-word's own odd number. One cache line per look-up, and building it is a few vector
+word's own odd number. One cache line per lookup, and building it is a few vector
 operations.
 """
 
+import struct
 from collections.abc import Iterable
 
 import numpy as np
@@ -13,11 +14,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-__all__ = ["FilterBuilder", "KeyFilter", "build_filter", "hash_key", "hash_keys"]
+from reef import kernel
 
 Hashes = npt.NDArray[np.uint64]
 BITS_PER_KEY = 12
-"""About 4 keys in 1,000 that are not there look as if they were."""
+"""About 4 in 1,000 absent keys are false positives."""
 WORDS = 8
 BLOCKS_AT_ONCE = 1 << 14
 ROOM_MIN = 1024
@@ -36,6 +37,7 @@ ODD = np.array(
     dtype=np.uint32,
 )
 ODD_NUMBERS = [int(odd) for odd in ODD]
+EIGHT = struct.Struct("<8I")
 
 hash_key = xxhash.xxh3_64_intdigest
 
@@ -44,13 +46,6 @@ def hash_keys(keys: pa.Array | Iterable[bytes]) -> Hashes:
     """Return the hashes of many keys; the loop over them runs in C."""
     listed = keys.to_pylist() if isinstance(keys, pa.Array) else list(keys)
     return np.fromiter(map(hash_key, listed), dtype=np.uint64, count=len(listed))
-
-
-def build_filter(hashes: Hashes) -> bytes:
-    """Return the filter's bytes for the keys with these hashes."""
-    builder = FilterBuilder()
-    builder.add(hashes)
-    return builder.build()
 
 
 class FilterBuilder:
@@ -121,13 +116,15 @@ class KeyFilter:
 
     def may_have(self, key_hash: int) -> bool:
         """Whether the segment may have a key with this hash; False is certain."""
-        start = ((key_hash >> 32) * self._blocks >> 32) * WORDS
+        if (native := kernel.native) is not None:
+            may_have: bool = native.may_have(self._data, key_hash)
+            return may_have
+        start = ((key_hash >> 32) * self._blocks >> 32) * BLOCK_BYTES
         low = key_hash & 0xFFFFFFFF
-        words = self._words
-        return all(
-            int(words[start + place]) >> ((low * odd & 0xFFFFFFFF) >> 27) & 1
-            for place, odd in enumerate(ODD_NUMBERS)
-        )
+        for word, odd in zip(EIGHT.unpack_from(self._data, start), ODD_NUMBERS, strict=True):
+            if not word >> ((low * odd & 0xFFFFFFFF) >> 27) & 1:
+                return False
+        return True
 
     def may_have_many(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
         """The same for many at once."""

@@ -1,10 +1,10 @@
-r"""Manifests: what is visible in a namespace, as of one generation.
+"""Manifests: the visible state of a namespace, as of one generation.
 
 Small ones are plain JSON, so that a person can read them:
 
     {"crc32c":"1a2b3c4d","format":1,"manifest":{…},"segments":{"id":[…],"level":[…],…}}
 
-Segments stand column by column, which compresses a fifth better than row by row. The
+Segments are stored column by column, which compresses a fifth better than row by row. The
 checksum is over everything after its own comma, and is checked before the format's number.
 From 64 KiB on the same text is compressed:
 
@@ -12,42 +12,50 @@ From 64 KiB on the same text is compressed:
 
 Fields that later parts of Reef need (branches, cursors, encryption) are here from the
 first version on; unknown ones are kept out, not guessed.
+
+Points of a stream: which entry was committed last, distinguished from any other with its number.
+
+An index alone does not identify an entry: copies of a local log number on from the same place. The
+epoch of the writer that appended it does, because a bucket hands out every epoch once; the digest
+covers the entry and all entries before it.
 """
 
 import re
+from collections.abc import Iterator
 from enum import StrEnum
-from operator import attrgetter
+from operator import attrgetter, gt
 
 import msgspec
 
 from reef.errors import UNDECODABLE
 from reef.formats.block import BlockKind, Codec, decode_block, encode_block
 from reef.formats.coding import corrupt, crc32c, unsupported
+from reef.formats.index_block import IndexSpec
 from reef.formats.schema import DEFAULT_SCHEMA, Schema
-from reef.formats.streams import Lineage
+from reef.paths import centroids_name, numbered_key
 
-__all__ = [
-    "Condemned",
-    "CursorEntry",
-    "DedupEntry",
-    "Dropped",
-    "Manifest",
-    "NamespaceState",
-    "OpenJob",
-    "Recent",
-    "SegmentEntry",
-    "Snapshot",
-    "Successor",
-    "Sums",
-    "decode_manifest",
-    "decode_successor",
-    "encode_manifest",
-    "encode_successor",
-]
+
+class StreamPoint(msgspec.Struct, frozen=True, array_like=True):
+    """One entry of a stream: `[epoch, index, digest]`."""
+
+    epoch: int
+    """Of the writer that appended the entry, which may be older than the one that uploaded it."""
+    index: int
+    digest: bytes
+    """Of the entry and of all before it, 16 bytes."""
+
+
+Lineage = tuple[StreamPoint, ...]
+"""The last committed entry of each epoch, in ascending order of both."""
+
 
 MAGIC = b"RFMAN1\0\0"
-FORMAT = 2
-"""2: a manifest that names a successor. An older release would publish over it without one."""
+FORMAT = 7
+"""2: a manifest that names a successor. 3: one of a namespace that was or is being renamed, or an
+alias. 4: one of a branch, or of a namespace with branches. 5: one whose successor is restored from
+a backup. An older release would publish over them without these fields. 6: one with a load with
+`live_wins`, open or committed, whose rows an older release would sort at the wrong LSN. 7: one with
+search indexes, which an older release would forget."""
 PLAIN_BYTES_MAX = 64 * 1024
 HEAD = re.compile(rb'\{"crc32c":"([0-9a-f]{8})",')
 HEAD_BYTES = 21
@@ -62,7 +70,7 @@ class NamespaceState(StrEnum):
 
 
 class SegmentEntry(msgspec.Struct, frozen=True):
-    """A segment that is visible, with what reads need to pass it by."""
+    """A visible segment, with the bounds by which reads skip it."""
 
     id: str
     level: int
@@ -78,10 +86,24 @@ class SegmentEntry(msgspec.Struct, frozen=True):
     schema_id: int
     set_hash: str
     patches: int = 0
+    """Rows that change only some columns of the row below: patches and merges."""
     visible_lsn: int = 0
-    """Of an ingest: the LSN that its rows have, which store 0; otherwise 0."""
+    """Of an ingest: its LSN, from which on its rows are visible; otherwise 0."""
     home: str | None = None
-    """Where the object lies, if not in this namespace: a branch reads its parent's."""
+    """Where the object is, if not in this namespace: a branch reads its parent's."""
+
+    @property
+    def rows_lsn(self) -> int:
+        """Of an ingest: the LSN at which its rows sort, which store 0; otherwise 0.
+
+        That is the LSN of the ingest, or of the begin of a load with `live_wins`.
+        """
+        return self.lsn_max if self.visible_lsn else 0
+
+    @property
+    def is_late(self) -> bool:
+        """Whether its rows became visible after newer ones: those of a load with `live_wins`."""
+        return self.visible_lsn > self.lsn_max
 
 
 class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -95,7 +117,7 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DedupEntry(msgspec.Struct, frozen=True, array_like=True):
-    """A keyed batch that was committed: what a repeated one is answered with."""
+    """A keyed batch that was committed: the receipt of its repeats."""
 
     key: str
     digest: str
@@ -117,9 +139,10 @@ class OpenJob(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CursorEntry(msgspec.Struct, frozen=True, array_like=True):
-    """A registered reader of the log: up to where it has read, and what it goes on from.
+    """A registered reader of the log: up to where it has read, and the manifest that it resumes
+    from.
 
-    What counts in the log is judged from some manifest's floor on: write ids, open jobs and
+    Objects of the log are classified from some manifest's floor on: write ids, open jobs and
     the dedup window. So the cursor names a generation whose floor is at most `lsn` + 1, and
     keeps that manifest and the log from its floor on, but none of its segments.
     """
@@ -129,23 +152,98 @@ class CursorEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Condemned(msgspec.Struct, frozen=True, array_like=True):
-    """An object that will be deleted: since which generation nobody new can need it."""
+    """An object that will be deleted: since which generation no new reader can need it."""
 
     key: str
     generation: int
     since_ms: int
 
 
+class CondemnedRange(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive numbered objects that will be deleted: slots of the log, or manifests (ADR 0031).
+
+    A log with a thousand commits a second has a million of them within a grace period.
+    """
+
+    folder: str
+    """`wal` or `manifest`."""
+    first: int
+    last: int
+    generation: int
+    since_ms: int
+
+    def __len__(self) -> int:
+        return self.last - self.first + 1
+
+    def all_keys(self) -> Iterator[str]:
+        """Yield the keys of the objects, relative to the namespace."""
+        return (numbered_key(self.folder, n) for n in range(self.first, self.last + 1))
+
+    def without(self, first: int, last: int) -> "list[CondemnedRange]":
+        """Return the parts below `first` and above `last`."""
+        if first > last:
+            return [self]
+        below = msgspec.structs.replace(self, last=min(self.last, first - 1))
+        above = msgspec.structs.replace(self, first=max(self.first, last + 1))
+        return [part for part in (below, above) if part.first <= part.last]
+
+
 class Sums(msgspec.Struct, frozen=True, array_like=True):
-    """Set hashes, summed up since they are kept: what came in, what jobs dropped and made.
+    """Set hashes, summed up since they are kept: of versions added, dropped and made by jobs.
 
     The segments of a manifest add up to `added` − `dropped` + `made`: proof that no job has
-    lost a version on the way (`reef.manifest.sums`).
+    lost a version on the way (`reef.manifest.invariants`).
     """
 
     added: str
     dropped: str
     made: str
+
+
+class Rename(msgspec.Struct, frozen=True):
+    """A rename that was announced, and is not decided yet."""
+
+    to: str
+    id: str
+
+
+class Alias(msgspec.Struct, frozen=True):
+    """The namespace that has a name by a rename; in force while its head has this rename's id."""
+
+    folder: str
+    id: str
+
+
+class Origin(msgspec.Struct, frozen=True, array_like=True):
+    """How a branch was made: `[id, root, generation, last_lsn, at_ms]`."""
+
+    id: str
+    """Of the branch: two processes that make a branch of the same name have two."""
+    root: str
+    """The folder of the namespace that was branched."""
+    generation: int
+    last_lsn: int
+    """The branch has the log of that generation up to here, and its own from the next LSN on."""
+    at_ms: int
+    """When it was made, by the store's clock."""
+
+
+class InheritedLog(msgspec.Struct, frozen=True, array_like=True):
+    """A part of the log that a branch reads in the folder of another namespace."""
+
+    last_lsn: int
+    root: str
+
+
+class BranchPin(msgspec.Struct, frozen=True, array_like=True):
+    """Objects of this namespace that a branch needs: a generation, and its log up to an LSN."""
+
+    root: str
+    """The folder of the branch."""
+    generation: int
+    last_lsn: int
+    pinned_at_ms: int
+    """By the store's clock."""
 
 
 class Successor(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -168,10 +266,17 @@ class Successor(msgspec.Struct, frozen=True, omit_defaults=True):
     predecessors: tuple[int, ...] = ()
     created_at_ms: int = 0
     grace_ms: int = GRACE_MS
+    names: tuple[str, ...] = ()
+    rename_id: str = ""
+    origin: Origin | None = None
+    """Of a branch that replaces a dropped namespace."""
+    indexes: tuple[IndexSpec, ...] = ()
+    prepared: str = ""
+    """Of a namespace that is restored from a backup: the object that has its first manifest."""
 
 
 class Dropped(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a namespace was dropped, and where it would go on."""
+    """How a namespace was dropped, and where it would continue."""
 
     at_ms: int
     """By the store's clock."""
@@ -180,7 +285,7 @@ class Dropped(msgspec.Struct, frozen=True, omit_defaults=True):
     below: tuple[str, ...]
     """The write ids of those fences, the last one last."""
     is_cleared: bool = False
-    """Whether a sweep has taken what was in it: it cannot be brought back any more."""
+    """Whether a sweep has deleted its content: it cannot be undropped any more."""
 
 
 class Recent(msgspec.Struct, frozen=True, array_like=True):
@@ -213,22 +318,25 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     snapshots: tuple[Snapshot, ...] = ()
     dedup: tuple[DedupEntry, ...] = ()
     dedup_keys_max: int = 10_000
-    """How many keys are remembered. Never changes: all must agree on what counts in the log."""
+    """How many keys are remembered. Never changes: all must agree on which batches count."""
     stream_marks: dict[str, int] = {}
     """By stream: up to which of its places it was committed below the floor."""
     stream_lineages: dict[str, Lineage] = {}
     """By stream: the last entry below the floor of each of the last epochs that appended to it."""
     writer_stream: str = ""
-    """The local log of whoever has the writer role; empty for a writer without one."""
+    """The local log of the holder of the writer role; empty for a writer without one."""
     writer_life: str = ""
     """Which opening of that log: copies of a log share its stream, and never a life."""
     open_jobs: tuple[OpenJob, ...] = ()
     dropped_lsn: int = 0
-    """The newest delete of which no trace is left, not even in a segment's LSN bounds."""
+    """The newest change of which no trace is left in LSN bounds: a delete that was dropped, or the
+    ingest of a load whose rows sort below it."""
     dropped_expired_ms: int = 0
     """Rows that had expired by then may be gone, for readers of every clock."""
     sums: Sums | None = None
     condemned: tuple[Condemned, ...] = ()
+    condemned_ranges: tuple[CondemnedRange, ...] = ()
+    """Numbered objects that are condemned; releases before this field list them in `condemned`."""
     oldest_retained: int = 1
     recent: tuple[Recent, ...] = ()
     below_floor: tuple[str, ...] = ()
@@ -239,13 +347,21 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     grace_lowered_at_ms: int = 0
     skipped_lsns: tuple[int, ...] = ()
     skipped_generations: tuple[int, ...] = ()
-    branch_pins: dict[str, int] = {}
+    ingests_without_begin: tuple[int, ...] = ()
+    """LSNs of ingests that count although a repair has skipped the begin of their job."""
+    branches: dict[str, BranchPin] = {}
+    """Branches that need objects of this namespace, by their id."""
     cursors: dict[str, CursorEntry] = {}
-    parent: str | None = None
+    origin: Origin | None = None
+    """Of a branch: where it was made."""
+    inherited: tuple[InheritedLog, ...] = ()
+    """Of a branch: the parts of its log that are stored elsewhere, in ascending order."""
+    pinned_homes: tuple[str, ...] = ()
+    """Of a branch: the folders of other namespaces in which it pins objects."""
     dropped: Dropped | None = None
     """Of a dropped namespace; left out of all others."""
     made_for: str = ""
-    """The bulk job that this namespace was made for, while nobody else has used it."""
+    """The bulk job that this namespace was created for, while no other process has used it."""
     incarnation: int = 1
     created_at_ms: int = 0
     """When the name was created again, by the clock of the process that did; 0 for a first one."""
@@ -254,15 +370,37 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     successor: Successor | None = None
     """Of a dropped namespace whose name was created again: it can only be read and swept."""
     key_ids: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    """All names since the first rename, the current one last; empty if it was never renamed."""
+    rename_id: str = ""
+    """Of the rename that gave it its current name."""
+    renaming: Rename | None = None
+    alias: Alias | None = None
+    """Of a name that was given to another namespace: this one has no rows of its own."""
+    indexes: tuple[IndexSpec, ...] = ()
+    """The search indexes that segments get; what they have is in their own footers."""
 
-    @property
-    def last_applied_lsn(self) -> int:
-        return self.wal_floor - 1
+    def name_in(self, folder: str) -> str:
+        """Return the current name of a namespace whose objects are stored in this folder."""
+        return self.names[-1] if self.names else folder
 
     @property
     def schema(self) -> Schema:
         """The newest schema."""
         return self.schemas[-1]
+
+    @property
+    def own_objects(self) -> set[str]:
+        """The segments and centroid sets that it names in its own folder.
+
+        Segments by their ids; centroid sets by their names, which have another ending.
+        """
+        named = {segment.id for segment in self.segments if segment.home is None}
+        return named | _centroids_in(self.indexes)
+
+
+def _centroids_in(indexes: tuple[IndexSpec, ...]) -> set[str]:
+    return {centroids_name(i.centroids) for i in indexes if i.centroids and i.home is None}
 
 
 _FIELDS = msgspec.structs.fields(SegmentEntry)
@@ -287,7 +425,17 @@ def encode_manifest(manifest: Manifest) -> bytes:
     # What cannot be read back would end the namespace: better not to publish it.
     msgspec.json.decode(body, type=Manifest)
     columns = msgspec.json.encode(_to_columns(manifest.segments))
-    number = 1 if manifest.successor is None else FORMAT
+    number = 1 if manifest.successor is None else 2
+    if manifest.names or manifest.renaming is not None or manifest.alias is not None:
+        number = 3
+    if manifest.origin is not None or manifest.branches or _branches_next(manifest):
+        number = 4
+    if manifest.successor is not None and manifest.successor.prepared:
+        number = 5
+    if any(job.live_wins for job in manifest.open_jobs) or _has_late_rows(manifest.segments):
+        number = 6
+    if manifest.indexes:
+        number = 7
     rest = b'"format":%d,"manifest":%s,"segments":%s}' % (number, body, columns)
     text = b'{"crc32c":"%08x",' % crc32c(rest) + rest
     if len(text) < PLAIN_BYTES_MAX:
@@ -295,8 +443,101 @@ def encode_manifest(manifest: Manifest) -> bytes:
     return MAGIC + encode_block(BlockKind.MANIFEST, text, Codec.ZSTD)
 
 
+def _has_late_rows(segments: tuple[SegmentEntry, ...]) -> bool:
+    """Whether any segment is of a load with `live_wins`; there may be 100,000 of them."""
+    visible, sorts = attrgetter("visible_lsn"), attrgetter("lsn_max")
+    return any(map(gt, map(visible, segments), map(sorts, segments)))
+
+
+def _branches_next(manifest: Manifest) -> bool:
+    return manifest.successor is not None and manifest.successor.origin is not None
+
+
 def decode_manifest(data: bytes, name: str) -> Manifest:
     """Return the manifest; CorruptionError for damage, UnsupportedFormatError for news."""
+    return ManifestDecoder().decode(data, name)
+
+
+class ManifestDecoder:
+    """Decodes manifests of one chain; those with the same segments share one tuple of them.
+
+    Most generations differ in other fields: snapshots, cursors, epochs, condemned keys.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[bytes, tuple[SegmentEntry, ...]] = (b"{}", ())
+
+    def decode(self, data: bytes, name: str) -> Manifest:
+        """Return the manifest; CorruptionError for damage, UnsupportedFormatError for news."""
+        data = _checked_text(data, name)
+        try:
+            envelope = msgspec.json.decode(data, type=_Envelope)
+            if envelope.format > FORMAT:
+                raise unsupported(name, "manifest", envelope.format, FORMAT)
+            manifest = msgspec.json.decode(envelope.manifest, type=Manifest)
+            segments = self._segments(bytes(envelope.segments))
+        except (*UNDECODABLE, ValueError) as error:
+            raise corrupt(name, HEAD_BYTES, f"not a manifest: {error}") from error
+        return msgspec.structs.replace(manifest, segments=segments)
+
+    def _segments(self, text: bytes) -> tuple[SegmentEntry, ...]:
+        last = self._last
+        if text != last[0]:
+            last = self._last = (
+                text,
+                _from_columns(msgspec.json.decode(text, type=_Columns)),
+            )
+        return last[1]
+
+
+class ManifestOutline(msgspec.Struct, frozen=True):
+    """The fields of a manifest that a sweep needs of every retained generation."""
+
+    generation: int
+    wal_floor: int
+    segment_ids: tuple[str, ...]
+    """Without the segments of other namespaces; with the names of its centroid sets."""
+    homes: frozenset[str] = frozenset()
+    """The folders of other namespaces whose segments it names."""
+
+
+class _OutlineFields(msgspec.Struct, frozen=True):
+    generation: int
+    wal_floor: int = 1
+    indexes: tuple[IndexSpec, ...] = ()
+
+
+class _OutlineColumns(msgspec.Struct, frozen=True):
+    id: list[str] = []
+    home: list[str | None] = []
+
+
+class _OutlineEnvelope(msgspec.Struct, frozen=True):
+    format: int
+    manifest: _OutlineFields
+    segments: _OutlineColumns = _OutlineColumns()
+
+
+def decode_outline(data: bytes, name: str) -> ManifestOutline:
+    """Return a few fields of a manifest, whose checksum is verified, several times faster."""
+    data = _checked_text(data, name)
+    try:
+        envelope = msgspec.json.decode(data, type=_OutlineEnvelope)
+    except (*UNDECODABLE, ValueError) as error:
+        raise corrupt(name, HEAD_BYTES, f"not a manifest: {error}") from error
+    if envelope.format > FORMAT:
+        raise unsupported(name, "manifest", envelope.format, FORMAT)
+    ids, homes = envelope.segments.id, envelope.segments.home
+    own = [i for i, home in zip(ids, homes, strict=True) if home is None] if homes else ids
+    fields = envelope.manifest
+    own = [*own, *sorted(_centroids_in(fields.indexes))]
+    named = (*homes, *(index.home for index in fields.indexes))
+    others = frozenset(home for home in named if home is not None)
+    return ManifestOutline(fields.generation, fields.wal_floor, tuple(own), others)
+
+
+def _checked_text(data: bytes, name: str) -> bytes:
+    """Return the JSON of a manifest, decompressed, after its checksum was verified."""
     if data.startswith(MAGIC):
         data = bytes(decode_block(data[len(MAGIC) :], BlockKind.MANIFEST, name, len(MAGIC)))
     head = HEAD.match(data)
@@ -304,15 +545,7 @@ def decode_manifest(data: bytes, name: str) -> Manifest:
         raise corrupt(name, 0, f"begins with {data[:HEAD_BYTES]!r}, which no manifest does")
     if f"{crc32c(data[HEAD_BYTES:]):08x}".encode() != head[1]:
         raise corrupt(name, HEAD_BYTES, "checksum of the manifest does not match")
-    try:
-        envelope = msgspec.json.decode(data, type=_Envelope)
-        if envelope.format > FORMAT:
-            raise unsupported(name, "manifest", envelope.format, FORMAT)
-        manifest = msgspec.json.decode(envelope.manifest, type=Manifest)
-        segments = _from_columns(msgspec.json.decode(envelope.segments, type=_Columns))
-    except (*UNDECODABLE, ValueError) as error:
-        raise corrupt(name, HEAD_BYTES, f"not a manifest: {error}") from error
-    return msgspec.structs.replace(manifest, segments=segments)
+    return data
 
 
 def encode_successor(successor: Successor) -> bytes:

@@ -4,7 +4,7 @@ A column is known in data by its field number, so that a schema can grow, and a 
 written long ago still says which columns it has. The fingerprint is over names, types and
 numbers; two schemas with the same fingerprint are the same.
 
-`Schema.of` takes what a user has: large and view types, dictionaries and small decimals are
+`Schema.of` accepts any Arrow schema: large and view types, dictionaries and small decimals are
 other layouts of a type that Reef has, and become that type. All columns may be null.
 
 `Schema.grown` is the next version: columns are added, and numbers widened where no value
@@ -13,59 +13,31 @@ can change. That holds between
     int8 → int16 → int32 → int64        uint8 → uint16 → uint32 → uint64
     uintN → any larger int              float32 → float64
     8 and 16 bit integers → float32     integers up to 32 bits → float64
-    decimal → more digits, same scale   lists and vectors → the same of a wider type
+    decimal → more digits, same scale   lists, vectors and maps → the same of a wider type
 
-What was written before is read with the type it had, then cast (`cast_column`).
+Older rows are read with the type that they were written with, then cast (`cast_column`).
 """
 
 import hashlib
-import re
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from types import MappingProxyType
 
 import msgspec
 import pyarrow as pa
 
 from reef.errors import InvalidInputError, UnsupportedFormatError
-
-__all__ = [
-    "DEFAULT_SCHEMA",
-    "Field",
-    "Schema",
-    "arrow_type",
-    "cast_column",
-    "normal_type",
-    "type_name",
-]
+from reef.formats.type_names import FLOATS, NAMES, NESTING_MAX, arrow_type, type_name
 
 FIELDS_MAX = 32_000
 """A column and its touched flag share the 16 bits of a column set's numbers."""
 
-SIMPLE = {
-    "bool": pa.bool_(),
-    **{
-        f"{sign}int{bits}": getattr(pa, f"{sign}int{bits}")()
-        for sign in ("", "u")
-        for bits in (8, 16, 32, 64)
-    },
-    "float32": pa.float32(),
-    "float64": pa.float64(),
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "date": pa.date32(),
-}
-NAMES = {arrow: name for name, arrow in SIMPLE.items()}
-FLOATS = (pa.float32(), pa.float64())
 OTHER_LAYOUTS = {
     pa.large_string(): pa.string(),
     pa.string_view(): pa.string(),
     pa.large_binary(): pa.binary(),
     pa.binary_view(): pa.binary(),
 }
-TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, (.+))?\]")
-DECIMAL = re.compile(r"decimal\((\d+), (\d+)\)")
-VECTOR = re.compile(r"vector<(float32|float64), (\d+)>")
-LIST = re.compile(r"list<(.+)>")
 
 
 class Field(msgspec.Struct, frozen=True, array_like=True):
@@ -88,7 +60,7 @@ class Field(msgspec.Struct, frozen=True, array_like=True):
             ) from error
 
 
-class Schema(msgspec.Struct, frozen=True):
+class Schema(msgspec.Struct, frozen=True, dict=True):
     """The columns of a namespace, as of one version of it."""
 
     id: int
@@ -103,9 +75,13 @@ class Schema(msgspec.Struct, frozen=True):
     def field(self, number: int) -> Field:
         return next(field for field in self.fields if field.number == number)
 
-    def types(self) -> dict[int, pa.DataType]:
+    def types(self) -> Mapping[int, pa.DataType]:
         """Return the Arrow type of each column but the key, by number."""
-        return {field.number: field.arrow for field in self.fields}
+        return self._types
+
+    @cached_property
+    def _types(self) -> Mapping[int, pa.DataType]:
+        return MappingProxyType({field.number: field.arrow for field in self.fields})
 
     @classmethod
     def of(cls, arrow_schema: pa.Schema, key: str = "id") -> "Schema":
@@ -132,51 +108,21 @@ class Schema(msgspec.Struct, frozen=True):
 
     def arrow(self) -> pa.Schema:
         """Return the Arrow schema: the key column, then the others in their order."""
+        return self._arrow
+
+    @cached_property
+    def _arrow(self) -> pa.Schema:
         return pa.schema([(field.name, field.arrow) for field in (self.key, *self.fields)])
 
-    @property
+    @cached_property
     def is_plain(self) -> bool:
         """Whether rows are just a key and bytes, so that `get` returns bytes."""
-        return self.key.type == "binary" and [(f.name, f.type) for f in self.fields] == [
-            ("value", "binary")
-        ]
+        if self.key.type != "binary" or len(self.fields) != 1:
+            return False
+        return self.fields[0].name == "value" and self.fields[0].type == "binary"
 
 
 DEFAULT_SCHEMA = Schema(id=1, key=Field(0, "id", "binary"), fields=(Field(1, "value", "binary"),))
-
-
-def type_name(data_type: pa.DataType) -> str:
-    """Return the name of a column type, or raise if Reef has none."""
-    if data_type in NAMES:
-        return NAMES[data_type]
-    if pa.types.is_timestamp(data_type):
-        zone = f", {data_type.tz}" if data_type.tz else ""
-        return f"timestamp[{data_type.unit}{zone}]"
-    if pa.types.is_decimal128(data_type):
-        return f"decimal({data_type.precision}, {data_type.scale})"
-    if pa.types.is_fixed_size_list(data_type) and data_type.value_type in FLOATS:
-        return f"vector<{NAMES[data_type.value_type]}, {data_type.list_size}>"
-    if pa.types.is_list(data_type):
-        return f"list<{type_name(data_type.value_type)}>"
-    raise InvalidInputError(
-        f"{data_type} is not a column type", hint="See the list of types in the docs"
-    )
-
-
-@lru_cache(maxsize=1024)
-def arrow_type(name: str) -> pa.DataType:
-    """Return the Arrow type for a name that `type_name` gave."""
-    if name in SIMPLE:
-        return SIMPLE[name]
-    if match := TIMESTAMP.fullmatch(name):
-        return pa.timestamp(match[1], match[2])
-    if match := DECIMAL.fullmatch(name):
-        return pa.decimal128(int(match[1]), int(match[2]))
-    if match := VECTOR.fullmatch(name):
-        return pa.list_(SIMPLE[match[1]], int(match[2]))
-    if match := LIST.fullmatch(name):
-        return pa.list_(arrow_type(match[1]))
-    raise InvalidInputError(f"{name!r} is not the name of a column type")
 
 
 def cast_column(array: pa.Array, field_type: pa.DataType) -> pa.Array:
@@ -194,11 +140,22 @@ def normal_type(data_type: pa.DataType) -> pa.DataType:
         return normal_type(data_type.value_type)
     if types.is_decimal(data_type) and data_type.bit_width < 128:
         return pa.decimal128(data_type.precision, data_type.scale)
+    if types.is_nested(data_type):
+        return _normal_nested(data_type)
+    return OTHER_LAYOUTS.get(data_type, data_type)
+
+
+def _normal_nested(data_type: pa.DataType) -> pa.DataType:
+    types = pa.types
     if types.is_list(data_type) or types.is_large_list(data_type):
         return pa.list_(normal_type(data_type.value_type))
     if types.is_fixed_size_list(data_type):
         return pa.list_(normal_type(data_type.value_type), data_type.list_size)
-    return OTHER_LAYOUTS.get(data_type, data_type)
+    if types.is_map(data_type):
+        return pa.map_(normal_type(data_type.key_type), normal_type(data_type.item_type))
+    if types.is_struct(data_type):
+        return pa.struct([(field.name, normal_type(field.type)) for field in data_type])
+    return data_type
 
 
 def _checked_columns(given: pa.Schema, key: str) -> dict[str, str]:
@@ -255,20 +212,48 @@ def _stored_type(field: pa.Field) -> str:
     return type_name(normal_type(field.type))
 
 
-def _type_problem(data_type: pa.DataType) -> str:
+def _type_problem(data_type: pa.DataType, depth: int = 0) -> str:
     """Return why a type cannot be stored and what to take instead; empty if it can."""
-    data_type = normal_type(data_type)
-    if pa.types.is_fixed_size_list(data_type):
+    data_type, types = normal_type(data_type), pa.types
+    if depth > NESTING_MAX:
+        return f"Types are nested at most {NESTING_MAX} deep"
+    if types.is_nested(data_type):
+        return _nested_problem(data_type, depth)
+    if types.is_date64(data_type):
+        return "Use date32 for days, timestamp for instants"
+    if types.is_decimal128(data_type):
+        return "" if data_type.scale >= 0 else "The scale of a decimal is 0 or more"
+    known = data_type in NAMES or types.is_timestamp(data_type)
+    return "" if known else "See the list of types in the docs"
+
+
+def _nested_problem(data_type: pa.DataType, depth: int) -> str:
+    types = pa.types
+    if types.is_fixed_size_list(data_type):
         floats = data_type.value_type in FLOATS
         return "" if floats and data_type.list_size else "Vectors hold 1 or more float32 or float64"
-    if pa.types.is_list(data_type):
-        return _type_problem(data_type.value_type)
-    if pa.types.is_date64(data_type):
-        return "Use date32 for days, timestamp for moments"
-    if pa.types.is_decimal128(data_type):
-        return "" if data_type.scale >= 0 else "The scale of a decimal is 0 or more"
-    known = data_type in NAMES or pa.types.is_timestamp(data_type)
-    return "" if known else "See the list of types in the docs"
+    if types.is_list(data_type):
+        return _type_problem(data_type.value_type, depth + 1)
+    if types.is_map(data_type):
+        return _map_problem(data_type, depth)
+    if types.is_struct(data_type):
+        return _struct_problem(data_type, depth)
+    return "See the list of types in the docs"
+
+
+def _map_problem(data_type: pa.DataType, depth: int) -> str:
+    if pa.types.is_nested(data_type.key_type):
+        return "The keys of a map are not nested"
+    items = _type_problem(data_type.item_type, depth + 1)
+    return _type_problem(data_type.key_type, depth + 1) or items
+
+
+def _struct_problem(data_type: pa.DataType, depth: int) -> str:
+    names = [field.name for field in data_type]
+    if not names or "" in names or len(set(names)) < len(names):
+        return "The fields of a struct have names, each another one, and there is at least one"
+    problems = (_type_problem(field.type, depth + 1) for field in data_type)
+    return next((problem for problem in problems if problem), "")
 
 
 def _numbered(columns: Sequence[tuple[str, str]], first: int) -> tuple[Field, ...]:
@@ -283,7 +268,7 @@ def _grown_field(field: Field, wanted: dict[str, str]) -> Field:
     if field.name not in wanted:
         raise InvalidInputError(
             f"column {field.name} is missing: to drop or rename it would lose data",
-            hint="Keep it in the schema; new columns may stand beside it",
+            hint="Keep it in the schema; new columns may be added",
         )
     new = wanted[field.name]
     if new == field.type:
@@ -305,6 +290,8 @@ def _widens(old: pa.DataType, new: pa.DataType) -> bool:
         return old.list_size == new.list_size and _widens(old.value_type, new.value_type)
     if types.is_list(old) and types.is_list(new):
         return _widens(old.value_type, new.value_type)
+    if types.is_map(old) and types.is_map(new):
+        return old.key_type == new.key_type and _widens(old.item_type, new.item_type)
     return old == new or _widens_number(old, new)
 
 

@@ -1,20 +1,30 @@
-"""The block index: where each group of a segment lies, and what can be in it.
+"""The index of a segment: where its groups and pages are, and the bounds of their contents.
 
-One row per group, as a column set: key bounds, row count, LSN bounds, block lengths, and
-for each column the smallest and the largest value. Keys are delta-encoded: each says how
-many bytes it shares with the one before it, and what follows; where that would make long keys
-out of next to nothing (`_may_grow`), none shares any. Offsets are not stored, they are sums of
-lengths.
+The index block has one row per group, as a column set: key bounds, row count, LSN bounds, lengths,
+and for each column the smallest and the largest value. Keys are delta-encoded: each says how many
+bytes it shares with the one before it, and its rest; if that would make long keys out of next
+to nothing (`_may_grow`), none shares any. Offsets are not stored, they are sums of lengths.
 
     0 / 1   first key: shared bytes, rest      2 / 3   last key: shared bytes, rest
     4       rows                               5 / 6   lowest and highest LSN
-    7       length of the key block
-    16 + n      length of column n's block; 0 where the group has no value of it
-    0x4010 + n  smallest value of column n     0x8010 + n  largest; null where not known
+    7       length of all key blocks           8       pages
+    16 + n      length of all blocks of column n; 0 if the group has no value of it
+    0x4010 + n  smallest value of column n     0x8010 + n  largest; null if not known
+
+The page block has one row per page, in the order of the groups:
+
+    0       rows                               1       a key: above all keys of the page before,
+    2       distinct keys                              and not above any of its own
+    7       length of the key block            16 + n  length of the block of column n
+
+Segments of version 1 have no page block: each of their groups is one page.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+from operator import le, lt
 from typing import Any
 
 import numpy as np
@@ -26,11 +36,12 @@ from reef.formats.coding import Buffer, corrupt, shared_bytes
 from reef.formats.columns import decode_columns, encode_columns
 from reef.formats.schema import Schema
 
-__all__ = ["GroupEntry", "SegmentIndex", "bounds_of"]
-
+Numbers = npt.NDArray[np.int64]
 FIRST_SHARED, FIRST_REST, LAST_SHARED, LAST_REST, ROWS, LSN_MIN, LSN_MAX, KEY_BLOCK = range(8)
+PAGES = 8
+PAGE_ROWS, PAGE_KEY, PAGE_DISTINCT = 0, 1, 2
 KEYS = -1
-"""Stands for the key block where blocks are named by column."""
+"""The number of the key blocks among those of columns."""
 LENGTHS, SMALLEST, LARGEST = 0x10, 0x4010, 0x8010
 GROWTH_MAX = 64
 GROWTH_SLACK_BYTES = 1 << 20
@@ -51,98 +62,217 @@ SYSTEM_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class GroupEntry:
-    """One group, as its writer describes it."""
+    """One group, as its writer describes it; lengths and rows are by page."""
 
     first_key: bytes
     last_key: bytes
-    rows: int
+    rows: Sequence[int]
+    distinct: Sequence[int]
+    page_keys: Sequence[bytes]
     lsn_min: int
     lsn_max: int
-    key_block: int
-    column_blocks: Mapping[int, int]
+    key_blocks: Sequence[int]
+    column_blocks: Mapping[int, Sequence[int]]
     bounds: Mapping[int, tuple[Any, Any]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
+class PageTable:
+    """All pages of a segment, in order."""
+
+    firsts: Numbers
+    """The first page of each group, and the number of pages."""
+    rows: Numbers
+    distinct: Numbers
+    """The number of different keys of each page; 0 if not known."""
+    keys: Sequence[bytes]
+    """Of each page: above all keys of the page before, and not above any of its own."""
+    lengths: Mapping[int, Numbers]
+    """Of the blocks by column; the keys are `KEYS`."""
+
+    def group_of(self, page: int) -> int:
+        """Return the group of a page."""
+        return int(np.searchsorted(self.firsts, page, side="right")) - 1
+
+    @cached_property
+    def is_distinct(self) -> bool:
+        """Whether no key has more than one version."""
+        return bool((self.distinct == self.rows).all())
+
+    @cached_property
+    def complete(self) -> frozenset[int]:
+        """The columns that have a block in each page."""
+        return frozenset(number for number, lengths in self.lengths.items() if lengths.all())
+
+    @cached_property
+    def totals(self) -> dict[int, int]:
+        """The bytes of all blocks by column."""
+        return {number: int(lengths.sum()) for number, lengths in self.lengths.items()}
+
+    @cached_property
+    def average_bytes(self) -> int:
+        """The bytes of a page, all its blocks together; at least 1."""
+        return max(1, sum(self.totals.values()) // max(1, len(self.keys)))
+
+
+@dataclass(frozen=True)
 class SegmentIndex:
     """All groups of a segment, column by column."""
 
     first_keys: Sequence[bytes]
     last_keys: Sequence[bytes]
-    rows: npt.NDArray[np.int64]
-    lsn_min: npt.NDArray[np.int64]
-    lsn_max: npt.NDArray[np.int64]
-    starts: npt.NDArray[np.int64]
-    key_blocks: npt.NDArray[np.int64]
-    column_blocks: Mapping[int, npt.NDArray[np.int64]]
+    rows: Numbers
+    lsn_min: Numbers
+    lsn_max: Numbers
+    starts: Numbers
+    key_blocks: Numbers
+    column_blocks: Mapping[int, Numbers]
     smallest: Mapping[int, pa.Array]
     largest: Mapping[int, pa.Array]
-    _spans: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    """Where the blocks lie, by column; worked out once."""
-    sizes: list[int] = field(init=False, default_factory=list)
-    """How many bytes the blocks of each group have, all together."""
-
-    def __post_init__(self) -> None:
-        starts = self.starts[: len(self)]
-        ends = starts + self.key_blocks
-        self._spans[KEYS] = list(zip(starts.tolist(), ends.tolist(), strict=True))
-        for number in sorted(self.column_blocks):
-            starts, ends = ends, ends + self.column_blocks[number]
-            self._spans[number] = list(zip(starts.tolist(), ends.tolist(), strict=True))
-        self.sizes.extend((ends - self.starts[: len(self)]).tolist())
+    pages: PageTable
 
     def __len__(self) -> int:
         return len(self.first_keys)
 
+    @cached_property
+    def sizes(self) -> list[int]:
+        """The bytes of each group, all its blocks together."""
+        sizes: list[int] = (self._run_ends[-1] - self.starts).tolist()
+        return sizes
+
+    @cached_property
+    def _order(self) -> dict[int, int]:
+        """The place of each column's blocks within a group."""
+        return {number: place for place, number in enumerate((KEYS, *sorted(self.column_blocks)))}
+
+    @cached_property
+    def _run_ends(self) -> Numbers:
+        """Where the blocks of each column end, for each group: a row for each column."""
+        lengths = [self.key_blocks, *(self.column_blocks[n] for n in sorted(self.column_blocks))]
+        ends: Numbers = np.cumsum(np.vstack([self.starts, *lengths]), axis=0)[1:]
+        return ends
+
     def key_range(self, group: int) -> tuple[int, int]:
-        """Return where the key block of a group lies."""
-        return self._spans[KEYS][group]
+        """Return where the key blocks of a group are."""
+        return int(self.starts[group]), int(self._run_ends[0, group])
 
     def column_range(self, group: int, number: int) -> tuple[int, int] | None:
-        """Return where a column's block of a group lies; None if it has none."""
-        spans = self._spans.get(number)
-        if spans is None or spans[group][0] == spans[group][1]:
+        """Return where a column's blocks of a group are; None if it has none."""
+        lengths = self.column_blocks.get(number)
+        if lengths is None or not lengths[group]:
             return None
-        return spans[group]
+        end = int(self._run_ends[self._order[number], group])
+        return end - int(lengths[group]), end
+
+    @cached_property
+    def _page_spans(self) -> dict[int, tuple[Numbers, Numbers]]:
+        return {}
+
+    def page_spans(self, number: int) -> tuple[Numbers, Numbers]:
+        """Return where the blocks of a column begin and end, for each page; `KEYS` are the keys."""
+        spans = self._page_spans.get(number)
+        if spans is None:
+            pages, place = self.pages, self._order.get(number)
+            lengths = pages.lengths.get(number)
+            if lengths is None or place is None:
+                lengths, place = np.zeros(len(pages.rows), np.int64), 0
+            ends = np.cumsum(lengths)
+            # The sum over earlier pages is right within a group; each has a start of its own.
+            group_ends = ends[pages.firsts[1:] - 1] if len(self) else ends
+            shift = self._run_ends[place] - group_ends
+            ends = ends + np.repeat(shift, np.diff(pages.firsts))
+            spans = self._page_spans[number] = (ends - lengths, ends)
+        return spans
 
     def entry(self, group: int) -> GroupEntry:
         """Return a group as its writer described it."""
-        lengths = {n: int(blocks[group]) for n, blocks in self.column_blocks.items()}
+        pages = self.pages
+        part = slice(int(pages.firsts[group]), int(pages.firsts[group + 1]))
+        lengths = {
+            number: pages.lengths[number][part].tolist()
+            for number, runs in self.column_blocks.items()
+            if runs[group]
+        }
         bounds = {
             number: (self.smallest[number][group], self.largest[number][group])
-            for number, length in lengths.items()
-            if length and number in self.smallest and number in self.largest
+            for number in lengths
+            if number in self.smallest and number in self.largest
         }
         return GroupEntry(
             self.first_keys[group],
             self.last_keys[group],
-            int(self.rows[group]),
+            pages.rows[part].tolist(),
+            pages.distinct[part].tolist(),
+            pages.keys[part],
             int(self.lsn_min[group]),
             int(self.lsn_max[group]),
-            int(self.key_blocks[group]),
+            pages.lengths[KEYS][part].tolist(),
             lengths,
             bounds,
         )
 
     def span(self, group: int) -> tuple[int, int]:
-        """Return where all blocks of a group lie, one behind the other."""
-        last = max(spans[group][1] for spans in self._spans.values())
-        return self._spans[KEYS][group][0], last
+        """Return where all blocks of a group are, one behind the other."""
+        return int(self.starts[group]), int(self._run_ends[-1, group])
 
     def end(self) -> int:
         """Return where the last group ends."""
-        return max((spans[-1][1] for spans in self._spans.values() if spans), default=0)
+        return int(self._run_ends[-1, -1]) if len(self) else 0
+
+    def only(self, groups: npt.NDArray[np.int64]) -> "SegmentIndex":
+        """Return an index of some groups alone, without the bounds of their columns."""
+        numbers, pages = groups.tolist(), self.pages
+        parts = [np.arange(pages.firsts[g], pages.firsts[g + 1]) for g in numbers]
+        kept = np.concatenate(parts) if parts else np.zeros(0, np.int64)
+        table = PageTable(
+            np.concatenate(([0], np.cumsum([len(part) for part in parts]))).astype(np.int64),
+            pages.rows[kept],
+            pages.distinct[kept],
+            [pages.keys[page] for page in kept.tolist()],
+            {number: lengths[kept] for number, lengths in pages.lengths.items()},
+        )
+        return replace(
+            self,
+            first_keys=[self.first_keys[number] for number in numbers],
+            last_keys=[self.last_keys[number] for number in numbers],
+            rows=self.rows[groups],
+            lsn_min=self.lsn_min[groups],
+            lsn_max=self.lsn_max[groups],
+            starts=self.starts[groups],
+            key_blocks=self.key_blocks[groups],
+            column_blocks={n: lengths[groups] for n, lengths in self.column_blocks.items()},
+            smallest={},
+            largest={},
+            pages=table,
+        )
+
+
+def of_pages(numbers: Numbers, pages: Sequence[int]) -> Numbers:
+    """Return the numbers of some pages."""
+    if isinstance(pages, range):
+        return numbers[pages.start : pages.stop]
+    return numbers[pages]
+
+
+def separator(before: bytes, key: bytes) -> bytes:
+    """Return a short key that is above `before` and not above `key`.
+
+    >>> separator(b"reed", b"reefs")
+    b'reef'
+    """
+    return key[: shared_bytes(before, key) + 1]
 
 
 def encode_index(groups: Sequence[GroupEntry], schema: Schema) -> bytes:
     """Return the payload of the index block."""
     columns: dict[int, pa.Array] = dict(_encode_keys(groups))
-    columns[ROWS] = pa.array([group.rows for group in groups], pa.uint32())
+    columns[ROWS] = pa.array([sum(group.rows) for group in groups], pa.uint32())
     columns[LSN_MIN] = pa.array([group.lsn_min for group in groups], pa.int64())
     columns[LSN_MAX] = pa.array([group.lsn_max for group in groups], pa.int64())
-    columns[KEY_BLOCK] = pa.array([group.key_block for group in groups], pa.uint32())
+    columns[KEY_BLOCK] = pa.array([sum(group.key_blocks) for group in groups], pa.uint32())
+    columns[PAGES] = pa.array([len(group.rows) for group in groups], pa.uint32())
     for number, data_type in schema.types().items():
-        lengths = [group.column_blocks.get(number, 0) for group in groups]
+        lengths = [sum(group.column_blocks.get(number, ())) for group in groups]
         columns[LENGTHS + number] = pa.array(lengths, pa.uint32())
         for first, side in ((SMALLEST, 0), (LARGEST, 1)):
             values = [group.bounds.get(number, (None, None))[side] for group in groups]
@@ -151,33 +281,110 @@ def encode_index(groups: Sequence[GroupEntry], schema: Schema) -> bytes:
     return encode_columns(len(groups), columns)
 
 
+def encode_pages(groups: Sequence[GroupEntry], schema: Schema) -> bytes:
+    """Return the payload of the page block."""
+    keys = [key for group in groups for key in group.page_keys]
+    columns: dict[int, pa.Array] = {
+        PAGE_ROWS: _joined(group.rows for group in groups),
+        PAGE_KEY: pa.array(keys, pa.binary()),
+        PAGE_DISTINCT: _joined(group.distinct for group in groups),
+        KEY_BLOCK: _joined(group.key_blocks for group in groups),
+    }
+    for number in schema.types():
+        if any(number in group.column_blocks for group in groups):
+            columns[LENGTHS + number] = _joined(
+                group.column_blocks.get(number) or [0] * len(group.rows) for group in groups
+            )
+    return encode_columns(len(keys), columns)
+
+
+def _joined(parts: Iterable[Sequence[int]]) -> pa.Array:
+    return pa.array([number for part in parts for number in part], pa.uint32())
+
+
 def decode_index(
-    data: Buffer, schema: Schema, first_group: int, name: str, offset: int
+    data: Buffer,
+    schema: Schema,
+    first_group: int,
+    name: str,
+    offset: int,
+    *,
+    pages: Buffer | None = None,
 ) -> SegmentIndex:
-    """Return the index; `first_group` is where the first group begins."""
-    types = dict(SYSTEM_TYPES)
+    """Return the index; `first_group` is where the first group begins, `pages` the page block."""
+    types = {**SYSTEM_TYPES, PAGES: pa.uint32()}
     for number, data_type in schema.types().items():
         types[LENGTHS + number] = pa.uint32()
         types[SMALLEST + number] = types[LARGEST + number] = data_type
     _, columns = decode_columns(data, types, name, offset)
     if not SYSTEM_TYPES.keys() <= columns.keys():
-        raise corrupt(name, offset, "a block index without its system columns")
+        raise corrupt(name, offset, "an index without its system columns")
     blocks = {n: _int64(columns[LENGTHS + n]) for n in schema.types() if LENGTHS + n in columns}
-    key_blocks = _int64(columns[KEY_BLOCK])
+    key_blocks, rows = _int64(columns[KEY_BLOCK]), _int64(columns[ROWS])
     sizes = sum(blocks.values(), key_blocks)
     first_keys, last_keys = _decode_keys(columns, name, offset)
-    return SegmentIndex(
+    if pages is None and PAGES in columns:
+        raise corrupt(name, offset, "an index without its page block")
+    if pages is None:
+        firsts = np.arange(len(rows) + 1)
+        unknown = np.zeros(len(rows), np.int64)
+        table = PageTable(firsts, rows, unknown, first_keys, {KEYS: key_blocks, **blocks})
+    else:
+        counts = _int64(columns[PAGES]) if PAGES in columns else np.zeros(0, np.int64)
+        table = _decode_pages(pages, schema, counts, name, offset)
+    index = SegmentIndex(
         first_keys,
         last_keys,
-        _int64(columns[ROWS]),
+        rows,
         _int64(columns[LSN_MIN]),
         _int64(columns[LSN_MAX]),
-        first_group + np.concatenate(([0], np.cumsum(sizes)[:-1])).astype(np.int64),
+        first_group + np.concatenate(([0], np.cumsum(sizes)[:-1])).astype(np.int64)[: len(rows)],
         key_blocks,
         blocks,
         {n: columns[SMALLEST + n] for n in schema.types() if SMALLEST + n in columns},
         {n: columns[LARGEST + n] for n in schema.types() if LARGEST + n in columns},
+        table,
     )
+    _check_pages(index, name, offset)
+    return index
+
+
+def _decode_pages(
+    data: Buffer, schema: Schema, counts: Numbers, name: str, offset: int
+) -> PageTable:
+    """Return the pages of groups that have so many each."""
+    required = {PAGE_ROWS, PAGE_KEY, PAGE_DISTINCT, KEY_BLOCK}
+    types = {**dict.fromkeys(required, pa.uint32()), PAGE_KEY: pa.binary()}
+    types |= {LENGTHS + number: pa.uint32() for number in schema.types()}
+    count, columns = decode_columns(data, types, name, offset)
+    if not required <= columns.keys() or int(counts.sum()) != count:
+        raise corrupt(name, offset, f"a page block of {count} pages, {counts.sum()} in the index")
+    lengths = {n: _int64(columns[LENGTHS + n]) for n in schema.types() if LENGTHS + n in columns}
+    return PageTable(
+        np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
+        _int64(columns[PAGE_ROWS]),
+        _int64(columns[PAGE_DISTINCT]),
+        columns[PAGE_KEY].to_pylist(),
+        {KEYS: _int64(columns[KEY_BLOCK]), **lengths},
+    )
+
+
+def _check_pages(index: SegmentIndex, name: str, offset: int) -> None:
+    """Raise unless the pages add up to their groups, and their keys are in order."""
+    pages, firsts = index.pages, index.pages.firsts
+    if len(firsts) != len(index) + 1 or (np.diff(firsts) < 1).any():
+        raise corrupt(name, offset, "a group without pages")
+    sums = [(pages.rows, index.rows), (pages.lengths[KEYS], index.key_blocks)]
+    for number, runs in index.column_blocks.items():
+        sums.append((pages.lengths.get(number, np.zeros(len(pages.rows), np.int64)), runs))
+    for parts, totals in sums:
+        if len(totals) and (np.add.reduceat(parts, firsts[:-1]) != totals).any():
+            raise corrupt(name, offset, "pages do not add up to their groups")
+    starts = [pages.keys[page] for page in firsts[:-1].tolist()]
+    in_order = all(map(lt, pages.keys, islice(pages.keys, 1, None)))
+    inside = all(map(le, starts, index.first_keys)) and all(map(lt, index.last_keys, starts[1:]))
+    if not in_order or not inside:
+        raise corrupt(name, offset, "keys of the pages are out of order")
 
 
 def _int64(array: pa.Array) -> npt.NDArray[np.int64]:
@@ -186,7 +393,7 @@ def _int64(array: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def _may_grow(key_bytes: int, rest_bytes: int) -> bool:
-    """Whether keys are in proportion to what is stored of them."""
+    """Whether keys are in proportion to their stored bytes."""
     return key_bytes <= GROWTH_MAX * rest_bytes + GROWTH_SLACK_BYTES
 
 
@@ -227,10 +434,10 @@ def _decode_keys(
         first = before[:first_shared] + first_rest
         last = first[:last_shared] + last_rest
         if first > last or first < before:
-            raise corrupt(name, offset, "keys of the block index are out of order")
+            raise corrupt(name, offset, "keys of the index are out of order")
         key_bytes += len(first) + len(last)
         if not _may_grow(key_bytes, rest_bytes):
-            raise corrupt(name, offset, f"keys of the block index grow out of {rest_bytes} bytes")
+            raise corrupt(name, offset, f"keys of the index grow out of {rest_bytes} bytes")
         first_keys.append(first)
         last_keys.append(last)
         before = last
@@ -238,7 +445,7 @@ def _decode_keys(
 
 
 def bounds_of(array: pa.Array) -> tuple[Any, Any]:
-    """Return the smallest and largest value of a column, or None where they say nothing."""
+    """Return the smallest and largest value of a column, or None if they are no help."""
     data_type = array.type
     if (
         array.null_count == len(array)

@@ -2,43 +2,107 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-from reef.formats.batch import OpKind
 from reef.formats.block import BlockKind, Codec, Packer, encode_block
 from reef.formats.coding import Buffer, crc32c, crc32c_extend
 from reef.formats.filter import FilterBuilder, Hashes, hash_keys
-from reef.formats.group import encode_group, group_ends, row_bytes
+from reef.formats.group import (
+    PAGE_BYTES,
+    distinct_keys,
+    encode_group,
+    group_ends,
+    page_ends,
+    row_bytes,
+    same_as_next,
+)
+from reef.formats.index_block import BuildableIndex, IndexBuilder, IndexSpec
 from reef.formats.schema import Schema
 from reef.formats.segment import (
+    EMPTY,
     END,
     GROUP_BYTES,
     HEAD,
     MAGIC,
+    PLAIN_VERSION,
     VERSION,
     Footer,
+    IndexPlace,
     Lineage,
     Place,
     SegmentSummary,
+    SetHash,
     encode_range_tombstones,
+    set_hash,
 )
-from reef.formats.segment_index import GroupEntry, bounds_of, encode_index
-from reef.formats.set_hash import EMPTY, SetHash, set_hash
+from reef.formats.segment_index import (
+    GroupEntry,
+    bounds_of,
+    encode_index,
+    encode_pages,
+    separator,
+)
 from reef.formats.versions import RangeTombstone, Versions, concat_versions
-
-__all__ = ["SegmentWriter"]
-
+from reef.formats.wal_object import FIRST_PARTIAL, OpKind
 
 SUMMED_AT_ONCE = 64
 _Unsummed = tuple[Hashes, npt.NDArray[np.uint32], npt.NDArray[np.uint8]]
 
 
+_Blocks = tuple[IndexSpec, bytes, bytes]
+"""An index with its data block and its directory block, empty if it was not built."""
+
+
+class SegmentIndexes:
+    """Builds the search indexes of one segment.
+
+    Tombstones are not indexed. A segment with patches or merges gets no index at all: the rows that
+    they change are in other segments, so it is searched row by row until they are merged.
+    """
+
+    def __init__(self, indexes: Sequence[BuildableIndex], schema: Schema) -> None:
+        self._types = schema.types()
+        self._builders: list[tuple[IndexSpec, IndexBuilder | None]] = [
+            (index.spec, index.builder(self._types[index.spec.column]))
+            for index in indexes
+            if index.spec.column in self._types
+        ]
+        self._rows = 0
+
+    def add(self, rows: Versions) -> None:
+        """Add the next rows of the segment."""
+        first, self._rows = self._rows, self._rows + len(rows)
+        valid = rows.kinds == OpKind.PUT
+        for spec, builder in self._builders:
+            if builder is None:
+                continue
+            column = rows.fields.get(spec.column)
+            if column is None:
+                column = pa.nulls(len(rows), self._types[spec.column])
+            builder.add(first, column, valid)
+
+    def finish(self, *, builds: bool) -> list[_Blocks]:
+        """Return the indexes as blocks; without `builds`, only how they would be made."""
+        made: list[_Blocks] = []
+        for spec, builder in self._builders:
+            if builder is None or not builds or self._rows < spec.rows_min:
+                made.append((spec, b"", b""))
+                continue
+            parts = builder.finish()
+            data = parts.data if isinstance(parts.data, bytes) else b"".join(parts.data)
+            block = encode_block(BlockKind.INDEX_DATA, data, Codec.NONE)
+            made.append((spec, block, encode_block(BlockKind.INDEX_DIRECTORY, parts.directory)))
+        return made
+
+
 @dataclass
 class SegmentWriter:
-    """Takes sorted rows in pieces, gives out a segment's bytes in pieces."""
+    """Encodes sorted rows, given in pieces, as the bytes of a segment."""
 
     schema: Schema
     level: int
@@ -46,6 +110,8 @@ class SegmentWriter:
     codec: Codec = Codec.ZSTD
     group_bytes: int = GROUP_BYTES
     range_tombstones: Sequence[RangeTombstone] = ()
+    indexes: Sequence[BuildableIndex] = ()
+    """Search indexes to build next to the rows."""
     _groups: list[GroupEntry] = field(default_factory=list)
     _filter: FilterBuilder = field(default_factory=FilterBuilder)
     _unsummed: list[_Unsummed] = field(default_factory=list)
@@ -56,17 +122,22 @@ class SegmentWriter:
     _checksum: int = 0
     _tombstones: int = 0
     _patches: int = 0
+    _merges: int = 0
+    _expiring: int = 0
 
     def __post_init__(self) -> None:
         self._packer = Packer(self.codec)
+        columns = len(self.schema.fields)
+        self._indexing = SegmentIndexes(self.indexes, self.schema)
+        self._page_bytes = (1 + columns) * min(PAGE_BYTES, max(1, self.group_bytes // 2))
 
     @property
     def bytes_written(self) -> int:
-        """How large the segment is so far, as stored."""
+        """The size of the segment so far, as stored."""
         return self._offset
 
     def write(self, pieces: Iterable[Versions]) -> Iterator[bytes]:
-        """Yield the segment's bytes; `summary` is set when the last one was taken."""
+        """Yield the segment's bytes; `summary` is set after the last of them."""
         yield self.beginning()
         for piece in pieces:
             if len(piece):
@@ -76,60 +147,70 @@ class SegmentWriter:
         yield from self._tail()
 
     def copied(self, group: GroupEntry, keys: Versions, blocks: Buffer) -> None:
-        """Take in a group as another segment has it: its bytes are copied, not made again.
+        """Add a group of another segment, whose bytes are copied.
 
         They come after `beginning`, and before `ending`.
         """
-        self._note(group, keys)
+        self._add(group, keys.keys.to_pylist(), keys)
         self._offset += len(blocks)
         self._checksum = crc32c_extend(self._checksum, blocks)
 
     def beginning(self) -> bytes:
         """Return the first bytes of a segment."""
-        return self._out(HEAD.pack(MAGIC, VERSION, 0))
+        return self._out(HEAD.pack(MAGIC, PLAIN_VERSION, 0))
 
     def ending(self) -> bytes:
-        """Return what comes after the groups; `summary` is set then."""
+        """Return the bytes after the groups; `summary` is set then."""
         return b"".join(self._tail())
 
     def _groups_of(self, piece: Versions | None, *, last: bool) -> Iterator[bytes]:
-        """Cut off whole groups; what is left over waits for the next piece."""
+        """Cut off whole groups; the rest waits for the next piece."""
         parts = [part for part in (self._pending, piece) if part is not None]
         rows = concat_versions(parts, self.schema)
         sizes = np.cumsum(row_bytes(rows))
-        ends = group_ends(rows.keys, sizes, self.group_bytes, self._grouped)
-        start = 0
+        columns = len(self.schema.fields)
+        same = same_as_next(rows.keys)
+        ends = group_ends(same, sizes, self.group_bytes, self._grouped, columns)
+        start = before = 0
         for end in ends if last else ends[:-1]:
-            yield from self._group(rows.slice(start, end))
-            start = end
-        self._grouped += int(sizes[start - 1]) if start else 0
+            within = same[start : end - 1]
+            pages = page_ends(within, sizes[start:end], before, self._page_bytes)
+            yield self._group(rows.slice(start, end), pages, distinct_keys(within, pages))
+            start, before = end, int(sizes[end - 1])
+        self._grouped += before
         self._pending = None if last else rows.slice(start, len(rows))
 
-    def _group(self, rows: Versions) -> Iterator[bytes]:
-        keys, columns = encode_group(rows, self._packer)
+    def _group(self, rows: Versions, ends: Sequence[int], distinct: Sequence[int]) -> bytes:
+        keys = rows.keys.to_pylist()
+        key_blocks, columns = encode_group(rows, ends, self._packer)
+        cuts = [separator(keys[end - 1], keys[end]) for end in ends[:-1]]
         group = GroupEntry(
-            rows.keys[0].as_py(),
-            rows.keys[len(rows) - 1].as_py(),
-            len(rows),
+            keys[0],
+            keys[-1],
+            [end - start for start, end in pairwise((0, *ends))],
+            distinct,
+            [keys[0], *cuts],
             int(rows.lsns.min()),
             int(rows.lsns.max()),
-            len(keys),
-            {number: len(block) for number, block in columns.items()},
+            list(map(len, key_blocks)),
+            {number: list(map(len, blocks)) for number, blocks in columns.items()},
             {number: bounds_of(rows.fields[number]) for number in columns},
         )
-        self._note(group, rows)
-        yield self._out(keys)
-        for number in sorted(columns):
-            yield self._out(columns[number])
+        self._add(group, keys, rows)
+        blocks = [block for number in sorted(columns) for block in columns[number]]
+        return self._out(b"".join([*key_blocks, *blocks]))
 
-    def _note(self, group: GroupEntry, rows: Versions) -> None:
+    def _add(self, group: GroupEntry, keys: Sequence[bytes], rows: Versions) -> None:
+        self._indexing.add(rows)
         self._groups.append(group)
-        self._unsummed.append((hash_keys(rows.keys), rows.seqs, rows.kinds))
+        if rows.expires_at_ms is not None:
+            self._expiring += len(rows) - rows.expires_at_ms.null_count
+        self._unsummed.append((hash_keys(keys), rows.seqs, rows.kinds))
         if len(self._unsummed) >= SUMMED_AT_ONCE:
             self._sum_up()
 
     def _sum_up(self) -> None:
-        """Take many groups into the set hash and the counts: a few vector operations for all."""
+        """Add many groups to the set hash and the counts: a few vector operations for all."""
         if not self._unsummed:
             return
         hashes = np.concatenate([hashes for hashes, _, _ in self._unsummed])
@@ -138,24 +219,35 @@ class SegmentWriter:
         self._filter.add(hashes)
         self._set_hash += set_hash(hashes, seqs, kinds)
         self._tombstones += int((kinds == OpKind.DELETE).sum())
-        self._patches += int((kinds == OpKind.PATCH).sum())
+        self._patches += int((kinds >= FIRST_PARTIAL).sum())
+        self._merges += int((kinds == OpKind.MERGE).sum())
         self._unsummed.clear()
 
     def _tail(self) -> Iterator[bytes]:
         self._sum_up()
+        made = self._indexing.finish(builds=not self._patches)
+        data_places: list[Place] = []
+        for _, data, _ in made:
+            data_places.append(Place(self._offset, len(data)))
+            yield self._out(data)
         tail_start = self._offset
         tombstones = encode_range_tombstones(self.range_tombstones)
         places: list[Place | None] = []
         for kind, payload in (
             (BlockKind.RANGE_TOMBSTONES, tombstones),
             (BlockKind.FILTER, self._filter.build()),
+            (BlockKind.PAGES, encode_pages(self._groups, self.schema)),
             (BlockKind.INDEX, encode_index(self._groups, self.schema)),
         ):
             codec = Codec.NONE if kind is BlockKind.FILTER else self.codec
             block = encode_block(kind, payload, codec) if payload else b""
             places.append(Place(self._offset, len(block)) if block else None)
             yield self._out(block)
-        footer = self._footer(*places)
+        indexes: list[IndexPlace] = []
+        for (spec, _, directory), data_place in zip(made, data_places, strict=True):
+            indexes.append(IndexPlace(spec, Place(self._offset, len(directory)), data_place))
+            yield self._out(directory)
+        footer = msgspec.structs.replace(self._footer(*places), indexes=tuple(indexes))
         encoded = msgspec.msgpack.encode(footer)
         yield self._out(encoded)
         yield self._out(END.pack(len(encoded), crc32c(encoded), MAGIC))
@@ -164,7 +256,11 @@ class SegmentWriter:
         )
 
     def _footer(
-        self, tombstones: Place | None, key_filter: Place | None, index: Place | None
+        self,
+        tombstones: Place | None,
+        key_filter: Place | None,
+        pages: Place | None,
+        index: Place | None,
     ) -> Footer:
         assert key_filter is not None
         assert index is not None
@@ -172,10 +268,10 @@ class SegmentWriter:
         lsns = [lsn for group in self._groups for lsn in (group.lsn_min, group.lsn_max)]
         lsns += [tombstone.lsn for tombstone in self.range_tombstones]
         return Footer(
-            version=VERSION,
+            version=VERSION if self._merges else PLAIN_VERSION,
             schema=self.schema,
             level=self.level,
-            rows=sum(group.rows for group in self._groups),
+            rows=sum(sum(group.rows) for group in self._groups),
             tombstones=self._tombstones + len(self.range_tombstones),
             min_key=low,
             max_key=high,
@@ -186,6 +282,7 @@ class SegmentWriter:
             created_at_ms=self.lineage.created_at_ms,
             filter=key_filter,
             index=index,
+            pages=pages,
             range_tombstones=tombstones,
             patches=self._patches,
             ancestors=self.lineage.ancestors,
@@ -193,10 +290,12 @@ class SegmentWriter:
             job=self.lineage.job,
             covers=self.lineage.covers,
             generation=self.lineage.generation,
+            merges=self._merges,
+            expiring=self._expiring,
         )
 
     def _key_bounds(self) -> tuple[bytes, bytes]:
-        """Bounds include range tombstones, or a read would pass them by (H36)."""
+        """Bounds include range tombstones, or a read would miss them (H36)."""
         keys = [
             key
             for group in self._groups[:1] + self._groups[-1:]

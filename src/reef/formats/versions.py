@@ -1,23 +1,31 @@
 """Versions: rows with the LSN and sequence at which they were written, column by column.
 
-The one shape in which rows move through the engine: what a memtable gives out, what a
-segment's group decodes to, what merges take and return. Sorted by key, and for one key
-the newest first.
+The one representation of rows in the engine: memtables return it, pages of segments decode to
+it, merges take and return it. Sorted by key, and for one key the newest first.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from reef.formats.batch import OpKind, Ops, concat_numbered, concat_or_none
+from reef import kernel
 from reef.formats.schema import Schema, cast_column
+from reef.formats.wal_object import (
+    FIRST_PARTIAL,
+    OpKind,
+    Ops,
+    concat_numbered,
+    concat_or_none,
+    concat_touched,
+)
 from reef.types import KeyRange
 
-__all__ = ["KeysInOrder", "RangeTombstone", "Versions", "concat_versions", "split_ops"]
+_array_take = pc.get_function("array_take")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -31,7 +39,7 @@ class RangeTombstone:
 
 
 class KeysInOrder:
-    """Sorted keys of an Arrow array, for `bisect`: only those that it looks at become bytes."""
+    """Sorted keys of an Arrow array, for `bisect`: only those that it compares become bytes."""
 
     __slots__ = ("_keys",)
 
@@ -46,6 +54,17 @@ class KeysInOrder:
         return key
 
 
+def key_place(keys: pa.Array, key: bytes, *, above: bool = False) -> int:
+    """Return how many of sorted keys are below a key; with `above`, also those that equal it."""
+    if (native := kernel.native) is not None and not keys.null_count:
+        _, offsets, data = keys.buffers()
+        if data is not None:
+            place: int | None = native.key_place(offsets, data, keys.offset, len(keys), key, above)
+            if place is not None:
+                return place
+    return (bisect_right if above else bisect_left)(KeysInOrder(keys), key)
+
+
 @dataclass(frozen=True, slots=True)
 class Versions:
     """Equally long columns. `kinds` are those of `OpKind`, without range deletes."""
@@ -57,8 +76,11 @@ class Versions:
     fields: Mapping[int, pa.Array]
     expires_at_ms: pa.Array | None = None
     touched: Mapping[int, pa.Array] = field(default_factory=dict)
+    """Whether a patch sets a column; with merges, the operator of each row (`Operator`)."""
     distinct: bool = False
     """Whether it is known that the rows are sorted by key, and no key comes twice."""
+    merged_at_ms: pa.Array | None = None
+    """The writer's clock, of merges only."""
 
     @classmethod
     def empty(cls, schema: Schema) -> "Versions":
@@ -85,7 +107,19 @@ class Versions:
             self.expires_at_ms,
             self.touched,
             self.distinct,
+            self.merged_at_ms,
         )
+
+    @property
+    def has_partial(self) -> bool:
+        """Whether some rows change only some columns of the row below: patches and merges."""
+        kinds = self.kinds
+        return bool(kinds.any() and kinds.max() >= FIRST_PARTIAL)
+
+    def are_partial(self) -> npt.NDArray[np.bool_]:
+        """Return which rows are patches or merges."""
+        partial: npt.NDArray[np.bool_] = self.kinds >= FIRST_PARTIAL
+        return partial
 
     def with_lsn(self, lsn: int) -> "Versions":
         """Return the same rows at another LSN: those of an ingest store 0."""
@@ -94,21 +128,22 @@ class Versions:
     def under(self, schema: Schema) -> "Versions":
         """Return the rows as a newer schema has them: numbers may have been widened."""
         types = schema.types()
-        if all(array.type == types.get(number) for number, array in self.fields.items()):
+        for number, array in self.fields.items():
+            if array.type != types.get(number):
+                break
+        else:
             return self
         known = {number: array for number, array in self.fields.items() if number in types}
         return self.with_fields({n: cast_column(array, types[n]) for n, array in known.items()})
 
-    def within(self, wanted: KeyRange) -> "Versions":
+    def within(self, bounds: KeyRange) -> "Versions":
         """Return the rows of a range; they are sorted by key."""
         if not len(self):
             return self
-        keys = KeysInOrder(self.keys)
-        first = 0 if keys[0] >= wanted.start else bisect_left(keys, wanted.start)
-        last = len(keys)
-        if wanted.end is not None and keys[-1] >= wanted.end:
-            last = bisect_left(keys, wanted.end)
-        return self if last - first == len(keys) else self.slice(first, last)
+        first, last = key_place(self.keys, bounds.start), len(self)
+        if bounds.end is not None:
+            last = max(first, key_place(self.keys, bounds.end))
+        return self if last - first == len(self) else self.slice(first, last)
 
     def slice(self, start: int, end: int) -> "Versions":
         """Return the rows [start, end), without copying."""
@@ -121,20 +156,47 @@ class Versions:
             None if self.expires_at_ms is None else self.expires_at_ms[start:end],
             {number: array[start:end] for number, array in self.touched.items()},
             self.distinct,
+            None if self.merged_at_ms is None else self.merged_at_ms[start:end],
         )
 
-    def take(self, places: npt.NDArray[np.int64]) -> "Versions":
+    def take(self, places: npt.NDArray[np.int64], *, distinct: bool = False) -> "Versions":
         """Return the rows at these places, in that order."""
         chosen = pa.array(places)
+        expiry = self.expires_at_ms
         return Versions(
-            self.keys.take(chosen),
+            _take(self.keys, chosen),
             self.lsns[places],
             self.seqs[places],
             self.kinds[places],
-            {number: array.take(chosen) for number, array in self.fields.items()},
-            None if self.expires_at_ms is None else self.expires_at_ms.take(chosen),
-            {number: array.take(chosen) for number, array in self.touched.items()},
+            {number: _take(array, chosen) for number, array in self.fields.items()},
+            None if expiry is None else _take(expiry, chosen),
+            {number: _take(array, chosen) for number, array in self.touched.items()},
+            distinct,
+            merged_at_ms=None if self.merged_at_ms is None else _take(self.merged_at_ms, chosen),
         )
+
+
+def _take(array: pa.Array, places: pa.Array) -> pa.Array:
+    """Return the values at these places, without pyarrow's wrapper, which takes twice as long."""
+    return _array_take.call([array, places])
+
+
+def merge_places(parts: Sequence[Versions], *, every: bool) -> npt.NDArray[np.int64] | None:
+    """Return the order of the rows of sorted parts, among all rows one part after the other: by
+    key, newest first; without `every` only the newest of each key. None if Arrow must sort.
+    """
+    merge = getattr(kernel.native, "merge_places", None)  # earlier builds do not have it
+    if merge is None:
+        return None
+    tuples = []
+    for part in parts:
+        keys = part.keys
+        _, offsets, data = keys.buffers()
+        if data is None or keys.null_count:
+            return None
+        tuples.append((offsets, data, keys.offset, len(keys), part.lsns, part.seqs))
+    places: bytes | None = merge(tuples, every)
+    return None if places is None else np.frombuffer(places, np.int64)
 
 
 def split_ops(ops: Ops, lsn: int, first_seq: int) -> tuple[Versions, list[RangeTombstone]]:
@@ -150,6 +212,7 @@ def split_ops(ops: Ops, lsn: int, first_seq: int) -> tuple[Versions, list[RangeT
         dict(ops.fields or {}),
         ops.expires_at_ms,
         dict(ops.touched or {}),
+        merged_at_ms=ops.merged_at_ms,
     )
     if ops.end_keys is None:
         return rows, []
@@ -173,5 +236,6 @@ def concat_versions(parts: Sequence[Versions], schema: Schema) -> Versions:
         np.concatenate([part.kinds for part in parts]),
         concat_numbered([(len(p), p.fields) for p in parts], types),
         concat_or_none([(len(p), p.expires_at_ms) for p in parts], pa.int64()),
-        concat_numbered([(len(p), p.touched) for p in parts], dict.fromkeys(types, pa.bool_())),
+        concat_touched([(len(p), p.touched) for p in parts]),
+        merged_at_ms=concat_or_none([(len(p), p.merged_at_ms) for p in parts], pa.int64()),
     )

@@ -1,87 +1,95 @@
-"""Background work: what a writer's process does by itself, as bounded steps.
+"""Background work: a writer's process folds, compacts and sweeps by itself, in bounded steps.
 
-    fold      when the log holds so many bytes or objects, or something old
-    compact   when the planner finds a job in the segments there are
-    sweep     now and then, while there may be something to delete
+    fold      when the log has enough bytes or objects, or an old one
+    compact   when the planner finds a job in the current segments
+    index     when a segment may lack a search index
+    sweep     at intervals, while there may be objects to delete
 
-`step()` does one of them and returns what it did; they take turns, so that none starves another.
-A thread calls it in production, the simulator in whatever order its seed says. Whether something
-is due is decided from what the writer has in memory. All requests go through one `Pace`, on
-threads of their own, so that serving is neither starved nor held up; `pause()` stops them where
-they stand.
+`step()` runs one job that is due and returns its report; the jobs take turns, so that none
+starves another. Two threads call it in production, one for folds and one for the rest, since a
+fold must keep up with the commits; the simulator calls it in an order that its seed decides.
+Whether a job is due is decided from the writer's memory.
 
-Anybody may run the same jobs elsewhere. A fold that finds another one's floor, or a compaction
-whose epoch was taken over, has nothing to do: it steps down without noise. What fails is told as
-an event, and tried again after a while that grows, while the others go on. A writer that was
-fenced, closed or forgotten ends it.
+Compactions and sweeps share one `Pace` and threads of their own, so that they neither starve nor
+delay serving. Folds are not throttled: they read no WAL object, and write as much as was committed
+(H75). Only a sweep that a fold has overtaken lets folds wait, for one plan, which begins with a
+fold and is not throttled either. `pause()` stops all of them at their next request.
+
+Other processes may run the same jobs. A fold that finds a newer floor, or a compaction whose epoch
+was taken over, has nothing to do and ends silently. A failed job is reported as an event and
+retried with growing pauses, while the others continue. The work ends when the writer is fenced,
+closed or garbage-collected.
 """
 
 import logging
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from reef.config import BackgroundSettings
-from reef.engine.database import Database
-from reef.engine.writer import Writer
-from reef.errors import ClosedError, ConflictError, FencedError, Kind, NotFoundError, ReefError
+from reef.engine.handles.database import Database
+from reef.engine.handles.writer import Writer
+from reef.engine.log.tail import TailCut
+from reef.errors import ClosedError, ConflictError, ErrorKind, FencedError, NotFoundError, ReefError
 from reef.formats.manifest import Manifest
-from reef.jobs.compact import Compactor
-from reef.jobs.compact_plan import strategy
-from reef.jobs.fold import fold
-from reef.jobs.sweep import sweep
+from reef.jobs.compact.job import Compactor, CompactReport
+from reef.jobs.compact.plan import strategy
+from reef.jobs.fold.job import FoldReport, fold, fold_memory
+from reef.jobs.indexes import IndexPlanner, train_missing
+from reef.jobs.sweep.job import SweepReport, sweep
+from reef.jobs.sweep.plan import SweepMemory
 from reef.manifest.edits import release_compactor
-from reef.runtime import Condition, Runtime, Stopwatch, Task
+from reef.runtime import ConditionVariable, Runtime, Stopwatch, Task
 from reef.stores import Pace, Paced, PaceEnded
 
-__all__ = ["Background", "Step", "start_background"]
-
+JOBS = ("fold", "compact", "index", "sweep")
 WORKERS = 8
 """Requests of background work at a time."""
 RETRY_S_MAX = 60.0
-"""The longest pause after failures of one kind of work, doubled from one to the next."""
+"""The longest pause after failures of one job; pauses double from one failure to the next."""
 IDLE_SWEEPS = 12
-"""A sweep that finds nothing comes less and less often, down to one in so many intervals."""
+"""Sweeps that find nothing become rarer, down to one in so many intervals."""
 STOP_S = 10.0
-"""How long `stop` waits for a step that is on its way."""
+"""How long `stop` waits for a running step."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One piece of work that was done."""
+class BackgroundStep:
+    """A job that was run."""
 
-    what: str
-    """`fold`, `compact` or `sweep`."""
+    job: str
+    """`fold`, `compact`, `index` or `sweep`."""
     report: Any
 
 
 @dataclass(slots=True)
 class Chore:
-    """One kind of work: when it is due, what it does, how it fared of late."""
+    """One of the jobs: when it is due, how to run it, and its recent failures."""
 
-    what: str
+    job: str
     is_due: Callable[[Writer], bool]
     run: Callable[[], Any]
-    """Returns a report, or None if others were first."""
+    """Returns a report, or None if another process was first."""
     failures: int = 0
     failed: Stopwatch | None = None
     error: Exception | None = None
 
-    def may_try(self, look_s: float) -> bool:
-        """Whether enough time has passed since it failed."""
-        pause_s = min(RETRY_S_MAX, look_s * 2**self.failures)
+    def may_retry(self, interval_s: float) -> bool:
+        """Whether enough time has passed since the last failure."""
+        pause_s = min(RETRY_S_MAX, interval_s * 2**self.failures)
         return self.failed is None or self.failed.elapsed_s() >= pause_s
 
 
 def start_background(db: Database, writer: Writer, settings: BackgroundSettings) -> "Background":
-    """Work behind a writer in a thread."""
+    """Start the threads that work for a writer."""
     return Background(db, writer, settings).start()
 
 
 class Background:
-    """Works behind one writer, which it does not keep alive."""
+    """Works for one writer, which it does not keep alive."""
 
     def __init__(self, db: Database, writer: Writer, settings: BackgroundSettings) -> None:
         runtime: Runtime = db.store.runtime
@@ -89,48 +97,67 @@ class Background:
         self.namespace = writer.namespace
         self._runtime = runtime
         self._pace = pace = Pace(runtime, settings.requests_per_s, settings.bytes_per_s)
-        paced = Paced(db.store, pace)
-        paced.runtime = runtime.aside(WORKERS)
-        self._db, self._unpaced = db.over(paced), db
-        self._writer = weakref.ref(writer, lambda _: pace.end_soon())
-        self._failures = db.metrics.counter("background.failures")  # shown as 0 while all is well
+        self._fold_pace = fold_pace = Pace(runtime, 0, 0)
+        self._unpaced = db
+        self._db, self._fold_db = self._over(pace), self._over(fold_pace)
+
+        def end_soon(_: object) -> None:
+            pace.end_soon()
+            fold_pace.end_soon()
+
+        self._writer = weakref.ref(writer, end_soon)
+        self._failures = db.metrics.counter("background.failures")  # shown as 0 from the start
         self._compactor = Compactor(self._db, self.namespace, settings.strategy)
         self.chores = [
             Chore("fold", self._fold_is_due, self._fold),
             Chore("compact", self._compaction_is_due, self._compact),
+            Chore("index", self._indexing_is_due, self._index),
             Chore("sweep", self._sweep_is_due, self._sweep),
         ]
         self._waiting: Stopwatch | None = None
-        """Since something stands in the log that is not folded."""
-        self._well_kept: Manifest | None = None
-        """One in which there is nothing to compact."""
+        """Since when the log has had an unfolded object."""
+        self._fold_lock = runtime.lock()
+        """Held while a fold of this process publishes."""
+        self._memory = SweepMemory(self._folds_wait)
+        self._indexed: object = None
+        """The indexes and segments of the last manifest whose segments lack none."""
+        self._known_to_lack: dict[str, bool] = {}
+        """By segment, whether it lacks an index that it can get."""
+        self._nothing_to_compact: Manifest | None = None
+        """The last manifest without a job for the compactor."""
         self._swept: Stopwatch = runtime.stopwatch()
         self._swept_generation = 0
         self._idle_sweeps = 1
-        self._wake: Condition = runtime.condition()
+        self._wake: ConditionVariable = runtime.condition()
         self.is_stopped = False
-        self._task: Task | None = None
-        self._thread: object = None
+        self._tasks: list[Task] = []
+        self._threads: set[object] = set()
+
+    def _over(self, pace: Pace) -> Database:
+        paced = Paced(self._unpaced.store, pace)
+        paced.runtime = self._runtime.aside(WORKERS)
+        return self._unpaced._over(paced)
 
     # --- one step -----------------------------------------------------------------
-    def step(self) -> Step | None:
-        """Do one piece of work that is due; None if nothing is, or if all that is has failed."""
-        for chore in list(self.chores):
+    def step(self, jobs: Sequence[str] = JOBS) -> BackgroundStep | None:
+        """Run one job that is due; None if none is, or all that are have failed."""
+        for chore in [chore for chore in self.chores if chore.job in jobs]:
             if not self._is_due(chore):
                 continue
-            self.chores.remove(chore)
-            self.chores.append(chore)  # the others come first now
+            with self._wake:
+                self.chores.remove(chore)
+                self.chores.append(chore)  # the others come first next time
             report = self._run_chore(chore)
             if report is not None:
-                return Step(chore.what, report)
+                return BackgroundStep(chore.job, report)
         return None
 
     def _is_due(self, chore: Chore) -> bool:
-        """No reference to the writer outlives this: work that is paused must not keep it alive."""
+        """No reference to the writer outlives this: a paused job must not keep it alive."""
         writer = self._writer()
-        usable = writer is not None and writer.is_open
-        may_try = chore.may_try(self.settings.look_s)
-        return usable and may_try and writer is not None and chore.is_due(writer)
+        if writer is None or not writer.is_open:
+            return False
+        return chore.may_retry(self.settings.poll_interval_s) and chore.is_due(writer)
 
     def _run_chore(self, chore: Chore) -> Any:
         try:
@@ -142,7 +169,7 @@ class Background:
         except PaceEnded:
             raise
         except NotFoundError as error:
-            self.is_stopped = error.kind is Kind.DROPPED
+            self.is_stopped = error.kind is ErrorKind.DROPPED
             if not self.is_stopped:
                 self._note_failure(chore, error)
         except Exception as error:
@@ -154,17 +181,16 @@ class Background:
         chore.failed, chore.error = self._runtime.stopwatch(), error
         self._failures.add()
         level = logging.WARNING if isinstance(error, ReefError) else logging.ERROR
-        told = f"{type(error).__name__}: {error}"
         self._db.events.emit(
             "background_failed",
             level=level,
             namespace=self.namespace,
-            what=chore.what,
-            error=told,
+            job=chore.job,
+            error=f"{type(error).__name__}: {error}",
         )
 
     def _refresh_writer(self) -> None:
-        """What is folded leaves the writer's memory, and its manifest is a new one."""
+        """Let the writer load the newest manifest, and drop the folded rows from its memory."""
         writer = self._writer()
         if writer is not None:
             writer.refresh()
@@ -181,48 +207,99 @@ class Background:
         many = unfolded.objects >= limits.fold_objects
         return old or many or unfolded.bytes >= limits.fold_bytes
 
-    def _fold(self) -> Any:
-        with suppress(ConflictError):  # another fold was first
-            report = fold(self._db, self.namespace, stretches_max=1)
+    def _fold(self) -> FoldReport | None:
+        report: FoldReport | None = None
+        with suppress(ConflictError), self._fold_lock:  # another fold was first
+            report = self._fold_memory()
+            if report is None:  # objects behind a gap, or a change by another process
+                report = fold(self._fold_db, self.namespace, stretches_max=1)
+                self._refresh_writer()
             self._waiting = None
+        if report is None or not report.published:
             self._refresh_writer()
-            return report if report.published else None
-        self._refresh_writer()
+            return None
+        return report
+
+    def _fold_memory(self) -> FoldReport | None:
+        """Fold from the writer's memory; None if it differs from the head."""
+        for _ in range(2):
+            cut = self._cut()
+            folded = cut and fold_memory(self._fold_db, self.namespace, cut, self._memory.folded)
+            if folded:
+                report, head = folded
+                self._follow(head)
+                return report
+            self._refresh_writer()
         return None
+
+    def _cut(self) -> TailCut | None:
+        writer = self._writer()
+        return None if writer is None else writer._committer.cut()
+
+    def _follow(self, head: Manifest) -> None:
+        """Drop the folded rows from the writer's memory, without a request."""
+        writer = self._writer()
+        if writer is not None:
+            writer._committer.follow(head)
 
     # --- compact ------------------------------------------------------------------
     def _compaction_is_due(self, writer: Writer) -> bool:
-        manifest = writer.manifest
-        if not self.settings.compact or manifest is self._well_kept:
+        manifest = writer._manifest
+        if not self.settings.compact or manifest is self._nothing_to_compact:
             return False
         plan = strategy(self.settings.strategy)(manifest.segments, self._compactor.settings)
         if plan is None:
-            self._well_kept = manifest
+            self._nothing_to_compact = manifest
         return plan is not None and self._compactor.is_due(manifest)
 
-    def _compact(self) -> Any:
+    def _compact(self) -> CompactReport | None:
         report = self._compactor.step()
         self._refresh_writer()
         return None if report is None or not report.published else report
 
+    # --- search indexes -----------------------------------------------------------
+    def _indexing_is_due(self, writer: Writer) -> bool:
+        """Whether segments came since all of them were known to have their indexes."""
+        manifest = writer._manifest
+        state = (manifest.indexes, manifest.segments)
+        return bool(self.settings.compact and manifest.indexes and self._indexed != state)
+
+    def _index(self) -> CompactReport | None:
+        """Train missing centroids, and rewrite one segment that lacks an index."""
+        train_missing(self._db, self.namespace)
+        planner = IndexPlanner(self._db, self.namespace, known=self._known_to_lack)
+        report = self._compactor.step(planner=planner)
+        self._refresh_writer()
+        if report is None:
+            self._indexed = planner.state
+        return None if report is None or not report.published else report
+
     # --- sweep --------------------------------------------------------------------
     def _sweep_is_due(self, writer: Writer) -> bool:
-        manifest = writer.manifest
+        manifest = writer._manifest
         changed = manifest.generation > self._swept_generation
-        left = bool(manifest.condemned) or manifest.oldest_retained < manifest.generation
+        left = (
+            bool(manifest.condemned or manifest.condemned_ranges)
+            or manifest.oldest_retained < manifest.generation
+        )
         interval_s = self.settings.sweep_interval_s * (1 if changed else self._idle_sweeps)
         due = (changed or left) and self._swept.elapsed_s() >= interval_s
         return self.settings.sweep and due
 
-    def _sweep(self) -> Any:
-        """Forced: what compactions have replaced is often most of what there is. The guard is
-        for people, who may have the wrong bucket; here the manifest is the writer's own.
+    def _sweep(self) -> SweepReport | None:
+        """Sweep with `force`: compactions often replace most segments. The guard is for people, who
+        may name the wrong bucket; here the manifest is the writer's own.
         """
         self._swept = self._runtime.stopwatch()
         retain_s = self.settings.retain_generations_s
-        with suppress(ConflictError):  # so much goes on that the next one comes soon enough
+        with suppress(ConflictError):  # the head moves too often; the next sweep tries again
             report = sweep(
-                self._db, self.namespace, apply=True, force=True, retain_generations_s=retain_s
+                self._db,
+                self.namespace,
+                apply=True,
+                force=True,
+                memory=self._memory,
+                retain_generations_s=retain_s,
             )
             self._swept_generation = report.generation
             idle = not report.deleted and not report.condemned
@@ -231,10 +308,21 @@ class Background:
             return report
         return None
 
+    @contextmanager
+    def _folds_wait(self) -> Iterator[None]:
+        """Hold folds back for a sweep, after one of them: the sweep reads the unfolded log, which
+        grows by each commit until it is done (H75).
+        """
+        with self._fold_lock, self._pace.lifted():
+            with suppress(ConflictError):
+                self._fold_memory()
+            yield
+
     # --- for the owner ------------------------------------------------------------
     def start(self) -> "Background":
-        """Take steps in a thread, until the writer is closed, fenced or forgotten."""
-        self._task = self._runtime.spawn(self._run, name="background")
+        """Run steps in two threads, until the writer is closed, fenced or garbage-collected."""
+        for name, jobs in (("fold", ("fold",)), ("background", JOBS[1:])):
+            self._tasks.append(self._runtime.spawn(partial(self._run, jobs), name=name))
         return self
 
     def __repr__(self) -> str:
@@ -242,26 +330,29 @@ class Background:
         return f"<Background of {self.namespace}, {'stopped' if self.is_stopped else running}>"
 
     def pause(self) -> None:
-        """Send no request more until `resume`; what is on its way stays where it is."""
+        """Hold every request until `resume`; a running job stops at its next one."""
         self._pace.pause()
+        self._fold_pace.pause()
 
     def resume(self) -> None:
-        """Go on."""
+        """Continue."""
         self._pace.resume()
+        self._fold_pace.resume()
 
     def stop(self) -> None:
-        """End the work: at its next request, if it is in the middle of something."""
+        """End the work; a running job ends at its next request."""
         with self._wake:
             self.is_stopped = True
             self._wake.notify_all()
         self._pace.end()
-        if self._runtime.thread_id() == self._thread:
-            return  # asked for by whoever listens to its events: it ends after that
-        if self._task is None or self._task.join(STOP_S):
-            self._give_up_role()
+        self._fold_pace.end()
+        if self._runtime.thread_id() in self._threads:
+            return  # called by a listener of its events: it ends after that
+        if all([task.join(STOP_S) for task in self._tasks]):
+            self._release_role()
 
-    def _give_up_role(self) -> None:
-        """Let the next compactor begin at once; without this it would wait to be sure."""
+    def _release_role(self) -> None:
+        """Let the next compactor start at once, without waiting for this one to be silent."""
         epoch = self._compactor.epoch
         if epoch is None:
             return
@@ -269,18 +360,18 @@ class Background:
             publisher = self._unpaced._namespaces.publisher(self.namespace)
             publisher.publish(lambda head: release_compactor(head, epoch))
 
-    # --- the thread ---------------------------------------------------------------
-    def _run(self) -> None:
-        self._thread = self._runtime.thread_id()
+    # --- the threads --------------------------------------------------------------
+    def _run(self, jobs: Sequence[str]) -> None:
+        self._threads.add(self._runtime.thread_id())
         with suppress(PaceEnded):
             while self._wait():
-                while not self.is_stopped and self.step() is not None:
+                while not self.is_stopped and self.step(jobs) is not None:
                     pass
 
     def _wait(self) -> bool:
-        """Wait for the next look; False when there is nobody left to work for."""
+        """Wait for the next check; False once the writer is gone or closed."""
         with self._wake:
             if not self.is_stopped:
-                self._wake.wait(self.settings.look_s)
+                self._wake.wait(self.settings.poll_interval_s)
         writer = self._writer()
         return not self.is_stopped and writer is not None and writer.is_open

@@ -1,50 +1,58 @@
-"""Health: whether a namespace needs somebody, told by a few measures and their limits.
+"""Health: whether a namespace needs an operator, by a few measures and their limits.
 
-Cheap enough to be asked every minute: it costs what `db.stats` costs, and writes nothing. It
-answers for what an operator has to act on:
+Cheap enough to run every minute: it costs what `db.stats` costs, and writes nothing. It reports:
 
     damaged head     the newest manifest, or an object at either end of the log, cannot be read
-    fold lag         in LSNs, in seconds since the oldest row that is not folded, and in bytes
-    sweep lag        since when there is something that a sweep should have taken
-    writer gone      nobody has written for longer than the caller expects
+    fold lag         in LSNs, in seconds since the oldest unfolded row, and in bytes
+    sweep lag        for how long objects have been due for a sweep
+    writer gone      no writer has written for longer than the caller expects
 
-That nothing is damaged in between is for `verify` to say.
+Damage in between is found by `verify`.
 """
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from reef.config import _Settings
-from reef.engine.database import Database
+from reef.engine.handles.database import Database
 from reef.engine.stats import NamespaceStats
 from reef.errors import CorruptionError
-
-__all__ = ["HealthLimits", "HealthProblem", "HealthReport", "health"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthLimits(_Settings):
-    """What is still healthy. Zero tolerates nothing."""
+    """The limits of health. Zero tolerates nothing."""
 
     fold_lag_lsns: int = 10_000
-    """Whoever opens the namespace reads each of these objects: ten thousand GETs take seconds."""
+    """Opening the namespace reads each of these objects: ten thousand GETs take seconds."""
     fold_lag_s: float = 3600.0
-    """A background fold comes round within seconds: after an hour, none is running."""
+    """Background folds run within seconds: after an hour, none is running."""
     unfolded_bytes: int = 192 << 20
-    """Three quarters of what a writer takes before it makes its clients wait."""
+    """Three quarters of the bytes at which a writer makes its clients wait."""
     sweep_lag_s: float = 24 * 3600.0
-    """One sweep a day is enough: later, space is paid for that nobody uses."""
+    """One sweep a day is enough: later, unused space is paid for."""
     retain_s: float = 24 * 3600.0
-    """How long sweeps keep generations; only what is older counts as lag."""
+    """How long sweeps keep generations; only older ones count as lag."""
     writer_silent_s: float = float("inf")
     """No limit: an idle writer writes nothing, and a table that is loaded by night has none by
-    day. Set it where somebody is known to write all the time."""
+    day. Set it if a process is known to write all the time."""
+
+
+class HealthOptions(TypedDict, total=False):
+    """`HealthLimits` as keyword arguments."""
+
+    fold_lag_lsns: int
+    fold_lag_s: float
+    unfolded_bytes: int
+    sweep_lag_s: float
+    retain_s: float
+    writer_silent_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class HealthProblem:
-    """A measure that is past its limit."""
+    """A measure that exceeds its limit."""
 
     name: str
     message: str
@@ -53,7 +61,7 @@ class HealthProblem:
 
 @dataclass(frozen=True, slots=True)
 class HealthReport:
-    """The verdict, why, and what was measured."""
+    """The problems and the measures of a namespace."""
 
     namespace: str
     problems: tuple[HealthProblem, ...]
@@ -67,16 +75,16 @@ class HealthReport:
         return {"healthy": self.healthy, **asdict(self)}
 
 
-def health(db: Database, namespace: str, **limits: Any) -> HealthReport:
-    """Judge a namespace by limits (see HealthLimits); NotFoundError if there is none."""
-    wanted = HealthLimits().changed(limits)
+def health(db: Database, namespace: str, **limits: Unpack[HealthOptions]) -> HealthReport:
+    """Compare a namespace with limits (see HealthLimits); NotFoundError if there is none."""
+    changed = HealthLimits().changed(limits)
     try:
         stats = db.stats(namespace)
     except CorruptionError as error:  # not even an older manifest can be read
         problem = HealthProblem("damaged head", error.message, "Run repair, or rebuild")
         return HealthReport(namespace, (problem,), {})
-    measures = _measures(stats, wanted)
-    return HealthReport(namespace, tuple(_problems(stats, measures, wanted)), measures)
+    measures = _measures(stats, changed)
+    return HealthReport(namespace, tuple(_problems(stats, measures, changed)), measures)
 
 
 def _measures(stats: NamespaceStats, limits: HealthLimits) -> dict[str, float | None]:
@@ -98,7 +106,9 @@ def _problems(
     for name, message, hint in _RULES:
         measure, limit = measures[name], getattr(limits, name)
         if measure is None and limit != float("inf"):
-            yield HealthProblem("writer gone", "nobody has ever written", "Start the writer")
+            yield HealthProblem(
+                "writer gone", "the namespace never had a writer", "Start the writer"
+            )
         elif measure is not None and measure > limit:
             words = message.format(measure=measure, limit=limit, stats=stats)
             yield HealthProblem(_NAMES[name], words, hint)
@@ -111,7 +121,7 @@ _NAMES = {
     "sweep_lag_s": "sweep lag",
     "writer_silent_s": "writer gone",
 }
-_FOLD = "Run fold (reef index), or see why the background fold does not"
+_FOLD = "Run fold (reef fold), or check why the background fold does not run"
 _RULES = (
     (
         "fold_lag_lsns",
@@ -131,14 +141,14 @@ _RULES = (
     ),
     (
         "sweep_lag_s",
-        "there has been something to sweep for {measure:,.0f} s; the limit is {limit:,.0f} s",
-        "Run sweep (reef gc --apply)",
+        "objects have been due for a sweep for {measure:,.0f} s; the limit is {limit:,.0f} s",
+        "Run sweep (reef sweep --apply)",
     ),
     (
         "writer_silent_s",
         "the last writer, {stats.writer.id} of epoch {stats.writer.epoch}, has been silent for "
         "{measure:,.0f} s; the limit is {limit:,.0f} s",
-        "See whether it is still running",
+        "Check whether it is still running",
     ),
 )
-"""Measure, what to say, what to do."""
+"""Measure, message, hint."""

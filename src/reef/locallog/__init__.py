@@ -5,10 +5,16 @@ acknowledged, in a directory that either library opens. `docs/guide/local-log.md
 `docs/format/local-log.md` states the bytes.
 """
 
-from reef.locallog.codec import CUSTOM_CODEC_MIN, BinaryCodec, EntryCodec
-from reef.locallog.entry import EntryTime, EntryType, LogEntry
+from reef.locallog.entry import (
+    CUSTOM_CODEC_MIN,
+    BinaryCodec,
+    EntryCodec,
+    EntryTime,
+    EntryType,
+    LogEntry,
+)
 from reef.locallog.log import LocalLog
-from reef.locallog.recovery import RecoveryReport
+from reef.locallog.recovery import LogRecoveryReport
 
 __all__ = [
     "CUSTOM_CODEC_MIN",
@@ -18,5 +24,5 @@ __all__ = [
     "EntryType",
     "LocalLog",
     "LogEntry",
-    "RecoveryReport",
+    "LogRecoveryReport",
 ]

@@ -1,40 +1,29 @@
-"""Reading bbolt files: pages, B+ trees and buckets, of which nothing is trusted.
+"""bbolt files: pages, B+ trees and buckets.
 
     page   = id u64, flags u16, count u16, overflow u32, body; overflow more pages follow
     meta   = magic u32, version u32, page size u32, flags u32, root u64, sequence u64,
-             freelist u64, high water u64, txid u64, checksum u64 (FNV-1a of what is before)
+             freelist u64, high water u64, txid u64, checksum u64 (FNV-1a of the fields before)
 
 Pages 0 and 1 are metas, written in turns; the valid one with the higher txid is the state.
-Every other page belongs to the tree of buckets, to the freelist, or to nobody. Which ones are
-free follows from the tree, so the freelist is only ever written, for the Go library's sake:
-files without one (`NoFreelistSync`) are read like all others.
+Every other page belongs to the tree of buckets, to the freelist, or is unused. The reader
+trusts none of them. Free pages follow from the tree, so the freelist is only written, for the
+Go library; files without one (`NoFreelistSync`) are read like all others.
+
+A commit never writes to a page that the state before it uses. Its order makes it atomic: grow
+the file if needed, write new pages, sync, write the other meta page, sync. A power failure in
+between leaves the old meta valid, and all pages that it leads to whole. Trees here are small (a
+few keys, one of which may be large), so a bucket that changed is rewritten as a whole; others
+keep their pages.
 """
 
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple, NoReturn
 
 from reef.errors import CorruptionError, UnsupportedFormatError
-from reef.locallog.vfs import File
-
-__all__ = [
-    "BRANCH",
-    "BRANCH_ELEMENT",
-    "BUCKET",
-    "BUCKET_FLAG",
-    "COUNT_MAX",
-    "FREELIST",
-    "LEAF",
-    "LEAF_ELEMENT",
-    "NO_FREELIST",
-    "PAGE",
-    "BoltReader",
-    "Element",
-    "Meta",
-    "read_meta",
-]
+from reef.files import File
 
 PAGE = struct.Struct("<QHHI")
 META = struct.Struct("<IIIIQQQQQ")
@@ -49,16 +38,16 @@ VERSION = 2
 NO_FREELIST = (1 << 64) - 1
 PAGE_SIZES = [1 << shift for shift in range(9, 25)]
 COUNT_MAX = 0xFFFF
-"""Of elements in a page. A freelist with this count has its true count as first number."""
+"""Elements in a page. A freelist with this count has its true count as first number."""
 DEPTH_MAX = 64
 TXID_MAX = (1 << 64) - 1
-"""A state that no commit could follow."""
+"""A meta with this txid cannot be followed by a commit."""
 FNV_OFFSET, FNV_PRIME = 0xCBF29CE484222325, 0x100000001B3
 
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """One of the two pages that say where everything is."""
+    """One of the two pages that lead to all others."""
 
     page_size: int
     root: int
@@ -91,10 +80,10 @@ def read_meta(file: File, name: str) -> Meta:
     first = _meta_at(file, name, 0)
     sizes = [first.page_size] if first else PAGE_SIZES
     second = next(filter(None, (_meta_at(file, name, size) for size in sizes)), None)
-    found = [meta for meta in (first, second) if meta]
-    if not found:
+    metas = [meta for meta in (first, second) if meta]
+    if not metas:
         raise CorruptionError(f"{name}: neither page 0 nor page 1 is a valid meta", object=name)
-    return max(found, key=lambda meta: meta.txid)
+    return max(metas, key=lambda meta: meta.txid)
 
 
 def _meta_at(file: File, name: str, offset: int) -> Meta | None:
@@ -115,7 +104,7 @@ def _meta_at(file: File, name: str, offset: int) -> Meta | None:
 
 
 class Element(NamedTuple):
-    """A key of a leaf, and what it leads to."""
+    """A key of a leaf, and its value."""
 
     flags: int
     key: bytes
@@ -127,7 +116,7 @@ class Element(NamedTuple):
 
 
 class BoltReader:
-    """Walks over the trees of one state of a file, and notes the pages that they take."""
+    """Walks the trees of one state of a file, and collects their page numbers."""
 
     def __init__(self, file: File, meta: Meta, name: str) -> None:
         self._file = file
@@ -135,17 +124,17 @@ class BoltReader:
         self.meta = meta
         self._size = file.size()
         self.pages: set[int] = set()
-        """Of all trees that were walked."""
+        """Pages of all trees that were walked."""
         if meta.high_water * meta.page_size > self._size:
             self._fail(0, f"{meta.high_water} pages are used, the file has {self._size} bytes")
 
     def elements(self, root: int) -> list[Element]:
-        """Return what the leaves of a tree hold, in order."""
-        found = list(self._walk(root, 0))
-        keys = [element.key for element in found]
+        """Return the elements of all leaves of a tree, in order."""
+        elements = list(self._walk(root, 0))
+        keys = [element.key for element in elements]
         if any(a >= b for a, b in pairwise(keys)):
             self._fail(root, "keys are not in order")
-        return found
+        return elements
 
     def bucket(self, value: bytes) -> tuple[int, int, list[Element]]:
         """Return a bucket's root, sequence and elements; an inline one has root 0."""
@@ -156,18 +145,18 @@ class BoltReader:
             return root, sequence, self.elements(root)
         return 0, sequence, self._leaf(value[BUCKET.size :], self.meta.root)
 
-    def note_pages(self, value: bytes) -> None:
-        """Walk over a bucket whose content is nobody's business but its owner's."""
+    def collect_pages(self, value: bytes) -> None:
+        """Walk a bucket for its pages only: its content belongs to another application."""
         for element in self.bucket(value)[2]:
             if element.is_bucket:
-                self.note_pages(element.value)
+                self.collect_pages(element.value)
 
     def freelist_pages(self) -> set[int]:
-        """Return where the freelist lies."""
+        """Return the pages of the freelist itself."""
         return self._freelist()[1]
 
     def free_pages(self) -> set[int]:
-        """Return what the freelist says."""
+        """Return the pages that the freelist contains."""
         data, pages = self._freelist()
         if not pages:
             return set()
@@ -189,7 +178,7 @@ class BoltReader:
     def _walk(self, number: int, depth: int) -> Iterator[Element]:
         data, pages = self._page(number)
         if pages & self.pages or depth > DEPTH_MAX:
-            self._fail(number, "is in the trees twice")
+            self._fail(number, "is referenced twice")
         self.pages |= pages
         flags = PAGE.unpack_from(data)[1]
         if flags == LEAF:
@@ -201,14 +190,14 @@ class BoltReader:
             self._fail(number, f"flags {flags:#x}, expected a leaf or a branch")
 
     def _page(self, number: int) -> tuple[bytes, set[int]]:
-        """Return a page with those that continue it, and their numbers."""
+        """Return a page with its overflow pages, and their numbers."""
         size, high = self.meta.page_size, self.meta.high_water
         if not 2 <= number < high:
-            self._fail(number, f"is not among the pages 2 to {high - 1}")
+            self._fail(number, f"expected a page from 2 to {high - 1}")
         data = self._file.read(size, number * size)
-        found, _, _, overflow = PAGE.unpack_from(data)
-        if found != number:
-            self._fail(number, f"says that it is page {found}")
+        stored, _, _, overflow = PAGE.unpack_from(data)
+        if stored != number:
+            self._fail(number, f"has page number {stored}")
         if number + overflow >= high:
             self._fail(number, f"continues for {overflow} pages, beyond page {high - 1}")
         if overflow:
@@ -217,15 +206,15 @@ class BoltReader:
 
     def _leaf(self, data: bytes, number: int) -> list[Element]:
         count = self._count(data, number, LEAF_ELEMENT.size)
-        found = []
+        elements = []
         for place in range(PAGE.size, PAGE.size + count * LEAF_ELEMENT.size, LEAF_ELEMENT.size):
             flags, pos, key_length, value_length = LEAF_ELEMENT.unpack_from(data, place)
             start, middle = place + pos, place + pos + key_length
             end = middle + value_length
             if end > len(data):
                 self._fail(number, f"an element ends at {end} of {len(data)} bytes")
-            found.append(Element(flags, data[start:middle], data[middle:end]))
-        return found
+            elements.append(Element(flags, data[start:middle], data[middle:end]))
+        return elements
 
     def _children(self, data: bytes, number: int) -> list[int]:
         count = self._count(data, number, BRANCH_ELEMENT.size)
@@ -240,8 +229,218 @@ class BoltReader:
             self._fail(number, f"has {count} elements in {len(data)} bytes")
         return count
 
-    def _fail(self, number: int, what: str) -> NoReturn:
+    def _fail(self, number: int, problem: str) -> NoReturn:
         offset = number * self.meta.page_size
         raise CorruptionError(
-            f"{self._name}, page {number}: {what}", object=self._name, offset=offset
+            f"{self._name}, page {number}: {problem}", object=self._name, offset=offset
         )
+
+
+# --- writing ------------------------------------------------------------------------
+
+
+FILE_BYTES_MIN = 32 << 10
+GROW_BYTES_MAX = 16 << 20
+"""The file doubles up to this size, and then grows in steps of it."""
+
+Node = tuple[bytes, int]
+"""The first key below a page, and its number."""
+
+
+def write_empty(file: File, page_size: int) -> None:
+    """Write the pages of a file without buckets: two metas, a freelist, a leaf."""
+    metas = [Meta(page_size, 3, 2, 4, txid).encode() for txid in (0, 1)]
+    pages = [*metas, PAGE.pack(2, FREELIST, 0, 0), PAGE.pack(3, LEAF, 0, 0)]
+    file.write(b"".join(page.ljust(page_size, b"\0") for page in pages), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _BoltBucket:
+    element: Element
+    """Its element in the tree of buckets."""
+    items: Mapping[bytes, bytes]
+    pages: frozenset[int]
+    sequence: int = 0
+    is_flat: bool = True
+    """Whether it contains no buckets."""
+
+
+class BoltFile:
+    """A file with flat buckets, loaded into memory as a whole. Only its owner commits.
+
+    Nested buckets are kept as they are.
+    """
+
+    def __init__(self, file: File, name: str) -> None:
+        self._file = file
+        self.meta = read_meta(file, name)
+        reader = BoltReader(file, self.meta, name)
+        elements = reader.elements(self.meta.root)
+        self._own_pages = reader.pages | reader.freelist_pages()
+        self._buckets = {element.key: _load(reader, element) for element in elements}
+
+    def items(self, bucket: bytes) -> Mapping[bytes, bytes] | None:
+        """Return the items of a bucket; None if it does not exist."""
+        known = self._buckets.get(bucket)
+        return known.items if known else None
+
+    def commit(self, changes: Mapping[bytes, Mapping[bytes, bytes]]) -> None:
+        """Replace the contents of these buckets, durably and atomically."""
+        pages = _Pages(self.meta, self._used())
+        buckets = dict(self._buckets)
+        for name, items in changes.items():
+            before = buckets.get(name)
+            if before and not before.is_flat:
+                raise UnsupportedFormatError(f"bucket {name!r} contains nested buckets")
+            buckets[name] = _write_bucket(pages, name, items, before.sequence if before else 0)
+        kept = frozenset().union(*(bucket.pages for bucket in buckets.values()))
+        elements = [buckets[name].element for name in sorted(buckets)]
+        root, own_pages = pages.write_tree(elements)
+        freelist = pages.write_freelist(kept | own_pages)
+        meta = replace(
+            self.meta,
+            root=root,
+            freelist=freelist.start,
+            high_water=pages.high_water,
+            txid=self.meta.txid + 1,
+        )
+        self._store(meta, pages.writes)
+        self.meta, self._buckets = meta, buckets
+        self._own_pages = own_pages | set(freelist)
+
+    def _used(self) -> set[int]:
+        return self._own_pages.union(*(bucket.pages for bucket in self._buckets.values()))
+
+    def _store(self, meta: Meta, writes: Iterable[tuple[int, bytes]]) -> None:
+        size, needed = self._file.size(), meta.high_water * meta.page_size
+        if needed > size:
+            self._file.preallocate(_grown(needed))  # so that commits work on a full disk
+        for number, data in sorted(writes):
+            self._file.write(data, number * meta.page_size)
+        self._file.sync_data()
+        self._file.write(meta.encode(), meta.txid % 2 * meta.page_size)
+        self._file.sync_data()
+
+
+def _load(reader: BoltReader, element: Element) -> _BoltBucket:
+    before = set(reader.pages)
+    _, sequence, elements = reader.bucket(element.value)
+    for inner in elements:
+        if inner.is_bucket:
+            reader.collect_pages(inner.value)
+    items = {inner.key: inner.value for inner in elements}
+    is_flat = not any(inner.is_bucket for inner in elements)
+    return _BoltBucket(element, items, frozenset(reader.pages - before), sequence, is_flat)
+
+
+def _write_bucket(
+    pages: "_Pages", name: bytes, items: Mapping[bytes, bytes], sequence: int
+) -> _BoltBucket:
+    """Write a bucket to its own pages, or inline in the tree of buckets if it is small."""
+    elements = [Element(0, key, items[key]) for key in sorted(items)]
+    inline = _leaf(0, elements)
+    root, taken = 0, set[int]()
+    if len(inline) > pages.page_size // 4:
+        root, taken = pages.write_tree(elements)
+        inline = b""
+    value = BUCKET.pack(root, sequence) + inline
+    return _BoltBucket(Element(BUCKET_FLAG, name, value), dict(items), frozenset(taken), sequence)
+
+
+def _grown(needed: int) -> int:
+    """Return the size of a file that must hold `needed` bytes."""
+    if needed > GROW_BYTES_MAX:
+        return -(-needed // GROW_BYTES_MAX) * GROW_BYTES_MAX
+    return max(FILE_BYTES_MIN, 1 << (needed - 1).bit_length())
+
+
+class _Pages:
+    """Page allocation of one commit, and its writes."""
+
+    def __init__(self, meta: Meta, used: set[int]) -> None:
+        self.page_size = meta.page_size
+        self.high_water = meta.high_water
+        self._free = sorted(set(range(2, meta.high_water)) - used)
+        self.writes: list[tuple[int, bytes]] = []
+
+    def write_tree(self, elements: Sequence[Element]) -> tuple[int, set[int]]:
+        """Write leaves and the branches above them; return the root and all allocated pages."""
+        taken: set[int] = set()
+        nodes: list[Node] = []
+        weights = [LEAF_ELEMENT.size + len(e.key) + len(e.value) for e in elements]
+        for start, end in self._split(weights, least=1):
+            run = self._allocate(PAGE.size + sum(weights[start:end]))
+            self._write(run, _leaf(run.start, elements[start:end], len(run) - 1))
+            nodes.append((elements[start].key if elements else b"", run.start))
+            taken |= set(run)
+        while len(nodes) > 1:
+            nodes = self._write_branches(nodes, taken)
+        return nodes[0][1], taken
+
+    def _write_branches(self, nodes: list[Node], taken: set[int]) -> list[Node]:
+        above: list[Node] = []
+        weights = [BRANCH_ELEMENT.size + len(key) for key, _ in nodes]
+        for start, end in self._split(weights, least=2):
+            run = self._allocate(PAGE.size + sum(weights[start:end]))
+            self._write(run, _branch(run.start, nodes[start:end], len(run) - 1))
+            above.append((nodes[start][0], run.start))
+            taken |= set(run)
+        return above
+
+    def _split(self, weights: Sequence[int], *, least: int) -> Iterable[tuple[int, int]]:
+        """Yield ranges of elements that each fill a page, with at least `least` elements."""
+        start, size = 0, PAGE.size
+        for place, weight in enumerate(weights):
+            full = size + weight > self.page_size or place - start >= COUNT_MAX
+            if full and place - start >= least and len(weights) - place >= least:
+                yield start, place
+                start, size = place, PAGE.size
+            size += weight
+        yield start, len(weights)
+
+    def write_freelist(self, used: frozenset[int] | set[int]) -> range:
+        """Write the pages that the next commit may allocate: all that are unused by then."""
+        count_max = self.high_water - len(used)
+        run = self._allocate(PAGE.size + U64.size * (count_max + 1))
+        free = sorted(set(range(2, self.high_water)) - used - set(run))
+        numbers = [len(free), *free] if len(free) >= COUNT_MAX else free
+        head = PAGE.pack(run.start, FREELIST, min(len(free), COUNT_MAX), len(run) - 1)
+        self._write(run, head + b"".join(map(U64.pack, numbers)))
+        return run
+
+    def _allocate(self, size: int) -> range:
+        """Allocate consecutive pages: the first free run that is long enough, or new ones."""
+        count = -(-size // self.page_size)
+        free = self._free
+        for place in range(len(free) - count + 1):
+            if free[place + count - 1] == free[place] + count - 1:
+                run = range(free[place], free[place] + count)
+                del free[place : place + count]
+                return run
+        self.high_water += count
+        return range(self.high_water - count, self.high_water)
+
+    def _write(self, run: range, data: bytes) -> None:
+        self.writes.append((run.start, data.ljust(len(run) * self.page_size, b"\0")))
+
+
+def _leaf(number: int, elements: Sequence[Element], overflow: int = 0) -> bytes:
+    heads: list[bytes] = []
+    bodies: list[bytes] = []
+    start = len(elements) * LEAF_ELEMENT.size
+    for place, (flags, key, value) in enumerate(elements):
+        offset = start - place * LEAF_ELEMENT.size
+        heads.append(LEAF_ELEMENT.pack(flags, offset, len(key), len(value)))
+        bodies += (key, value)
+        start += len(key) + len(value)
+    return b"".join((PAGE.pack(number, LEAF, len(elements), overflow), *heads, *bodies))
+
+
+def _branch(number: int, nodes: Sequence[Node], overflow: int) -> bytes:
+    heads = []
+    start = len(nodes) * BRANCH_ELEMENT.size
+    for place, (key, child) in enumerate(nodes):
+        heads.append(BRANCH_ELEMENT.pack(start - place * BRANCH_ELEMENT.size, len(key), child))
+        start += len(key)
+    keys = (key for key, _ in nodes)
+    return b"".join((PAGE.pack(number, BRANCH, len(nodes), overflow), *heads, *keys))

@@ -1,35 +1,89 @@
-"""What a log holds: entries, typed, with a time that keeps every bit it came with.
+"""Log entries, and the codecs that turn them into bytes.
 
     uvarint index, uvarint term, uvarint type,
     uvarint length + data, uvarint length + extensions, time (15 or 16 bytes)
 
-`EntryTime` is the binary form of a Go time: seconds since the year 1, nanoseconds and a zone.
-Python's datetime has no nanoseconds, and a datetime that went through UTC has forgotten its
-zone, so the bytes are kept as they are and only looked into when somebody asks.
+A uvarint has seven bits per byte, the lowest first, and a high bit where more follow, as Go
+writes it. `EntryTime` is the binary form of a Go time: seconds since the year 1, nanoseconds
+and a zone. Python's datetime has no nanoseconds and loses the zone in UTC, so the bytes are kept
+and decoded on demand.
+
+Every segment records the codec that wrote it. A codec of your own (encryption, compression) has
+an id of `CUSTOM_CODEC_MIN` or above.
 """
 
 import struct
 from datetime import UTC, datetime, timedelta, timezone
 from enum import IntEnum
-from typing import ClassVar
+from functools import lru_cache
+from typing import ClassVar, Protocol
 
 import msgspec
 
-from reef.errors import CorruptionError, InvalidInputError
-from reef.locallog.varint import read_uvarint, uvarint, uvarints
+from reef.errors import CorruptionError, ErrorKind, InvalidInputError
 
-__all__ = ["EntryTime", "EntryType", "LogEntry"]
+U64_MAX = (1 << 64) - 1
+UVARINT_BYTES_MAX = 10
+
+
+@lru_cache(maxsize=1024)
+def uvarints(*numbers: int) -> bytes:
+    """Encode several numbers; cached, because entries repeat a few combinations."""
+    return b"".join(map(uvarint, numbers))
+
+
+def uvarint(number: int) -> bytes:
+    """Encode a number: seven bits per byte, the lowest first.
+
+    >>> uvarint(300).hex()
+    'ac02'
+    """
+    if not 0 <= number <= U64_MAX:
+        raise InvalidInputError(f"{number} is out of range for an unsigned 64-bit integer")
+    coded = bytearray()
+    while number >= 128:
+        coded.append(number & 127 | 128)
+        number >>= 7
+    coded.append(number)
+    return bytes(coded)
+
+
+def read_uvarint(data: bytes, at: int) -> tuple[int, int]:
+    """Decode the number at `at`; return it and the offset after it."""
+    byte = data[at]
+    if byte < 128:
+        return byte, at + 1
+    number, shift, start = byte & 127, 7, at
+    while True:
+        at += 1
+        byte = data[at]
+        number |= (byte & 127) << shift
+        if byte < 128:
+            break
+        shift += 7
+        if at - start >= UVARINT_BYTES_MAX - 1:
+            raise InvalidInputError(
+                f"the number at {start} has more than {UVARINT_BYTES_MAX} bytes"
+            )
+    if number > U64_MAX:
+        raise InvalidInputError(f"the number at {start} has more than 64 bits")
+    return number, at + 1
+
+
+# --- entries ------------------------------------------------------------------------
+
 
 V1 = struct.Struct(">BqiH")
+TIME_BYTES = V1.size
 UNIX_EPOCH_S = 62_135_596_800
 """Unix time 0, in seconds since 0001-01-01T00:00:00Z."""
 UTC_ZONE = 0xFFFF
-"""Says UTC, rather than some zone that is 0 minutes off."""
+"""Marks UTC, as opposed to a zone with an offset of 0 minutes."""
 ZONE_MINUTES_MAX = (1 << 15) - 1
 
 
 class EntryType(IntEnum):
-    """What an entry is to Raft. Others are kept as the numbers that they are."""
+    """Entry types of Raft. Unknown types are kept as integers."""
 
     COMMAND = 0
     NOOP = 1
@@ -40,37 +94,39 @@ class EntryType(IntEnum):
 
 
 class EntryTime:
-    """When an entry was appended, to the nanosecond, in the zone it was said in."""
+    """The time of an append, with nanoseconds and the original zone."""
 
     __slots__ = ("raw",)
 
     LENGTHS: ClassVar = {1: 15, 2: 16}
-    """How long each version is; version 2 has seconds in its zone."""
+    """Encoded length by version; version 2 has seconds in its zone offset."""
 
     def __init__(self, raw: bytes) -> None:
         if not raw or self.LENGTHS.get(raw[0]) != len(raw):
-            raise InvalidInputError(f"{raw.hex()} is not a time: 01 and 14 bytes, or 02 and 15")
+            raise InvalidInputError(
+                f"invalid time {raw.hex()}: expected 01 and 14 bytes, or 02 and 15 bytes"
+            )
         self.raw = raw
 
     @classmethod
     def from_unix_ns(cls, unix_ns: int, *, zone_s: int | None = None) -> "EntryTime":
-        """Return a time in a zone that is `zone_s` seconds east of UTC, or plainly in UTC."""
+        """Return a time in a zone `zone_s` seconds east of UTC; by default in UTC."""
         seconds, nanoseconds = divmod(unix_ns, 1_000_000_000)
         zone, odd_s = (-1, 0) if zone_s is None else _minutes(zone_s)
         try:
             head = V1.pack(2 if odd_s else 1, seconds + UNIX_EPOCH_S, nanoseconds, zone & 0xFFFF)
         except struct.error as error:
-            raise InvalidInputError(f"{unix_ns} ns is no time that an entry can have") from error
+            raise InvalidInputError(f"{unix_ns} ns is out of range for an entry's time") from error
         return cls(head + struct.pack(">b", odd_s) if odd_s else head)
 
     @classmethod
-    def from_datetime(cls, moment: datetime) -> "EntryTime":
-        """Return the time of a datetime that knows its zone."""
-        offset = moment.utcoffset()
+    def from_datetime(cls, value: datetime) -> "EntryTime":
+        """Convert a timezone-aware datetime."""
+        offset = value.utcoffset()
         if offset is None:
-            raise InvalidInputError(f"{moment} has no zone", hint="Give it a tzinfo")
-        micros = (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
-        zone_s = None if moment.tzinfo is UTC else int(offset.total_seconds())
+            raise InvalidInputError(f"{value} has no time zone", hint="Set tzinfo")
+        micros = (value - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+        zone_s = None if value.tzinfo is UTC else int(offset.total_seconds())
         return cls.from_unix_ns(micros * 1000, zone_s=zone_s)
 
     @property
@@ -96,11 +152,11 @@ class EntryTime:
 
     @property
     def is_zero(self) -> bool:
-        """Whether it is the time that stands for none."""
+        """Whether it is the zero time, which means that no time was set."""
         return self.unix_ns == -UNIX_EPOCH_S * 1_000_000_000
 
     def to_datetime(self) -> datetime:
-        """Return the nearest datetime before it, in its zone: to the microsecond."""
+        """Return it as a datetime in its zone, rounded down to a microsecond."""
         zone = timezone(timedelta(seconds=self.zone_s)) if self.zone_s else UTC
         local = datetime(1, 1, 1) + timedelta(
             seconds=self.seconds + self.zone_s, microseconds=self.nanoseconds // 1000
@@ -108,16 +164,16 @@ class EntryTime:
         return local.replace(tzinfo=zone)
 
     def __str__(self) -> str:
-        """RFC 3339, with as many digits of a second as it has; the bytes if it has no date."""
+        """Format as RFC 3339, without trailing zeros; as hex if it is out of datetime's range."""
         try:
-            moment = self.to_datetime()
+            local = self.to_datetime()
         except (OverflowError, ValueError):
             return self.raw.hex()
         fraction = f".{self.nanoseconds:09}".rstrip("0").rstrip(".")
-        sign = "-" if self.zone_s <= -60 else "+"  # seconds alone are not told
+        sign = "-" if self.zone_s <= -60 else "+"  # an offset below a minute is formatted as +00:00
         hours, minutes = divmod(abs(self.zone_s) // 60, 60)
         zone = f"{sign}{hours:02}:{minutes:02}" if self.zone_s else "Z"
-        return moment.replace(tzinfo=None, microsecond=0).isoformat() + fraction + zone
+        return local.replace(tzinfo=None, microsecond=0).isoformat() + fraction + zone
 
     def __repr__(self) -> str:
         return f"EntryTime({self})"
@@ -133,13 +189,15 @@ class EntryTime:
 
 
 def _minutes(zone_s: int) -> tuple[int, int]:
-    """Return whole minutes, and the seconds beyond, both with the zone's sign."""
+    """Split an offset into minutes and seconds, both with its sign."""
     sign = -1 if zone_s < 0 else 1
     minutes, seconds = divmod(abs(zone_s), 60)
     if minutes * sign == -1:
-        raise InvalidInputError("a zone of one minute west of UTC cannot be told from UTC")
+        raise InvalidInputError(
+            "an offset of one minute west of UTC cannot be distinguished from UTC"
+        )
     if minutes > ZONE_MINUTES_MAX:
-        raise InvalidInputError(f"a zone {zone_s} s from UTC is none that an entry can have")
+        raise InvalidInputError(f"a zone offset of {zone_s} s is out of range")
     return minutes * sign, seconds * sign
 
 
@@ -150,14 +208,14 @@ class LogEntry(msgspec.Struct, frozen=True, gc=False):
     """One entry of the log."""
 
     index: int
-    """Its place; each entry has the number after its predecessor's."""
+    """Consecutive: each entry has the index after its predecessor's."""
     term: int = 0
     type: int = EntryType.COMMAND
     data: bytes = b""
     extensions: bytes = b""
-    """For whatever is put between Raft and the log."""
+    """For middleware between Raft and the log."""
     appended_at: EntryTime = ZERO_TIME
-    """The leader's clock; the zero time if nobody said. A datetime is taken, too."""
+    """By the leader's clock; the zero time if it is not set. A datetime is converted."""
 
     def __post_init__(self) -> None:
         given: object = self.appended_at
@@ -165,7 +223,7 @@ class LogEntry(msgspec.Struct, frozen=True, gc=False):
             msgspec.structs.force_setattr(self, "appended_at", EntryTime.from_datetime(given))
 
     def encode(self) -> bytes:
-        """Return the entry's bytes in the format's own codec."""
+        """Encode with the format's own codec."""
         data, extensions = _plain(self.data), _plain(self.extensions)
         return b"".join(
             (
@@ -180,7 +238,7 @@ class LogEntry(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def decode(cls, payload: bytes) -> "LogEntry":
-        """Return the entry of such bytes; CorruptionError if they are none."""
+        """Decode such bytes; CorruptionError if they are not an entry."""
         try:
             index, at = read_uvarint(payload, 0)
             term, at = read_uvarint(payload, at)
@@ -194,10 +252,89 @@ class LogEntry(msgspec.Struct, frozen=True, gc=False):
         except (IndexError, InvalidInputError) as error:
             raise CorruptionError(f"{len(payload)} bytes are not an entry: {error}") from error
         if len(data) != length or len(extensions) != extension_length:
-            raise CorruptionError(f"{len(payload)} bytes are not an entry: lengths go beyond them")
+            raise CorruptionError(f"{len(payload)} bytes are not an entry: its lengths exceed them")
         return cls(index, term, kind, data, extensions, appended_at)
 
 
 def _plain(given: bytes) -> bytes:
-    """Return bytes; the length of what is only like them may be one of larger items."""
+    """Convert to bytes: the length of another buffer may count items of several bytes."""
     return given if type(given) is bytes else memoryview(given).tobytes()
+
+
+# --- codecs -------------------------------------------------------------------------
+
+
+CUSTOM_CODEC_MIN = 1 << 16
+"""Lower ids are reserved, as in the Go library."""
+
+
+class EntryCodec(Protocol):
+    """Encodes entries to bytes, and decodes them."""
+
+    @property
+    def id(self) -> int:
+        """Stored in segments and in the meta store; another id is another format."""
+
+    def encode(self, entry: LogEntry) -> bytes: ...
+
+    def decode(self, data: bytes) -> LogEntry:
+        """Decode an entry; any exception means that `encode` did not write these bytes."""
+
+
+class BinaryCodec:
+    """The codec of the format, as the Go library writes it."""
+
+    id = 1
+
+    def encode(self, entry: LogEntry) -> bytes:
+        return entry.encode()
+
+    def decode(self, data: bytes) -> LogEntry:
+        return LogEntry.decode(data)
+
+
+BINARY = BinaryCodec()
+
+
+def check_id(codec: EntryCodec) -> None:
+    """Raise InvalidInputError if a codec's id is out of range."""
+    if not isinstance(codec.id, int) or not 0 <= codec.id < U64_MAX:
+        raise InvalidInputError(
+            f"codec id {codec.id} is out of range: expected 0 to {U64_MAX - 1}",
+            kind=ErrorKind.INVALID_OPTION,
+        )
+
+
+def decode_entry(codec: EntryCodec, data: bytes) -> LogEntry:
+    """Decode an entry with any codec; CorruptionError if that fails."""
+    try:
+        return codec.decode(data)
+    except CorruptionError:
+        raise
+    except Exception as error:
+        raise CorruptionError(f"{len(data)} bytes are not an entry: {error!r}") from error
+
+
+def torn_index(codec: EntryCodec, payload: bytes) -> int:
+    """Return the index of an entry whose end a crash may have cut off, leaving zeros.
+
+    0 unless its length is that of the frame, so that the frame's length is not damaged. With the
+    format's own codec the lengths in the entry show that; with another one, encoding it again.
+    """
+    try:
+        if codec.id != BINARY.id:
+            entry = codec.decode(payload)
+            return entry.index if codec.encode(entry) == payload else 0
+        index, at = read_uvarint(payload, 0)
+        _, at = read_uvarint(payload, at)
+        _, at = read_uvarint(payload, at)
+        length, at = read_uvarint(payload, at)
+        rest = payload[at + length :]
+        if not any(rest):  # extensions and time are cut off
+            return index if len(rest) > TIME_BYTES else 0
+        extension_length, at = read_uvarint(rest, 0)
+        time = rest[at + extension_length :]
+        is_whole = EntryTime.LENGTHS.get(time[0]) == len(time)
+        return index if is_whole or (len(time) >= TIME_BYTES and not any(time)) else 0
+    except Exception:  # as from any codec: these bytes are not an entry
+        return 0

@@ -1,19 +1,21 @@
-"""`LocalLog`: a crash-safe log of numbered entries in a directory, and a few values beside it.
+"""`LocalLog`: a crash-safe log of numbered entries in a directory, with a few stable values.
 
 An append is one write and one sync, whatever its size. When the tail is full, the batch that
-fills it carries its index; the log then turns to a new tail in the background, and only an
-append that comes before that is done waits for it. Readers never wait: they look at a view
-that is replaced as a whole.
+fills it carries its index; the log then switches to a new tail in the background, and only an
+append that comes before that is done waits for it. Readers never wait: they use a view that is
+replaced as a whole.
 
-    store_logs   encode → write + sync → show          (poisoned if it fails in the middle)
+    store_logs   encode → write + sync → publish        (poisoned if it fails halfway)
     rotation     meta commit → create the new file
     truncation   meta commit → create, if a tail is new → delete files
 
-Where a write or a sync fails, nobody knows what the disk has. The handle then refuses to
-change anything more, and keeps answering reads of what was acknowledged; opening the log
-again finds out.
+After a failed write or sync the state of the disk is unknown. The handle then rejects all
+changes, and still serves reads of acknowledged entries; reopening the log recovers it. Arguments
+are checked before anything is locked or written: a mistake of the caller must neither reach the
+disk nor poison the log.
 """
 
+import operator
 import os
 import struct
 from bisect import bisect_right
@@ -21,34 +23,41 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TypeVar
 
-from reef.errors import ClosedError, InvalidInputError, Kind, OutcomeUnknownError, UnavailableError
-from reef.locallog.arguments import directory, framed, stable_key, stable_value, whole_number
-from reef.locallog.batching import Framed
-from reef.locallog.codec import BINARY, EntryCodec, check_id
-from reef.locallog.entry import LogEntry
-from reef.locallog.frames import SEGMENT_BYTES_MAX
-from reef.locallog.metastore import LogState, open_meta_store, rfc3339
-from reef.locallog.opening import FULL, create_tail, open_segments
-from reef.locallog.plans import NewTail, plan_rotation, plan_tail, plan_truncation, without_tail
-from reef.locallog.recovery import RecoveryReport
-from reef.locallog.segment import Batch, Sealed, Tail, missing
-from reef.locallog.vfs import OS_FILES, FileSystem
+from reef.errors import (
+    ClosedError,
+    ErrorKind,
+    InvalidInputError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
+from reef.files import OS, FileSystem, is_disk_full
+from reef.locallog.entry import BINARY, U64_MAX, EntryCodec, LogEntry, check_id
+from reef.locallog.frames import SEGMENT_BYTES_MAX, Framed, frame_entries
+from reef.locallog.metastore import (
+    NewTail,
+    PersistentState,
+    open_meta_store,
+    plan_rotation,
+    plan_tail,
+    plan_truncation,
+    rfc3339,
+    without_tail,
+)
+from reef.locallog.recovery import LogRecoveryReport, create_tail, open_segments
+from reef.locallog.segment import AppendBatch, SealedSegment, TailSegment, not_in_log
 from reef.runtime import REAL, ProcessBound, Runtime, Task
-
-__all__ = ["LocalLog"]
 
 T = TypeVar("T")
 SEGMENT_BYTES = 64 << 20
-SEGMENT_BYTES_MIN = 1
 U64 = struct.Struct("<Q")
 
 
-class View:
-    """The log at one moment: what a reader needs, never changed but for the tail's growth."""
+class LogView:
+    """A snapshot of the log for readers; immutable, except that its tail grows."""
 
     __slots__ = ("bases", "sealed", "tail")
 
-    def __init__(self, sealed: tuple[Sealed, ...], tail: Tail) -> None:
+    def __init__(self, sealed: tuple[SealedSegment, ...], tail: TailSegment) -> None:
         self.sealed = sealed
         self.tail = tail
         self.bases = [segment.info.base_index for segment in sealed]
@@ -64,15 +73,15 @@ class View:
     def last_index(self) -> int:
         return self.tail.last_index if self.first_index else 0
 
-    def segment_of(self, index: int) -> Sealed | Tail:
-        """Return the segment that has an entry, which is known to be in the log."""
+    def segment_of(self, index: int) -> SealedSegment | TailSegment:
+        """Return the segment of an entry, which must be in the log."""
         if index >= self.tail.info.base_index:
             return self.tail
         return self.sealed[bisect_right(self.bases, index) - 1]
 
 
 class LocalLog(ProcessBound):
-    """A log in a directory, with one owner. One thread appends, any number read."""
+    """A log in a directory, with one owner. Changes are serialized; reads are not."""
 
     def __init__(
         self,
@@ -80,73 +89,73 @@ class LocalLog(ProcessBound):
         segment_bytes: int = SEGMENT_BYTES,
         *,
         codec: EntryCodec = BINARY,
-        files: FileSystem = OS_FILES,
+        files: FileSystem = OS,
         runtime: Runtime = REAL,
         lock_timeout_s: float = 0.0,
     ) -> None:
-        """Open the log, or make one. ConflictError if it is open elsewhere."""
+        """Open the log, or create it. ConflictError if it is already open."""
         super().__init__(runtime)
-        segment_bytes = whole_number("segment_bytes", segment_bytes)
-        if not SEGMENT_BYTES_MIN <= segment_bytes <= SEGMENT_BYTES_MAX:
+        segment_bytes = _to_int("segment_bytes", segment_bytes)
+        if not 1 <= segment_bytes <= SEGMENT_BYTES_MAX:
             raise InvalidInputError(
-                f"segment_bytes is {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}, not {segment_bytes}",
-                kind=Kind.INVALID_OPTION,
+                f"segment_bytes is {segment_bytes}, expected 1 to {SEGMENT_BYTES_MAX}",
+                kind=ErrorKind.INVALID_OPTION,
             )
         check_id(codec)
-        self.path = directory(path)
+        self.path = _absolute(path)
         self.codec = codec
         self._segment_bytes = segment_bytes
         self._files = files
         self._runtime = runtime
         self._lock = runtime.lock()
-        """Held by whoever changes something, over all of its I/O."""
+        """Held during a change, including its I/O."""
         self._rotation: Task | None = None
         self._failure: BaseException | None = None
         self._closed = False
         self._names_synced = False
-        """Whether the tail's name is durable: it must be before the first answer."""
-        with _told(self.path):
-            files.make_directory(self.path)
+        """Whether the tail's name is durable: required before its first acknowledgement."""
+        with _disk_errors(self.path):
+            files.make_directories(self.path)
             self._meta = open_meta_store(
                 files, self.path, runtime=runtime, lock_timeout_s=lock_timeout_s
             )
-            self._view: View | None
+            self._view: LogView | None
             self._view, self.recovery = self._open()
 
-    def _open(self) -> tuple[View, RecoveryReport]:
+    def _open(self) -> tuple[LogView, LogRecoveryReport]:
         try:
             opened = open_segments(self._files, self.path, self._meta, self.codec, self._new_tail())
         except BaseException:
             self._meta.close()
             raise
-        return View(opened.sealed, opened.tail), opened.report
+        return LogView(opened.sealed, opened.tail), opened.report
 
     # --- reading: no lock ---------------------------------------------------------
     @property
     def first_index(self) -> int:
         """The first entry's index; 0 if the log is empty."""
-        return self._looking().first_index
+        return self._current_view().first_index
 
     @property
     def last_index(self) -> int:
         """The last entry's index; 0 if the log is empty."""
-        return self._looking().last_index
+        return self._current_view().last_index
 
     def get_log(self, index: int) -> LogEntry:
-        """Return an entry; NotFoundError if the log does not have it."""
-        view = self._looking()
+        """Return an entry; NotFoundError if it is not in the log."""
+        view = self._current_view()
         first, last = view.first_index, view.last_index
         if not first <= index <= last or not first:
-            raise missing(index, first, last)
-        with _told(self.path):
+            raise not_in_log(index, first, last)
+        with _disk_errors(self.path):
             return view.segment_of(index).get(index)
 
     def entries(self, first: int | None = None, last: int | None = None) -> Iterator[LogEntry]:
-        """Yield entries from `first` to `last`, both included; by default all there are now.
+        """Yield entries from `first` to `last`, both included; by default all of them.
 
-        What was in the log at the call is yielded, whatever is removed meanwhile.
+        The entries of the log at the call are yielded, even if they are removed meanwhile.
         """
-        view = self._looking()
+        view = self._current_view()
         have_first, have_last = view.first_index, view.last_index
         low = have_first if first is None else first
         high = have_last if last is None else last
@@ -154,35 +163,37 @@ class LocalLog(ProcessBound):
             return iter(())
         for bound in (low, high):
             if not have_first <= bound <= have_last:
-                raise missing(bound, have_first, have_last)
+                raise not_in_log(bound, have_first, have_last)
         return self._iterate(view, low, high)
 
-    def _iterate(self, view: View, low: int, high: int) -> Iterator[LogEntry]:
+    def _iterate(self, view: LogView, low: int, high: int) -> Iterator[LogEntry]:
         while low <= high:
             segment = view.segment_of(low)
             end = high if segment is view.tail else min(high, segment.last_index)
-            with _told(self.path):
+            with _disk_errors(self.path):
                 yield from segment.entries(low, end)
             low = end + 1
 
     def get(self, key: bytes | str) -> bytes | None:
-        """Return what `set` kept; None if there is nothing."""
-        self._looking()
-        return self._meta.stable.get(stable_key(key))
+        """Return a stable value; None if it is not set."""
+        self._current_view()
+        return self._meta.stable.get(_to_key(key))
 
     def get_uint64(self, key: bytes | str) -> int:
-        """Return what `set_uint64` kept; 0 if there is nothing."""
+        """Return a stable number; 0 if it is not set."""
         value = self.get(key)
         if not value:
             return 0
         if len(value) != U64.size:
-            raise InvalidInputError(f"{key!r} has {len(value)} bytes, a number has {U64.size}")
+            raise InvalidInputError(
+                f"the value of {key!r} has {len(value)} bytes, expected {U64.size}"
+            )
         return int(U64.unpack(value)[0])
 
-    def _looking(self) -> View:
+    def _current_view(self) -> LogView:
         view = self._view
         if self._closed or view is None:
-            raise ClosedError(f"{self.path}: the log was closed")
+            raise ClosedError(f"{self.path}: the log is closed")
         return view
 
     # --- changing: one at a time --------------------------------------------------
@@ -191,83 +202,77 @@ class LocalLog(ProcessBound):
         self.store_logs((entry,))
 
     def store_logs(self, entries: Sequence[LogEntry]) -> None:
-        """Append entries, durably, all or none: one write, one sync.
+        """Append entries durably and atomically, with one write and one sync.
 
-        Their indexes go on from `last_index`; an empty log takes any first one.
-        OutcomeUnknownError if the disk failed: the log must be opened again.
+        Their indexes continue from `last_index`; an empty log accepts any first index.
+        OutcomeUnknownError if the disk failed: the log must be reopened.
         """
-        self._looking()
+        self._current_view()
         if not entries:
             return
-        frames = framed(self.codec, entries)
+        frames = _to_frames(self.codec, entries)
         with self._lock:
             self._ready()
-            tail = self._tail_for(int(entries[0].index))
-            batch = tail.encode(frames)
-            self._changing(lambda: self._append(tail, batch))
+            batch = self._tail_for(int(entries[0].index)).encode(frames)
+            self._run_change(lambda: self._append(batch))
             if batch.index_start:
-                self._start_rotation(tail.last_index, batch.index_start)
+                self._start_rotation(self.last_index, batch.index_start)
 
     def delete_range(self, first: int, last: int) -> None:
         """Remove entries from the head or the tail of the log, both bounds included."""
-        first, last = whole_number("a bound", first), whole_number("a bound", last)
+        first, last = _to_int("a bound", first), _to_int("a bound", last)
         with self._lock:
             self._ready()
-            view = self._looking()
-            plan = plan_truncation(view.first_index, view.last_index, first, last)
+            plan = plan_truncation(self.first_index, self.last_index, first, last)
             if plan is None:
                 return
 
             def truncate() -> None:
                 index_start = 0
                 if plan.cuts_tail(self._meta.state):
-                    seal = view.tail.encode(Framed([], []), seal=True)
-                    self._append(view.tail, seal)
+                    seal = self._current_view().tail.encode(Framed([], []), seal=True)
+                    self._append(seal)
                     index_start = seal.index_start
                 state = self._meta.state
-                self._turn_to(plan.apply(state, view.last_index, index_start, self._new_tail()))
+                self._switch_to(plan.apply(state, self.last_index, index_start, self._new_tail()))
 
-            self._changing(truncate)
+            self._run_change(truncate)
 
     def frees_segment(self, last: int) -> bool:
-        """Whether removing all entries up to `last` would delete a file."""
-        sealed = self._looking().sealed
+        """Return whether removing all entries up to `last` would delete a file."""
+        sealed = self._current_view().sealed
         return bool(sealed) and sealed[0].last_index <= last
 
     def set(self, key: bytes | str, value: bytes | None) -> None:
-        """Keep a value durably, beside the log; None removes it. A text key is UTF-8."""
-        name, kept = stable_key(key), stable_value(value)
+        """Store a stable value durably; None removes it. A text key is UTF-8."""
+        name, kept = _to_key(key), _to_value(value)
         with self._lock:
             self._ready()
-            self._changing(lambda: self._meta.set_stable(name, kept))
+            self._run_change(lambda: self._meta.set_stable(name, kept))
 
     def set_uint64(self, key: bytes | str, value: int) -> None:
-        """Keep a number of 64 bits durably."""
-        value = whole_number("what is kept here", value)
+        """Store an unsigned 64-bit number durably."""
+        value = _to_int("a stable number", value)
         if not 0 <= value < 1 << 64:
-            raise InvalidInputError(f"{value} does not fit into 64 bits without a sign")
+            raise InvalidInputError(f"{value} is out of range for an unsigned 64-bit integer")
         self.set(key, U64.pack(value))
 
     def close(self) -> None:
-        """Let go of the log. What was acknowledged is durable already."""
+        """Close the log and release its lock. Acknowledged entries are durable already."""
         with self._lock:
             if self._closed:
                 return
             if self._rotation is not None:
                 self._rotation.join()
             self._closed = True
-            self._view = None  # a removed segment takes room for as long as its file is open
+            self._view = None  # a removed segment uses space while its file is open
+            self._failure = None
             self._meta.close()
 
     def __enter__(self) -> "LocalLog":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -277,21 +282,25 @@ class LocalLog(ProcessBound):
 
     # --- inside: the lock is held -------------------------------------------------
     def _ready(self) -> None:
-        """Wait for the rotation, and raise if nothing may be changed any more."""
+        """Wait for the rotation; raise if the log is closed or failed."""
         self.check_process()
         if self._closed:
-            raise ClosedError(f"{self.path}: the log was closed")
+            raise ClosedError(f"{self.path}: the log is closed")
         if self._rotation is not None:
             self._rotation.join()
             self._rotation = None
         if self._failure is not None:
             raise ClosedError(
-                f"{self.path}: a change of the log failed before ({self._failure})",
-                hint="Open it again: that finds out what the disk has",
+                f"{self.path}: an earlier change of the log failed ({self._failure})",
+                hint="Reopen the log: recovery finds the durable entries",
             ) from self._failure
 
-    def _changing(self, change: Callable[[], T]) -> T:
-        """Run a change. If it fails in the middle, nothing may follow it."""
+    def _run_change(self, change: Callable[[], T]) -> T:
+        """Run a change. If it fails halfway, the log accepts no other.
+
+        The error may live longer than the log. Its frames must not hold segments, whose files
+        would stay open: callers have no segment in a variable, and frames below are dropped.
+        """
         try:
             return change()
         except InvalidInputError:
@@ -300,47 +309,47 @@ class LocalLog(ProcessBound):
             self._failure = error
             if not isinstance(error, OSError):
                 raise
-            full = error.errno in FULL
             raise OutcomeUnknownError(
-                f"{self.path}: the disk failed ({error}); what was being changed may be durable",
-                kind=Kind.DISK_FULL if full else Kind.NOT_DURABLE,
-                hint="Open the log again: last_index says what it has",
-            ) from error
+                f"{self.path}: the disk failed ({error}); the change may be durable",
+                kind=ErrorKind.DISK_FULL if is_disk_full(error) else ErrorKind.NOT_DURABLE,
+                hint="Reopen the log and check last_index",
+            ) from _without_frames(error)
 
-    def _append(self, tail: Tail, batch: Batch) -> None:
+    def _append(self, batch: AppendBatch) -> None:
+        tail = self._current_view().tail
         tail.write(batch)
         if not self._names_synced:
             self._files.sync_directory(self.path)
             self._names_synced = True
-        tail.show(batch)
+        tail.publish(batch)
 
-    def _tail_for(self, index: int) -> Tail:
-        """Return the tail, which goes on with `index`; of an empty log it is made to."""
-        view = self._looking()
-        if view.first_index:
-            if index != view.last_index + 1:
-                raise InvalidInputError(f"entry {index} cannot follow entry {view.last_index}")
-        elif not index == view.tail.info.base_index == view.tail.info.min_index:
+    def _tail_for(self, index: int) -> TailSegment:
+        """Return the tail for an append at `index`; an empty log gets a new one if needed."""
+        info = self._current_view().tail.info
+        if self.first_index:
+            if index != self.last_index + 1:
+                raise InvalidInputError(f"entry {index} cannot follow entry {self.last_index}")
+        elif not index == info.base_index == info.min_index:
             state = plan_tail(without_tail(self._meta.state), index, self._new_tail())
-            self._changing(lambda: self._turn_to(state))
-        return self._looking().tail
+            self._run_change(lambda: self._switch_to(state))
+        return self._current_view().tail
 
     def _start_rotation(self, last_index: int, index_start: int) -> None:
         def rotate() -> None:
             try:
                 state = self._meta.state
-                self._turn_to(plan_rotation(state, last_index, index_start, self._new_tail()))
+                self._switch_to(plan_rotation(state, last_index, index_start, self._new_tail()))
             except BaseException as error:
-                self._failure = error
+                self._failure = _without_frames(error)
 
         try:
             self._rotation = self._runtime.spawn(rotate, name="reef-log-rotation")
-        except RuntimeError:  # no thread is to be had: the append has succeeded all the same
+        except RuntimeError:  # no thread is available: the append has succeeded anyway
             rotate()
 
-    def _turn_to(self, state: LogState) -> None:
-        """Make another state true: the commit first, then files, then what readers see."""
-        before = self._looking()
+    def _switch_to(self, state: PersistentState) -> None:
+        """Change to another state: commit it, then create files, then publish the view."""
+        before = self._current_view()
         self._meta.set_state(state)
         *infos, tail_info = state.segments or ()
         if tail_info.id == before.tail.info.id:
@@ -353,10 +362,10 @@ class LocalLog(ProcessBound):
             known[info.id].with_info(info) if info.id in known else before.tail.sealed(info)
             for info in infos
         )
-        self._view = View(tuple(sealed), tail)
+        self._view = LogView(tuple(sealed), tail)
         self._delete(before, state)
 
-    def _delete(self, before: View, state: LogState) -> None:
+    def _delete(self, before: LogView, state: PersistentState) -> None:
         kept = {info.id for info in state.segments or ()}
         gone = [s.info for s in (*before.sealed, before.tail) if s.info.id not in kept]
         for info in gone:
@@ -368,8 +377,8 @@ class LocalLog(ProcessBound):
         return NewTail(self.codec.id, self._segment_bytes, rfc3339(self._runtime.wall_ns()))
 
 
-class _told:  # noqa: N801 - reads as a word in `with`
-    """Turns what the system says into what the caller can act on."""
+class _disk_errors:  # noqa: N801 - used like a function; a generator would cost each read more
+    """Translate errors of the file system."""
 
     __slots__ = ("_path",)
 
@@ -386,8 +395,83 @@ class _told:  # noqa: N801 - reads as a word in `with`
         trace: TracebackType | None,
     ) -> None:
         if isinstance(error, OSError):
-            full = error.errno in FULL
             raise UnavailableError(
                 f"{self._path}: the disk failed ({error})",
-                kind=Kind.DISK_FULL if full else Kind.UNAVAILABLE,
+                kind=ErrorKind.DISK_FULL if is_disk_full(error) else ErrorKind.UNAVAILABLE,
             ) from error
+
+
+# --- arguments ----------------------------------------------------------------------
+
+
+INDEX_MAX = U64_MAX - 2
+"""The tail after the last entry has an index of its own."""
+TYPE_MAX = 255
+"""The Go library has one byte for the type of an entry."""
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """Drop the tracebacks of an error and its causes; return the error."""
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__cause__
+    return error
+
+
+def _absolute(path: str | bytes | os.PathLike[str]) -> str:
+    """Return the absolute path; an empty path is rejected, not the current directory."""
+    if not os.fspath(path):
+        raise InvalidInputError("the path of the log is empty", kind=ErrorKind.INVALID_OPTION)
+    return os.path.abspath(os.fsdecode(path))
+
+
+def _to_int(label: str, given: object) -> int:
+    """Convert an integer of any type; 5.0 is rejected, since the state could not be decoded."""
+    try:
+        return int(operator.index(given))  # type: ignore[arg-type]
+    except TypeError as error:
+        raise InvalidInputError(f"{label} must be an integer, not {given!r}") from error
+
+
+def _to_frames(codec: EntryCodec, entries: Sequence[LogEntry]) -> Framed:
+    """Encode entries as frames; InvalidInputError if one of them cannot be stored."""
+    try:
+        _check_entries(entries)
+        return frame_entries(codec, entries)
+    except (TypeError, AttributeError) as error:
+        raise InvalidInputError(f"an entry has a field of the wrong type: {error}") from error
+
+
+def _check_entries(entries: Sequence[LogEntry]) -> None:
+    first = _to_int("an index", entries[0].index)
+    if first + len(entries) - 1 > INDEX_MAX:
+        raise InvalidInputError(
+            f"the batch starts at {first} and exceeds the maximum index {INDEX_MAX}"
+        )
+    for place, entry in enumerate(entries):
+        if entry.index != first + place or first < 1:
+            raise InvalidInputError(
+                f"expected index {max(first, 1) + place}, found {entry.index}",
+                hint="Indexes start at 1 or above, and are consecutive",
+            )
+        if not 0 <= entry.type <= TYPE_MAX:
+            raise InvalidInputError(
+                f"entry {entry.index} has type {entry.type}, expected 0 to {TYPE_MAX}"
+            )
+
+
+def _to_key(key: bytes | str) -> bytes:
+    """Convert a key to bytes; text is encoded as UTF-8."""
+    return key.encode() if isinstance(key, str) else _bytes("key", key)
+
+
+def _to_value(value: bytes | None) -> bytes | None:
+    """Convert a value to bytes; None is kept."""
+    return None if value is None else _bytes("value", value)
+
+
+def _bytes(label: str, given: object) -> bytes:
+    if not isinstance(given, bytes | bytearray | memoryview):
+        raise InvalidInputError(f"a {label} must be bytes, not {type(given).__name__}")
+    return bytes(given)

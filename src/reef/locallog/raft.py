@@ -3,12 +3,12 @@
     conf = SyncObjConf(journalFile=journal_at("./node1"))
 
 PySyncObj's own journal is a memory-mapped file that is never synced, so that a power failure
-may take entries which a majority was told of. This one is durable at each `add`, and so are
-term and vote before any message tells of them. The commit index is written once a second: it
-only spares a restarted node some waiting.
+can lose entries that were acknowledged to a majority. This one is durable at each `add`, and so
+are term and vote before a message contains them. The commit index is stored once a second: it
+only shortens the restart of a node.
 
-PySyncObj makes its journal from a path, by a function of its own. `journal_at` returns a path
-that is marked, and puts a function in that one's place which knows the mark.
+PySyncObj creates its journal from a path with a function of its own. `journal_at` returns a
+marked path, and replaces that function by one that recognizes the mark.
 """
 
 import _socket
@@ -22,15 +22,13 @@ import pysyncobj.syncobj
 from reef.locallog.entry import LogEntry
 from reef.locallog.log import LocalLog
 
-__all__ = ["LocalLogJournal", "journal_at"]
-
-# PySyncObj puts a function of its own in this place, on all systems, which works on Windows only.
+# PySyncObj replaces this function on all systems with one that works on Windows only.
 socket.inet_ntop = _socket.inet_ntop
 
 VOTE_KEY = b"pysyncobj.vote"
 COMMIT_KEY = b"pysyncobj.commit"
 COMMIT_AT_FIRST = 1
-"""What PySyncObj takes for the commit index of a journal that has none."""
+"""PySyncObj's commit index of a new journal."""
 
 Record = tuple[bytes, int, int]
 """PySyncObj's entry: command, index, term."""
@@ -42,7 +40,7 @@ class _Vote(msgspec.Struct, frozen=True):
 
 
 class LocalLogJournal(pysyncobj.journal.Journal):  # type: ignore[misc]
-    """PySyncObj's view of a log: a list of records, of which the first may be any."""
+    """PySyncObj's view of a log: a list of records, which may start at any index."""
 
     def __init__(self, log: LocalLog) -> None:
         self._log = log
@@ -59,11 +57,11 @@ class LocalLogJournal(pysyncobj.journal.Journal):  # type: ignore[misc]
         self.deleteEntriesTo(len(self))
 
     def deleteEntriesFrom(self, entryFrom: int) -> None:  # noqa: N802, N803 - PySyncObj's names
-        """Remove the records from a place on."""
+        """Remove the records from a position on."""
         self._log.delete_range(self._log.first_index + entryFrom, self._log.last_index)
 
     def deleteEntriesTo(self, entryTo: int) -> None:  # noqa: N802, N803
-        """Remove the records before a place."""
+        """Remove the records before a position."""
         self._log.delete_range(self._log.first_index, self._log.first_index + entryTo - 1)
 
     def __len__(self) -> int:
@@ -80,9 +78,9 @@ class LocalLogJournal(pysyncobj.journal.Journal):  # type: ignore[misc]
             raise IndexError(f"record {item} of {len(self)}")
         return _record(self._log.get_log(first + place))
 
-    # --- what is kept beside them -------------------------------------------------
+    # --- stable values ------------------------------------------------------------
     def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:  # noqa: N802, N803
-        """Keep term and vote; durable before any message tells of them."""
+        """Store term and vote, durably before a message contains them."""
         vote = _Vote(term, votedForNodeId)
         if vote != self._vote:
             self._log.set(VOTE_KEY, msgspec.json.encode(vote))
@@ -95,7 +93,7 @@ class LocalLogJournal(pysyncobj.journal.Journal):  # type: ignore[misc]
         return self._vote.voted_for
 
     def setRaftCommitIndex(self, raftCommitIndex: int) -> None:  # noqa: N802, N803
-        """Keep it in memory; `onOneSecondTimer` writes it."""
+        """Set the commit index in memory; `onOneSecondTimer` stores it."""
         self._commit_index = raftCommitIndex
 
     def getRaftCommitIndex(self) -> int:  # noqa: N802
@@ -115,14 +113,14 @@ def _record(entry: LogEntry) -> Record:
 
 
 class _LogDirectory(str):
-    """A path of a log, where PySyncObj expects the path of a file."""
+    """The path of a log, in place of PySyncObj's path of a file."""
 
     __slots__ = ("options",)
     options: dict[str, Any]
 
 
 def journal_at(path: str, **options: Any) -> str:
-    """Return what to give PySyncObj as `journalFile`; `options` are those of `LocalLog`."""
+    """Return PySyncObj's `journalFile` for a log; `options` are those of `LocalLog`."""
     marked = _LogDirectory(path)
     marked.options = options
     pysyncobj.syncobj.createJournal = _create_journal

@@ -1,9 +1,9 @@
-"""Segments as they are used: sealed ones that only answer, and the tail that grows.
+"""Segments: sealed ones, which are read-only, and the tail, which grows.
 
 Both find an entry in constant time. The tail has the offsets of its entries in memory; a
-sealed segment has them in its own file, from where the two that matter are read. What a read
-returns has been checked for its type, its bounds and its index, but not for its checksum:
-that one is over batches, and `verify` is there for it.
+sealed segment has them in its own file, from which two are read. A read
+checks type, bounds and index of an entry, but no checksum: those cover batches, and are checked
+by `verify`.
 """
 
 import struct
@@ -17,15 +17,15 @@ from typing import NoReturn
 import msgspec
 
 from reef.errors import CorruptionError, InvalidInputError, NotFoundError
-from reef.locallog.batching import Framed
-from reef.locallog.codec import EntryCodec, decode_entry
-from reef.locallog.entry import LogEntry
+from reef.files import File
+from reef.locallog.entry import EntryCodec, LogEntry, decode_entry
 from reef.locallog.frames import (
     ENTRY_BYTES_MAX,
     FRAME,
     FRAME_BYTES,
     HEADER_BYTES,
     SEGMENT_BYTES_MAX,
+    Framed,
     FrameType,
     SegmentHeader,
     commit_frame,
@@ -34,18 +34,15 @@ from reef.locallog.frames import (
     index_frame,
 )
 from reef.locallog.metastore import SegmentInfo
-from reef.locallog.vfs import File
-
-__all__ = ["Batch", "Sealed", "Segment", "Tail"]
 
 SPAN_BYTES = 1 << 20
-"""How much an iteration reads at once."""
+"""Bytes that an iteration reads at once."""
 OFFSETS_MAX = 8192
-"""How many offsets of a sealed segment it reads at once."""
+"""Offsets of a sealed segment that it reads at once."""
 
 
-class Segment(ABC):
-    """What sealed segments and the tail have in common: entries, found by their offsets."""
+class LogSegment(ABC):
+    """Base of sealed segments and the tail: entries, found by their offsets."""
 
     def __init__(self, info: SegmentInfo, file: File, codec: EntryCodec) -> None:
         self.info = info
@@ -58,15 +55,15 @@ class Segment(ABC):
 
     @abstractmethod
     def bounds(self, first: int, last: int) -> Sequence[int]:
-        """Return where each of these entries begins, and where the last one must have ended."""
+        """Return the start offset of each of these entries, and the end of the last one."""
 
     def get(self, index: int) -> LogEntry:
-        """Return one entry, which the caller knows to be here."""
+        """Return one entry, which must be in this segment."""
         start, end = self.bounds(index, index)
         return self._entry(index, self.file.read(end - start, start), 0, end - start)
 
     def entries(self, first: int, last: int) -> Iterator[LogEntry]:
-        """Yield entries in order, of which many are read at once."""
+        """Yield entries in order, with one read for many of them."""
         for low in range(first, last + 1, OFFSETS_MAX):
             bounds = self.bounds(low, min(last, low + OFFSETS_MAX - 1))
             place = 0
@@ -81,30 +78,30 @@ class Segment(ABC):
 
     def _entry(self, index: int, data: bytes, start: int, end: int) -> LogEntry:
         if end > len(data) or end - start < FRAME_BYTES:
-            self.fail(index, f"{end - start} bytes expected, {len(data) - start} are left")
+            self.fail(index, f"expected {end - start} bytes, found {len(data) - start}")
         kind, length = FRAME.unpack_from(data, start)
         start += FRAME_BYTES
         if kind != FrameType.ENTRY or start + length > end or length > ENTRY_BYTES_MAX:
-            self.fail(index, f"a frame of type {kind} with {length} bytes, expected an entry")
+            self.fail(index, f"expected an entry, found a frame of type {kind} with {length} bytes")
         try:
             entry = decode_entry(self.codec, data[start : start + length])
         except CorruptionError as error:
             self.fail(index, error.message)
         if entry.index != index:
-            self.fail(index, f"the entry says that it is {entry.index}")
+            self.fail(index, f"the stored entry has index {entry.index}")
         return entry
 
-    def fail(self, index: int, what: str) -> NoReturn:
+    def fail(self, index: int, problem: str) -> NoReturn:
         raise CorruptionError(
-            f"{self.info.name}, entry {index}: {what}",
+            f"{self.info.name}, entry {index}: {problem}",
             hint="Run `reef log verify`",
             object=self.info.name,
             index=index,
         )
 
 
-class Sealed(Segment):
-    """A segment that is complete, with its index in its file."""
+class SealedSegment(LogSegment):
+    """A complete segment, whose file ends with its index."""
 
     def __init__(self, info: SegmentInfo, file: File, codec: EntryCodec, count: int) -> None:
         super().__init__(info, file, codec)
@@ -115,18 +112,18 @@ class Sealed(Segment):
     def last_index(self) -> int:
         return self.info.max_index
 
-    def with_info(self, info: SegmentInfo) -> "Sealed":
-        return Sealed(info, self.file, self.codec, self._count)
+    def with_info(self, info: SegmentInfo) -> "SealedSegment":
+        return SealedSegment(info, self.file, self.codec, self._count)
 
     def bounds(self, first: int, last: int) -> Sequence[int]:
-        place, wanted = first - self.info.base_index, last - first + 2
-        have = min(wanted, self._count - place)
+        place, count = first - self.info.base_index, last - first + 2
+        have = min(count, self._count - place)
         data = self.file.read(4 * have, self.info.index_start + 4 * place)
         if len(data) < 4 * have:
             self.fail(first, f"the index ends {4 * have - len(data)} bytes early")
         end = self.info.index_start - FRAME_BYTES
-        found = struct.unpack(f"<{have}I", data)
-        bounds = found if have == wanted else (*found, end)
+        offsets = struct.unpack(f"<{have}I", data)
+        bounds = offsets if have == count else (*offsets, end)
         before = HEADER_BYTES - 1
         for offset in bounds:
             if not before < offset <= end:
@@ -135,12 +132,12 @@ class Sealed(Segment):
         return bounds
 
 
-class Batch(msgspec.Struct, frozen=True):
+class AppendBatch(msgspec.Struct, frozen=True):
     """An append, ready to be written: one write, one sync."""
 
     data: bytes
     offset: int
-    """Where it goes."""
+    """Where it is written."""
     offsets: list[int]
     index_start: int
     """Where the index begins, if this seals the segment; otherwise 0."""
@@ -150,8 +147,8 @@ class Batch(msgspec.Struct, frozen=True):
         return self.offset + len(self.data)
 
 
-class Tail(Segment):
-    """The segment that is appended to, by one thread at a time."""
+class TailSegment(LogSegment):
+    """The segment for appends, by one thread at a time."""
 
     def __init__(
         self, info: SegmentInfo, file: File, codec: EntryCodec, offsets: Sequence[int], end: int
@@ -159,9 +156,9 @@ class Tail(Segment):
         super().__init__(info, file, codec)
         self._offsets = array("I", offsets)
         self._end = end
-        """Where the next batch goes; 0 while even the header is still to be written."""
+        """Where the next batch is written; 0 before the header is."""
         self.count = len(offsets)
-        """Entries that are durable, and shown. The last thing that an append changes."""
+        """Durable entries, which readers see. An append changes this last."""
 
     @property
     def last_index(self) -> int:
@@ -169,16 +166,16 @@ class Tail(Segment):
 
     @property
     def is_new(self) -> bool:
-        """Whether nothing was ever committed to it."""
+        """Whether nothing was committed to it yet."""
         return self._end == 0
 
     def bounds(self, first: int, last: int) -> Sequence[int]:
         place, stop, end = first - self.info.base_index, last - self.info.base_index + 1, self._end
-        found = self._offsets[place : stop + 1]
-        return found if len(found) > stop - place else (*found, end)
+        offsets = self._offsets[place : stop + 1]
+        return offsets if len(offsets) > stop - place else (*offsets, end)
 
-    def encode(self, framed: Framed, *, seal: bool = False) -> Batch:
-        """Return the batch that appends these entries, with the index if it is the last one."""
+    def encode(self, framed: Framed, *, seal: bool = False) -> AppendBatch:
+        """Encode an append of these entries, with the index if it fills the segment."""
         *offsets, end = accumulate(framed.sizes, initial=self._end or HEADER_BYTES)
         pieces = list(framed.pieces)
         count = self.count + len(offsets)
@@ -196,28 +193,28 @@ class Tail(Segment):
             info = self.info
             pieces.insert(0, SegmentHeader(info.base_index, info.id, info.codec).encode())
         body = b"".join(pieces)
-        return Batch(body + commit_frame(crc32c(body)), self._end, offsets, index_start)
+        return AppendBatch(body + commit_frame(crc32c(body)), self._end, offsets, index_start)
 
-    def write(self, batch: Batch) -> None:
-        """Make a batch durable. Nobody sees it yet."""
+    def write(self, batch: AppendBatch) -> None:
+        """Make a batch durable. Readers do not see it yet."""
         self.file.write(batch.data, batch.offset)
         self.file.sync()
 
-    def show(self, batch: Batch) -> None:
-        """Let readers find what is durable now."""
+    def publish(self, batch: AppendBatch) -> None:
+        """Make a durable batch visible to readers."""
         self._offsets.extend(batch.offsets)
         self._end = batch.end
         self.count += len(batch.offsets)
 
-    def with_info(self, info: SegmentInfo) -> "Tail":
-        return Tail(info, self.file, self.codec, self._offsets, self._end)
+    def with_info(self, info: SegmentInfo) -> "TailSegment":
+        return TailSegment(info, self.file, self.codec, self._offsets, self._end)
 
-    def sealed(self, info: SegmentInfo) -> Sealed:
-        """Return itself as it is from now on."""
-        return Sealed(info, self.file, self.codec, self.count)
+    def sealed(self, info: SegmentInfo) -> SealedSegment:
+        """Return the same segment, sealed."""
+        return SealedSegment(info, self.file, self.codec, self.count)
 
 
-def missing(index: int, first: int, last: int) -> NotFoundError:
-    """Return the error for an index that the log does not have."""
+def not_in_log(index: int, first: int, last: int) -> NotFoundError:
+    """Return the error for an index outside of the log."""
     held = f"it has {first} to {last}" if first else "it is empty"
     return NotFoundError(f"entry {index} is not in the log: {held}", index=index)

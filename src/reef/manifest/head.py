@@ -1,62 +1,65 @@
-"""Finding the newest manifest.
+"""Find the newest manifest of a namespace, and the current incarnation of a name.
 
-Cold: LIST, then GET the last. Warm: probe the next number. A probe that finds nothing
-means "no news" only while the cached head is fresh: after half a grace period the numbers
-behind it may have been published and swept, and a probe would say "no news" for ever (H47).
+Cold: LIST, then GET the last. Warm: probe the next generation. A probe that misses means "no
+change" only while the cached head is fresh: after half a grace the generations behind it may have
+been published and swept, and every later probe would miss as well (H47).
 
-A damaged manifest that has a sound one after it is passed over: a repair publishes such a
-one. A damaged *newest* one is an error, for whoever would act on what is there: the one
-before it may name objects that are gone, and its epoch and window lie in the past (H18). So
-there is no fallback for a writer, not even a checked one: `repair` decides. Only a reader may
-ask for the newest sound one, and is told what it stands in for.
+A damaged manifest with an intact one after it is skipped: a repair publishes such a one. A damaged
+*newest* manifest is an error, because the one before it may name deleted objects, and its epoch
+and dedup window are out of date (H18). So a writer has no fallback: `repair` decides. Only a
+reader may use the newest intact one; `ManifestHead.damage` then has the error.
 """
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from reef.errors import CorruptionError, Kind, NotFoundError, UnavailableError
-from reef.formats.manifest import Manifest, Successor, decode_manifest
+from reef.errors import CorruptionError, ErrorKind, NotFoundError, ReefError, UnavailableError
+from reef.formats.manifest import (
+    Alias,
+    Manifest,
+    ManifestDecoder,
+    ManifestOutline,
+    Successor,
+    decode_outline,
+)
 from reef.manifest.invariants import check_loaded
+from reef.manifest.lifecycle import is_in_force
 from reef.paths import Namespace, number_of
 from reef.runtime import Runtime, Stopwatch
 from reef.stores import Store, fetch
-from reef.stores.dates import StoreDates
-
-__all__ = ["Head", "HeadFinder", "locate", "newest_incarnation", "refuse_dropped"]
+from reef.stores.base import StoreDates
 
 LISTINGS_MAX = 5
 FALLBACKS_MAX = 10
-"""How far a reader looks back for a sound manifest."""
+"""How many older manifests a reader tries."""
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ManifestHead:
     """A manifest, and when it was last known to be the newest."""
 
     manifest: Manifest
     seen: Stopwatch
     """Started before the request that showed it was sent."""
     damage: CorruptionError | None = None
-    """What is wrong with the newest manifest, if this one stands in for it."""
+    """The error of the newest manifest, if this one replaces it."""
 
-    def fresh(self, by_store_s: float = 0.0) -> bool:
-        """Whether half a grace period has not passed since: the bound for trusting it."""
-        return max(self.seen.elapsed_s(), by_store_s) <= self.manifest.grace_ms / 2000
+    def fresh(self) -> bool:
+        """Whether it was the newest less than half a grace ago: the bound for trusting it."""
+        return self.is_quick(self.seen.elapsed_s())
 
-    def trusts_put(self, sent: Stopwatch, by_store_s: float = 0.0) -> bool:
-        """Whether a PUT was quick enough to need no proof that its slot was not collected.
-
-        Half a grace is the bound, as far as the grace is known. A lower one takes effect one
-        old grace after it was published, so what was seen longer ago proves nothing (H62).
-        `by_store_s` is how long the PUT took by the store's own dates, where it gives them.
-        """
-        grace_s = self.manifest.grace_ms / 1000
-        quick = max(sent.elapsed_s(), by_store_s) <= grace_s / 2
-        return quick and self.seen.elapsed_s() <= grace_s
-
-    def is_quick(self, sent: Stopwatch, by_store_s: float = 0.0) -> bool:
+    def is_quick(self, took_s: float) -> bool:
         """Whether a request took less than half the grace period, as far as that is known."""
-        return max(sent.elapsed_s(), by_store_s) <= self.manifest.grace_ms / 2000
+        return took_s <= self.manifest.grace_ms / 2000
+
+    def shows_open(self, lsn: int) -> bool:
+        """Whether a slot is not collected for at least half a grace from now.
+
+        It was not folded when this was the newest manifest, less than half a grace ago: a sweep
+        condemns it later than that, and deletes it a grace later. A lower grace takes effect
+        one old grace after it was published (H62).
+        """
+        return self.manifest.wal_floor <= lsn and self.is_quick(self.seen.elapsed_s())
 
 
 class HeadFinder:
@@ -67,10 +70,11 @@ class HeadFinder:
         self._namespace = namespace
         self._runtime: Runtime = store.runtime
         self.dates = StoreDates(store.runtime)
-        """For all who write to this namespace with this head: what one has seen serves the rest."""
-        self._known: Head | None = None
-        self._last: Head | None = None
-        """The newest one ever found here: damage at rest does not take it from memory."""
+        """Shared by the committer and the publisher: each date that one sees serves both."""
+        self._decoder = ManifestDecoder()
+        self._known: ManifestHead | None = None
+        self.last: ManifestHead | None = None
+        """The head that was found last, however long ago; later damage does not remove it."""
 
     @property
     def names(self) -> Namespace:
@@ -78,88 +82,124 @@ class HeadFinder:
         return self._namespace
 
     @property
-    def found(self) -> Head:
+    def found(self) -> ManifestHead:
         """The head that was found last; UnavailableError before the first `find`."""
-        if self._last is None:
+        if self.last is None:
             raise UnavailableError(f"the head of {self._namespace.name} was not read yet")
-        return self._last
+        return self.last
 
-    @property
-    def last(self) -> Head | None:
-        """The head that was found last, however long ago, without looking again."""
-        return self._last
-
-    def find(self, *, fallback: bool = False, dropped: bool = False) -> Head:
+    def find(
+        self,
+        *,
+        fallback: bool = False,
+        dropped: bool = False,
+        renamed: bool = False,
+        probe: bool = True,
+    ) -> ManifestHead:
         """Return the newest manifest; NotFoundError if there is none, or the namespace is dropped.
 
-        Where it is damaged: CorruptionError, or with `fallback` the newest sound one. Only who
-        drops, brings back, makes anew or sweeps asks for a `dropped` one too.
-        """
-        found = self._find(fallback)
-        if not dropped:
-            refuse_dropped(self._namespace, found.manifest)
-        return found
+        NotFoundError also if it was renamed, unless `renamed` or `dropped`: jobs that have begun
+        continue under the former name.
 
-    def _find(self, fallback: bool) -> Head:
-        known, found = self._known, None
+        If it is damaged: CorruptionError, or with `fallback` the newest intact one. Only drop,
+        undrop, create and sweep ask for a `dropped` one too. Without `probe`, the newest one that
+        a listing shows, for reports: one request less.
+        """
+        head = self._find(fallback) if probe else self._newest_listed(fallback)
+        if not dropped:
+            refuse_dropped(self._namespace, head.manifest)
+            if not renamed:
+                refuse_renamed(self._namespace, head.manifest)
+        return head
+
+    def _find(self, fallback: bool) -> ManifestHead:
+        known, head = self._known, None
         if known is not None and known.damage is None and known.fresh():
-            found = self._probe(known, fallback)
+            head = self._probe(known, fallback)
         for _ in range(LISTINGS_MAX):
-            found = found or self._list(fallback)
-            if found is not None:
-                self._check_winner(found.manifest)
-                self._known = self._last = found
-                return found
-        raise UnavailableError(
+            head = head or self._list(fallback)
+            if head is not None:
+                self._check_winner(head.manifest)
+                self._known = self.last = head
+                self._follow_branch(head.manifest)
+                return head
+        raise self._swept_too_fast()
+
+    def _swept_too_fast(self) -> UnavailableError:
+        return UnavailableError(
             f"manifests of {self._namespace.name} are swept faster than they can be read",
             hint="The store is too slow for this grace period",
             namespace=self._namespace.name,
         )
 
-    def _check_winner(self, found: Manifest) -> None:
+    def _newest_listed(self, fallback: bool) -> ManifestHead:
+        for _ in range(LISTINGS_MAX):
+            head = self._list(fallback, probe=False)
+            if head is not None:
+                self.last = head  # not as known: nothing may be derived from its freshness
+                self._follow_branch(head.manifest)
+                return head
+        raise self._swept_too_fast()
+
+    def _check_winner(self, newer: Manifest) -> None:
         """Raise if a newer head names another manifest at the generation that is known (H73).
 
         A head that was seen longer ago than half a grace proves nothing, nor does a generation
         that is not retained: its PUT may have landed in a slot that was collected (H14).
         """
-        last = self._last
-        if last is None or found.write_id == last.manifest.write_id or not last.fresh():
+        last = self.last
+        if last is None or newer.write_id == last.manifest.write_id or not last.fresh():
             return
         known = last.manifest
-        if known.generation < found.oldest_retained:
+        if known.generation < newer.oldest_retained:
             return
-        ids = {entry.generation: entry.write_id for entry in found.recent}
+        ids = {entry.generation: entry.write_id for entry in newer.recent}
         if ids.get(known.generation, known.write_id) != known.write_id:
             key = self._namespace.manifest(known.generation)
             raise CorruptionError(
                 f"object {key} was written twice: by write {known.write_id}, "
                 f"and by write {ids[known.generation]}",
-                kind=Kind.CHANGED_WINNER,
+                kind=ErrorKind.CHANGED_WINNER,
                 hint="Published changes may be lost: run `reef store probe`, then `reef verify`",
                 object=key,
                 generation=known.generation,
             )
 
-    def published(self, head: Head) -> None:
+    def published(self, head: ManifestHead) -> None:
         """Remember a manifest that was just published."""
-        self._known = self._last = head
+        self._known = self.last = head
+        self._follow_branch(head.manifest)
+
+    def _follow_branch(self, manifest: Manifest) -> None:
+        """Name the slots of a branch's inherited log where they are stored."""
+        inherited = tuple((part.last_lsn, part.root) for part in manifest.inherited)
+        if inherited != self._namespace.inherited:
+            self._namespace = replace(self._namespace, inherited=inherited)
 
     def forget(self) -> None:
-        """Look again from scratch the next time."""
+        """Start the next `find` with a listing."""
         self._known = None
 
     def load(self, generation: int) -> Manifest:
         """Return the manifest of a generation; NotFoundError if it is not there."""
         key = self._namespace.manifest(generation)
-        manifest = fetch(self._store, key, lambda body: decode_manifest(body, key))
-        if manifest.generation != generation:
-            raise CorruptionError(
-                f"object {key} holds generation {manifest.generation}", object=key, offset=0
-            )
+        manifest = fetch(self._store, key, lambda body: self._decoder.decode(body, key))
+        self._check_generation(manifest.generation, generation, key)
         return check_loaded(manifest, key)
 
-    def _list(self, fallback: bool) -> Head | None:
-        """Begin with the newest that a listing shows; None if that took too long."""
+    def load_outline(self, generation: int) -> ManifestOutline:
+        """Return a few fields of the manifest of a generation, for sweeps over many of them."""
+        key = self._namespace.manifest(generation)
+        outline = fetch(self._store, key, lambda body: decode_outline(body, key))
+        self._check_generation(outline.generation, generation, key)
+        return outline
+
+    def _check_generation(self, found: int, expected: int, key: str) -> None:
+        if found != expected:
+            raise CorruptionError(f"object {key} holds generation {found}", object=key, offset=0)
+
+    def _list(self, fallback: bool, *, probe: bool = True) -> ManifestHead | None:
+        """Start with the newest one that a listing shows; None if that took too long."""
         seen = self._runtime.stopwatch()
         numbers = [number_of(info.key) for info in self._store.list(self._namespace.manifests)]
         generations = sorted(number for number in numbers if number)
@@ -171,46 +211,49 @@ class HeadFinder:
         try:
             manifest = self.load(generations[-1])
         except CorruptionError as error:
-            return self._stand_in(generations, _explained(error), fallback, seen)
+            return self._newest_intact(generations, _explained(error), fallback, seen)
         except NotFoundError:  # it was listed, superseded and swept: there are newer ones
             return None
-        return self._probe(Head(manifest, seen), fallback)
+        head = ManifestHead(manifest, seen)
+        return self._probe(head, fallback) if probe else head
 
-    def _probe(self, head: Head, fallback: bool) -> Head | None:
-        """Step forward while there is a next one. Only a miss proves that this is the head.
+    def _probe(self, head: ManifestHead, fallback: bool) -> ManifestHead | None:
+        """Step forward while there is a next generation; only a miss proves that this is the head.
 
-        And only a quick one, counted from when the first was known to be the head: after a slow
-        answer the numbers behind it may be swept. None then, which means: list.
+        The miss must be quick, counted from when the first one was known to be the head: after a
+        slow response the generations behind it may be swept. None then: list instead.
         """
         while True:
             seen = self._runtime.stopwatch()
             try:
-                head = Head(self.load(head.manifest.generation + 1), head.seen)
+                head = ManifestHead(self.load(head.manifest.generation + 1), head.seen)
             except NotFoundError:
-                return Head(head.manifest, seen) if head.fresh() else None
-            except CorruptionError:  # a listing shows whether a sound one comes after it
+                return ManifestHead(head.manifest, seen) if head.fresh() else None
+            except CorruptionError:  # a listing shows whether an intact one comes after it
                 return self._list(fallback)
 
-    def _stand_in(
+    def _newest_intact(
         self, generations: list[int], damage: CorruptionError, fallback: bool, seen: Stopwatch
-    ) -> Head:
-        """Return the newest sound one for those who may have it; never go back in time."""
+    ) -> ManifestHead:
+        """Return the newest intact one if `fallback` allows it; never an older one than before."""
         if not fallback:
             raise damage
-        known = self._last.manifest if self._last is not None else None
+        known = self.last.manifest if self.last is not None else None
         for generation in reversed(generations[-1 - FALLBACKS_MAX : -1]):
             if known is not None and generation <= known.generation:
                 break
             try:
-                return Head(self.load(generation), seen, damage)
+                return ManifestHead(self.load(generation), seen, damage)
             except (CorruptionError, NotFoundError):
                 continue
         if known is None:
             raise damage
-        return Head(known, seen, damage)
+        return ManifestHead(known, seen, damage)
 
 
-def locate(store: Store, name: str, *, fallback: bool = False, dropped: bool = False) -> HeadFinder:
+def locate(
+    store: Store, name: str, *, fallback: bool = False, dropped: bool = False, probe: bool = True
+) -> HeadFinder:
     """Find the current incarnation of a name; return its finder, with the head just found.
 
     The chain of a name that was dropped and created again ends in a manifest that names its
@@ -219,9 +262,55 @@ def locate(store: Store, name: str, *, fallback: bool = False, dropped: bool = F
     completes it. Damage in the chain of an earlier incarnation, or the loss of its last manifest
     or of a record, does not concern the current one.
     """
-    heads = HeadFinder(store, Namespace(name))
+    heads = _locate_in(store, Namespace(name), fallback, probe)
+    alias = heads.found.manifest.alias
+    if alias is not None:
+        heads = _follow(store, name, alias, fallback, probe)
+    refuse_renamed(heads.names, heads.found.manifest)
+    if not dropped:
+        if heads.found.manifest.successor is not None:
+            raise _uncompleted(heads.names)
+        refuse_dropped(heads.names, heads.found.manifest)
+    return heads
+
+
+def locate_folder(store: Store, folder: str) -> HeadFinder:
+    """Find the current incarnation of the namespace in a folder, whatever its name and state."""
+    heads = _locate_in(store, Namespace(folder), fallback=False, probe=True)
+    current = heads.found.manifest.name_in(folder)
+    names = Namespace(current, heads.names.incarnation, "" if current == folder else folder)
+    located = HeadFinder(store, names)
+    located.published(heads.found)
+    return located
+
+
+def home_of(store: Store, name: str) -> Namespace:
+    """Return where the objects of a name are stored, for jobs that search for damage."""
+    with suppress(CorruptionError, NotFoundError):
+        head = HeadFinder(store, Namespace(name)).find(fallback=True, dropped=True)
+        if head.manifest.alias is not None:
+            return Namespace(name, home=head.manifest.alias.folder)
+    return Namespace(name)
+
+
+def _follow(store: Store, name: str, alias: Alias, fallback: bool, probe: bool) -> HeadFinder:
+    """Return the namespace that a name leads to; NotFoundError if the alias is not in force."""
+    missing = NotFoundError(f"there is no namespace {name} in {store.url}", namespace=name)
     try:
-        heads.find(fallback=fallback, dropped=True)
+        heads = _locate_in(store, Namespace(name, home=alias.folder), fallback, probe)
+    except NotFoundError as error:
+        raise missing from error
+    manifest = heads.found.manifest
+    if is_in_force(manifest, alias, name) or name in manifest.names:
+        return heads
+    raise missing  # the rename was announced, and not finished
+
+
+def _locate_in(store: Store, names: Namespace, fallback: bool, probe: bool) -> HeadFinder:
+    """Find the current incarnation in a folder."""
+    heads = HeadFinder(store, names)
+    try:
+        heads.find(fallback=fallback, dropped=True, probe=probe)
     except (CorruptionError, NotFoundError):
         following = _newest(store, heads.names, None, fallback)
         if following is None:
@@ -229,29 +318,61 @@ def locate(store: Store, name: str, *, fallback: bool = False, dropped: bool = F
         heads = following
     while (following := _following(store, heads, fallback)) is not None:
         heads = following
-    if not dropped:
-        refuse_dropped(heads.names, heads.found.manifest)
     return heads
 
 
 def newest_incarnation(store: Store, name: str) -> Namespace:
-    """Return the newest incarnation that was announced, whatever the state of its manifests."""
-    names = Namespace(name)
-    numbers = [1, *_recorded(store, names)]
+    """Return the newest incarnation of which anything is left, whatever the state of its manifests.
+
+    For jobs that search for damage: its record, its manifests or both may be lost. One LIST for
+    each incarnation of which objects are left.
+    """
+    names = home_of(store, name)
+    numbers = [1, *_recorded(store, names), *_stored(store, names)]
+    located: Namespace | None = None
     with suppress(CorruptionError, NotFoundError):
-        numbers.append(locate(store, name, dropped=True).names.incarnation)
-    return names.at(max(numbers))
+        located = locate(store, name, dropped=True).names
+        numbers.append(located.incarnation)
+    if located is not None and located.incarnation == max(numbers):
+        return located
+    return _as_branch(store, names.at(max(numbers)))
+
+
+def _as_branch(store: Store, names: Namespace) -> Namespace:
+    """Return names that lead to the inherited log, as the newest readable manifest states it.
+
+    Otherwise the inherited slots of a branch with a damaged head would be taken for lost ones.
+    """
+    heads = HeadFinder(store, names)
+    listed = [number_of(info.key) for info in store.list(names.manifests)]
+    for generation in sorted((number for number in listed if number), reverse=True):
+        with suppress(CorruptionError, NotFoundError):
+            heads._follow_branch(heads.load(generation))
+            break
+    return heads.names
 
 
 def _recorded(store: Store, names: Namespace) -> list[int]:
     return [number for info in store.list(names.successors) if (number := number_of(info.key))]
 
 
+def _stored(store: Store, names: Namespace) -> list[int]:
+    """Return the incarnations of which objects are left, but for the first one."""
+    found: list[int] = []
+    after = ""
+    while (info := next(iter(store.list(names.incarnations, after)), None)) is not None:
+        number = info.key.removeprefix(names.incarnations).partition("/")[0]
+        if number.isdecimal():
+            found.append(int(number))
+        after = f"{names.incarnations}{number}0"  # behind all keys with a slash after the number
+    return found
+
+
 def _following(store: Store, heads: HeadFinder, fallback: bool) -> HeadFinder | None:
     """Return the newest incarnation after one that was dropped, if any has a manifest.
 
-    A manifest that stands in for a damaged one may be from before the drop, and so may the last
-    one that is left: the records tell.
+    A manifest that replaces a damaged one may be from before the drop, and so may the last one
+    that is left: the records of successors decide.
     """
     head = heads.found
     if head.manifest.dropped is None and head.damage is None:
@@ -275,23 +396,64 @@ def _newest(
 
 
 def refuse_dropped(namespace: Namespace, manifest: Manifest) -> None:
-    """Raise NotFoundError for a manifest of a dropped namespace; say how to bring it back."""
+    """Raise NotFoundError if a namespace is dropped, with a hint how to undrop it."""
     name, dropped = namespace.name, manifest.dropped
     if dropped is None:
         return
-    hint = f"Bring it back with db.undrop({name!r}) or: reef undrop URL {name}"
+    hint = f"Undrop it with db.undrop({name!r}) or: reef undrop URL {name}"
     if manifest.successor is not None:
-        hint = "It was created again since: open it again"
+        hint = "It was created again since; open it again"
     elif dropped.is_cleared:
-        hint = "A sweep has taken its rows; create() makes a new one of that name"
+        hint = "A sweep has deleted its rows; create() makes a new one of that name"
     raise NotFoundError(
-        f"namespace {name} was dropped", kind=Kind.DROPPED, hint=hint, namespace=name
+        f"namespace {name} was dropped", kind=ErrorKind.DROPPED, hint=hint, namespace=name
+    )
+
+
+def refuse_renamed(namespace: Namespace, manifest: Manifest) -> None:
+    """Raise NotFoundError if a namespace has another name by now."""
+    current = manifest.name_in(namespace.folder)
+    if current != namespace.name:
+        raise NotFoundError(
+            f"namespace {namespace.name} was renamed to {current}",
+            kind=ErrorKind.RENAMED,
+            hint=f"Open {current} instead",
+            namespace=namespace.name,
+            renamed_to=current,
+            folder=namespace.folder,
+        )
+
+
+def without_manifest(store: Store, namespace: Namespace) -> ReefError:
+    """Return the error for the newest incarnation of a name, if no manifest of it is left."""
+    name = namespace.name
+    for folder in (namespace.wal, namespace.segments):
+        if next(iter(store.list(folder)), None) is not None:
+            return CorruptionError(
+                f"namespace {name} has no manifest, but objects in {folder}",
+                hint=f"Run rebuild: reef rebuild URL {name} --apply",
+                object=namespace.manifests,
+                offset=0,
+            )
+    if namespace.incarnation > 1:
+        return _uncompleted(namespace)
+    return NotFoundError(f"there is no namespace {name} in {store.url}", namespace=name)
+
+
+def _uncompleted(namespace: Namespace) -> NotFoundError:
+    """Return the error for a name whose re-creation was announced, and has no manifest yet."""
+    name = namespace.name
+    return NotFoundError(
+        f"namespace {name} was dropped, and the process that was creating it again did not finish",
+        kind=ErrorKind.DROPPED,
+        hint=f"db.create({name!r}) completes it",
+        namespace=name,
     )
 
 
 def _explained(error: CorruptionError) -> CorruptionError:
     return CorruptionError(
         f"the newest manifest is damaged: {error.message}",
-        hint="Run `reef repair`: it publishes a sound one after it",
+        hint="Run `reef repair`: it publishes an intact one after it",
         **error.context,
     )

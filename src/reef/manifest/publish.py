@@ -1,13 +1,13 @@
-"""Publishing a manifest: protocol section 5, step by step.
+"""Publish a manifest (protocols §5).
 
 1. Load the head.
-2. Apply the pure edit. Refuse if it names a condemned key; check that every new object
-   exists with its size; check the invariants.
-3. PUT create-only at head + 1.
-4. Lost: load and apply again, with jitter, bounded. Slow or unanswered: proved only by the
-   entry of that generation in the current head's `recent`; otherwise unknown. A listing proves
-   nothing, and neither does "exists" after doubt: a stalled PUT can land in a slot that was
-   collected (H14, H66).
+2. Apply the pure edit. Reject it if it names a condemned key; check that every new object exists
+   with its size; check the invariants.
+3. PUT create-only at the head's generation + 1.
+4. Lost: load and apply again, with jitter, a bounded number of times. Slow or without a response:
+   proved only by the entry of that generation in the current head's `recent`; otherwise unknown. A
+   listing proves nothing, and neither does "exists" after doubt: a stalled PUT may land under a
+   name that was collected (H14, H66).
 """
 
 from collections.abc import Callable
@@ -22,14 +22,12 @@ from reef.errors import (
     ReefError,
 )
 from reef.formats.manifest import Manifest, Recent, SegmentEntry, encode_manifest
-from reef.manifest.head import Head, HeadFinder
+from reef.manifest.head import HeadFinder, ManifestHead
 from reef.manifest.invariants import check_next
 from reef.paths import Namespace
 from reef.runtime import Runtime, Stopwatch
 from reef.stores import Outcome, Store
 from reef.telemetry import Metrics
-
-__all__ = ["Edit", "Publisher"]
 
 Edit = Callable[[Manifest], Manifest | None]
 """Returns the next manifest's content, or None if there is nothing to do.
@@ -39,13 +37,15 @@ applied several times, to different heads, so it must be pure.
 """
 
 CREATED_QUICKLY_S = 1.0
-RECENT_MIN = 64
 RECENT_MS = 24 * 3600 * 1000
+RECENT_MIN = 64
+RECENT_MAX = 1024
+"""A default grace at one publish a second; a longer list would make every publish expensive."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishPolicy:
-    """How long a publisher goes on losing (H25)."""
+    """How often a publisher may lose (H25)."""
 
     losses_max: int = 50
     first_delay_s: float = 0.01
@@ -74,9 +74,9 @@ class Publisher:
         self._turn = self._runtime.lock()
 
     def publish(self, edit: Edit, *, dropped: bool = False) -> Manifest:
-        """Apply `edit` to the head and make the result the head; return what is there then.
+        """Apply `edit` to the head and publish the result; return the head after that.
 
-        To a dropped namespace only with `dropped`: NotFoundError otherwise.
+        NotFoundError for a dropped namespace, unless `dropped` allows it.
         """
         with self._turn:
             start_s = self._runtime.monotonic_s()
@@ -93,11 +93,24 @@ class Publisher:
             hint="Too many processes change this namespace at once; try again later",
         )
 
+    def publish_once(self, edit: Edit, *, dropped: bool = False) -> tuple[Manifest, bool]:
+        """Publish an edit that may come too late: return the head, and whether it applied."""
+        applied = False
+
+        def tracked(head: Manifest) -> Manifest | None:
+            nonlocal applied
+            edited = edit(head)
+            applied = edited is not None
+            return edited
+
+        return self.publish(tracked, dropped=dropped), applied
+
     def create(self, first: Manifest, absent: Stopwatch | None = None) -> Manifest | None:
         """Publish the first generation of a chain; None if another process was first.
 
-        `absent` was started before it was seen that there is no namespace. Another process may
-        have made one since, and swept its first generation: only a quick PUT proves itself.
+        `absent` was started before the request that showed that there is no namespace. Another
+        process may have created one since, and swept its first generation: only a quick PUT needs
+        no proof.
         """
         absent = absent or self._runtime.stopwatch()
         with self._turn:
@@ -107,7 +120,7 @@ class Publisher:
                 return self._prove(following)
             return created
 
-    def _attempt(self, head: Head, edit: Edit) -> Manifest | None:
+    def _attempt(self, head: ManifestHead, edit: Edit) -> Manifest | None:
         edited = edit(head.manifest)
         if edited is None:
             return head.manifest
@@ -122,9 +135,8 @@ class Publisher:
         check_next(before, following)
         key = self._namespace.manifest(following.generation)
         result = self._store.create(key, encode_manifest(following))
-        head = Head(following, since)
-        by_store_s = self.heads.dates.took_s(since, result.date_s)
-        quick = head.fresh(by_store_s)
+        head = ManifestHead(following, since)
+        quick = head.is_quick(self.heads.dates.took_s(since, result.date_s))
         if result.outcome is Outcome.EXISTS and quick and not result.doubt:
             return None
         if result.outcome is Outcome.CREATED and quick:
@@ -133,25 +145,23 @@ class Publisher:
         return self._prove(following)
 
     def _prove(self, following: Manifest) -> Manifest | None:
-        """Return the head if it has seen this publish, None if it has seen another in its place.
+        """Return the head if its chain has this publish, None if it has another in its place.
 
-        Only `recent` of the current head tells: the slot may have been collected meanwhile, and
-        filled again. A generation that it does not reach back to proves nothing.
+        Only `recent` of the current head decides: the object under the generation's name may
+        have been collected meanwhile, and the name used again.
         """
         self.heads.forget()
         cause: ReefError | None = None
         try:
             current = self.heads.find(dropped=True).manifest
-            published = {entry.generation: entry.write_id for entry in current.recent}
-            if following.write_id in published.values():
-                return current
-            if following.generation in published:
-                return None
-        except ReefError as error:  # whatever it is, it says nothing about the publish
+            is_published = chain_has(current, following)
+            if is_published is not None:
+                return current if is_published else None
+        except ReefError as error:  # of any kind: it says nothing about the publish
             cause = error
         raise OutcomeUnknownError(
             f"generation {following.generation} of {self._namespace.name} may have been published",
-            hint="Load the head and see whether the change is there before trying again",
+            hint="Check whether the head has the change before trying again",
             write_id=following.write_id,
             generation=following.generation,
         ) from cause
@@ -161,7 +171,7 @@ class Publisher:
         now_ms = int(self._runtime.wall_s() * 1000)
         write_id = self._runtime.ulid()
         recent = (*edited.recent, Recent(generation, write_id, now_ms))
-        # Whoever publishes uses the namespace: from then on no failed load takes it back.
+        # A publish is a use of the namespace: from then on no failed load drops it.
         is_kept = before is None or edited.made_for != before.made_for
         return msgspec.structs.replace(
             edited,
@@ -173,13 +183,13 @@ class Publisher:
         )
 
     def _check_objects(self, before: Manifest, after: Manifest) -> None:
-        """What becomes visible must be there, whole (H29)."""
+        """Check that every new segment exists with its size (H29)."""
         known = {segment.id for segment in before.segments}
         new = [segment for segment in after.segments if segment.id not in known]
-        self._runtime.gather([lambda s=segment: self._check_object(s) for segment in new])  # type: ignore[misc]
+        self._runtime.map(self._check_object, new)
 
     def _check_object(self, segment: SegmentEntry) -> None:
-        key = self._namespace.segment(segment.id)
+        key = self._namespace.segment(segment.id, segment.home)
         found = self._store.head(key).size
         if found != segment.size:
             raise InternalError(f"object {key} has {found} bytes, expected {segment.size}")
@@ -189,7 +199,18 @@ class Publisher:
         self._runtime.sleep(self._runtime.uniform(0.0, ceiling_s))
 
 
+def chain_has(head: Manifest, published: Manifest) -> bool | None:
+    """Whether a publish is part of a head's chain; None if `recent` does not cover it.
+
+    Generations that left `recent`, or that a repair has skipped, prove nothing either way.
+    """
+    ids = {entry.generation: entry.write_id for entry in head.recent}
+    write_id = ids.get(published.generation)
+    return None if write_id is None else write_id == published.write_id
+
+
 def _trim(recent: tuple[Recent, ...], now_ms: int) -> tuple[Recent, ...]:
-    """Keep the last day, and at least the last 64."""
+    """Keep the entries of the last day: at least RECENT_MIN, at most RECENT_MAX."""
     young = [r for r in recent if r.published_at_ms >= now_ms - RECENT_MS]
-    return tuple(recent[-max(RECENT_MIN, len(young)) :])
+    count = min(max(RECENT_MIN, len(young)), RECENT_MAX)
+    return tuple(recent[-count:])

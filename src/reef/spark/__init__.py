@@ -1,55 +1,74 @@
-"""Reef on Spark: tables as DataFrames, and Reef's jobs as Spark tasks.
+"""Reef on Spark: tables as DataFrames and in SQL, and Reef's jobs as Spark tasks.
 
+    spark = reef.spark.configure(SparkSession.builder, url="s3://bucket/prefix").getOrCreate()
+    spark.sql("SELECT * FROM reef.default.events")
     spark.read.format("reef").option("namespace", "events").load("s3://bucket/prefix")
     df.write.format("reef").option("namespace", "events").mode("append").save("s3://bucket/prefix")
     reef.spark.bulk_load(df, "s3://bucket/prefix", "events")
     reef.spark.table(spark, url, "events").where("amount > 5").select("id", "amount").df()
+    reef.spark.diff(spark, url, "events", "experiment")
     reef.jobs.fold(db, "events", executor=reef.spark.executor(spark))
 
-The only package of Reef that knows of pyspark. Executors need nothing but the Python package:
-they reach the bucket through Reef's own stores, without any jar. Names are imported when they
-are asked for: every Python process of an executor imports this, and a task needs little of it.
+The only package of Reef that imports pyspark. With the jar of the native reader, reads run inside
+of Spark's JVM; without it, in Python. Names are imported on first use: every Python process of an
+executor imports this package, and a task needs little of it.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from reef.spark.checks import Preflight
-    from reef.spark.executors import SparkExecutor, executor
-    from reef.spark.load_progress import LoadProgress
-    from reef.spark.loads import BulkLoadReport, bulk_load, preflight
-    from reef.spark.meter import TaskMeter
+    from reef.spark.batch_search import search
+    from reef.spark.branches import diff
+    from reef.spark.bulk_loader import BulkLoadReport, LoadProgress, bulk_load
+    from reef.spark.change_feed import changes
+    from reef.spark.load_check import Preflight, preflight
+    from reef.spark.session import configure, jar_path
     from reef.spark.source import ReefSource, register
-    from reef.spark.tables import Table, table
+    from reef.spark.spark_executor import SparkExecutor, executor
+    from reef.spark.tables import Merge, ReefTable, Table, TaskMeter, table
 
 __all__ = [
     "BulkLoadReport",
     "LoadProgress",
+    "Merge",
     "Preflight",
     "ReefSource",
+    "ReefTable",
     "SparkExecutor",
     "Table",
     "TaskMeter",
     "bulk_load",
+    "changes",
+    "configure",
+    "diff",
     "executor",
+    "jar_path",
     "preflight",
     "register",
+    "search",
     "table",
 ]
 
 _HOMES = {
-    "BulkLoadReport": "loads",
-    "LoadProgress": "load_progress",
-    "Preflight": "checks",
+    "BulkLoadReport": "bulk_loader",
+    "LoadProgress": "bulk_loader",
+    "Merge": "tables",
+    "Preflight": "load_check",
     "ReefSource": "source",
-    "SparkExecutor": "executors",
+    "ReefTable": "tables",
+    "SparkExecutor": "spark_executor",
     "Table": "tables",
-    "TaskMeter": "meter",
-    "bulk_load": "loads",
-    "executor": "executors",
-    "preflight": "loads",
+    "TaskMeter": "tables",
+    "bulk_load": "bulk_loader",
+    "changes": "change_feed",
+    "configure": "session",
+    "diff": "branches",
+    "executor": "spark_executor",
+    "jar_path": "session",
+    "preflight": "load_check",
     "register": "source",
+    "search": "batch_search",
     "table": "tables",
 }
 

@@ -1,42 +1,71 @@
 """Options of the data source: text in, checked values out.
 
-Spark hands over names in lower case and values as text. An option that is not known is an
-error, since a misspelt `where` would otherwise read everything. What the store needs goes in
-with `store.` in front: `option("store.endpoint", …)` is `reef.open(url, endpoint=…)`. Keys that
-are no text, such as those of `reef.keys.pack`, are said in hexadecimal digits (`startHex`).
+Spark passes names in lower case and values as text. An unknown option is an error, since a misspelt
+`where` would otherwise read everything. Options of the store have the prefix `store.`:
+`option("store.endpoint", …)` is `reef.open(url, endpoint=…)`. Keys that are no text, such as those
+of `reef.keys.pack`, are given in hexadecimal digits (`startHex`).
+
+Options of a write:
+
+op               put (default), patch, merge or delete: the operation of all rows without a column
+                 _op
+mergeOps         operators of the columns that merges change: count=add,high=max
+idempotencyKey   a write whose key was committed before changes nothing
+orderBy          of several rows with one key, the one with the highest value is kept
+duplicates       refuse (default) or order, which is implied by an order column
+key              the key column of a namespace that does not exist yet
+vectors          its vector columns: embedding=384,other=16
+segmentBytes     target size of segments
+sortBytes        memory of a task before it sorts on disk
+leaseSeconds     how long the job is kept without any of its tasks
+liveWins         true: everything written since the write began wins over its rows, as for a
+                 backfill; for appends of whole rows and deletes
+createOnly       fail if the namespace exists already, as the save mode errorifexists does
+unlessChangedSince   GENERATION:LSN of a snapshot: fail with ConflictError if the namespace was
+                 written since
+unlessChangedIn  the key ranges to which that applies: a JSON list of [start, end] in base64, where
+                 the end may be null
 """
 
+import base64
+import binascii
 import json
 import re
+import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from reef import stores
-from reef.engine.history.moments import AsOf, Wanted
+from reef.config import IngestSettings
+from reef.engine.handles.batch import check_idempotency_key, check_live_wins
+from reef.engine.history.as_of import AsOf, ReadTarget, read_target
 from reef.engine.history.snapshots import resolve_snapshot
-from reef.errors import InvalidInputError, Kind
+from reef.errors import ErrorKind, InvalidInputError
+from reef.formats.operators import NAMES
 from reef.manifest.head import HeadFinder, locate
 from reef.paths import Namespace
+from reef.spark.types import OP, OPS
 from reef.stores import Store
 from reef.types import KeyRange
 
 if TYPE_CHECKING:
-    from reef.engine.database import Database
+    from reef.engine.handles.database import Database
 
-__all__ = ["Place", "ReadOptions"]
 
 STORE = "store."
+REQUEST = "reef.request"
+"""Set by the native reader: a request to `reef.spark.planner`."""
 HADOOP_PATH = re.compile(r"^file:/(?!/)")
 """How Spark and Hadoop spell the URL of a directory."""
 TABLE_PROPERTY = "option.namespace"
-"""There while Spark makes a table in its catalog; later reads and writes get no options at all."""
+"""Set while Spark creates a table in its own catalog; later reads and writes get no options."""
 VIEW_HINT = (
     "Use CREATE TEMPORARY VIEW … USING reef OPTIONS (path '…', namespace '…'), or a DataFrame"
 )
 NOT_TEXT = ("runtime", "retry", "faults", "meter", "metrics")
-"""What `reef.stores.open` takes, and no text can say."""
+"""Arguments of `reef.stores.open` that are no text."""
 READING = (
     "generation",
     "snapshot",
@@ -54,30 +83,32 @@ READING = (
     "splitBytes",
     "leaseSeconds",
     "meter",
+    "engine",
 )
 SPLIT_BYTES = 32 << 20
 """Stored bytes of a partition: some seconds of work."""
 LEASE_S = 3600.0
-"""After the last task of a read, a sweep waits for no longer than this."""
+"""How long objects are kept after the last task of a read."""
 LEASE_MIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Which namespace of which bucket: what reading and writing have in common."""
+class TableLocation:
+    """A namespace of a bucket, and the options of its store."""
 
     url: str
     namespace: Namespace
     store_options: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, options: Mapping[str, str]) -> "Place":
+    def of(cls, options: Mapping[str, str]) -> "TableLocation":
         given = {name.lower(): value for name, value in options.items()}
         if not given or TABLE_PROPERTY in given:
-            raise _bad("Spark hands no options of its catalog's tables to Python", VIEW_HINT)
+            raise _bad("Spark passes no options of tables in its own catalog to Python", VIEW_HINT)
         if "paths" in given:
             raise _bad(
-                "a bucket has one path, several were given", "Load each, and join with union"
+                "a bucket has one path, several were given",
+                "Load each, and combine them with union",
             )
         for name, example in (("path", '.load("s3://bucket/prefix")'), ("namespace", "events")):
             if not given.get(name):
@@ -94,14 +125,14 @@ class Place:
         store = stores.open(url, **self.store_options)  # type: ignore[arg-type]
         if not store.capabilities.shared:
             raise _bad(
-                f"{self.url} lives in the memory of one process, and Spark has many",
+                f"{self.url} is in the memory of one process; Spark has many",
                 "Use a directory or a bucket",
             )
         return store
 
     def database(self) -> "Database":
         """Open the bucket, with its registry; nothing works in the background."""
-        from reef.engine.database import Database  # tasks that read do without
+        from reef.engine.handles.database import Database
         from reef.engine.registry import Registry
 
         store = self.open()
@@ -110,9 +141,9 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What a read is asked for."""
+    """The options of a read."""
 
-    place: Place
+    location: TableLocation
     generation: int | None = None
     snapshot: str | None = None
     as_of_time: datetime | None = None
@@ -123,18 +154,23 @@ class ReadOptions:
     split_bytes: int = SPLIT_BYTES
     lease_s: float = LEASE_S
     meter: int | None = None
-    """The id of an accumulator, which counts what the tasks do."""
+    """The id of the accumulator that collects request counts."""
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> "ReadOptions":
-        """Return what these options say; InvalidInputError names a wrong one."""
-        place = Place.of(options)
+        """Parse options; InvalidInputError names a wrong one."""
+        location = TableLocation.of(options)
         given = known_options(options, READING, "read")
-        moments = [name for name in ("generation", "snapshot", "asOfTime") if name in given]
-        if len(moments) > 1:
-            raise _bad(f"the options {' and '.join(map(repr, moments))} both name a moment")
+        if given.get("engine", "python") != "python":
+            raise _bad(
+                f"engine={given['engine']!r}: this session has no native reader",
+                "Start it with reef.spark.configure(SparkSession.builder)",
+            )
+        versions = [name for name in ("generation", "snapshot", "asOfTime") if name in given]
+        if len(versions) > 1:
+            raise _bad(f"only one of the options {', '.join(map(repr, versions))} can be set")
         return cls(
-            place,
+            location,
             _number(given, "generation", 1),
             given.get("snapshot"),
             _time(given),
@@ -147,27 +183,67 @@ class ReadOptions:
             _number(given, "meter", 0),
         )
 
-    def wanted(self, store: Store) -> tuple[HeadFinder, Wanted]:
-        """Return the chain, and the point in time to read; nothing at all is the newest."""
-        name = self.place.namespace.name
+    def target(self, store: Store) -> tuple[HeadFinder, ReadTarget]:
+        """Return the manifests of the namespace, and the point in time to read."""
+        name = self.location.namespace.name
         if self.snapshot is not None:
             heads, entry = resolve_snapshot(store, name, self.snapshot)
-            return heads, Wanted(entry.generation)
+            return heads, ReadTarget(entry.generation)
         if self.as_of_time is not None:
-            return locate(store, name), AsOf(time=self.as_of_time).wanted()
-        return locate(store, name), Wanted(self.generation)
+            return locate(store, name), read_target(self.as_of_time)
+        return locate(store, name), ReadTarget(self.generation)
 
 
-def known_options(options: Mapping[str, str], names: Collection[str], what: str) -> dict[str, str]:
-    """Return the options of a read or a write by their proper names; Spark does not keep case."""
+CHANGES = ("readChanges", "afterLsn", "untilLsn", "images", "splitBytes", "leaseSeconds", "engine")
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeOptions:
+    """The options of a read of changes."""
+
+    location: TableLocation
+    after_lsn: int | None
+    until_lsn: int | None
+    images: bool
+    split_bytes: int
+    lease_s: float
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> "ChangeOptions | None":
+        """Parse options; None if they read rows. InvalidInputError names a wrong one."""
+        given = {name.lower(): value for name, value in options.items()}
+        if not _flag(given, "readChanges".lower()):
+            return None
+        location = TableLocation.of(options)
+        given = known_options(options, CHANGES, "read of changes")
+        return cls(
+            location,
+            _number(given, "afterLsn", 0),
+            _number(given, "untilLsn", 0),
+            _flag(given, "images"),
+            _number(given, "splitBytes", 1) or SPLIT_BYTES,
+            _seconds(given),
+        )
+
+
+def known_options(
+    options: Mapping[str, str], names: Collection[str], operation: str
+) -> dict[str, str]:
+    """Return the options of a read or a write by their proper names: Spark drops the case."""
     proper = {name.lower(): name for name in (*names, "namespace", "path")}
-    given = {}
+    renamed = {old.lower(): (old, new) for old, new in OLD_NAMES.items() if new in names}
+    given: dict[str, str] = {}
     for name, value in options.items():
         if name.lower().startswith(STORE):
             continue
+        if name.lower() in renamed:
+            old, new = renamed[name.lower()]
+            warnings.warn(f"the option {old} is now {new}", DeprecationWarning, stacklevel=2)
+            given.setdefault(new, value)
+            continue
         if name.lower() not in proper:
             raise _bad(
-                f"there is no option {name!r} for a {what}",
+                f"there is no option {name!r} for a {operation}",
                 f"There are: namespace, {', '.join(names)}, and {STORE}… for the store",
             )
         given[proper[name.lower()]] = value
@@ -202,7 +278,7 @@ def _time(given: Mapping[str, str]) -> datetime | None:
         time = datetime.fromisoformat(text)
     except ValueError as error:
         raise _bad(f"the option asOfTime={text!r} is not a time: {error}") from error
-    AsOf(time=time)  # which wants a time zone
+    AsOf(time=time)  # checks that it has a time zone
     return time
 
 
@@ -215,7 +291,7 @@ def _names(given: Mapping[str, str]) -> tuple[str, ...] | None:
     if text.lstrip().startswith("["):
         names = _texts("columns", text)
     if not names:
-        raise _bad("the option columns names no column", "Leave it away for all of them")
+        raise _bad("the option columns names no column", "Omit it to read all columns")
     if not all(names):
         raise _bad(f"the option columns={text!r} has an empty name")
     return names
@@ -234,9 +310,9 @@ def _keys(given: Mapping[str, str]) -> tuple[bytes | str, ...] | None:
 
 
 def _one_of(given: Mapping[str, str], name: str, other: str) -> str | None:
-    """Return what the other way to say something says, if it is the one that was used."""
+    """Return the second of two options that exclude each other; None if it is not set."""
     if name in given and other in given:
-        raise _bad(f"the options {name!r} and {other!r} say the same in two ways")
+        raise _bad(f"only one of the options {name!r} and {other!r} can be set")
     return given.get(other)
 
 
@@ -249,13 +325,178 @@ def _unhexed(name: str, digits: str) -> bytes:
 
 def _texts(name: str, text: str) -> tuple[str, ...]:
     try:
-        found: Any = json.loads(text)
+        items: Any = json.loads(text)
     except json.JSONDecodeError as error:
         raise _bad(f"the option {name} is not JSON: {error}") from error
-    if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+    if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
         raise _bad(f"the option {name} is not a JSON list of texts", 'Such as ["a", "b"]')
-    return tuple(found)
+    return tuple(items)
 
 
 def _bad(message: str, hint: str = "") -> InvalidInputError:
-    return InvalidInputError(message, kind=Kind.INVALID_OPTION, hint=hint)
+    return InvalidInputError(message, kind=ErrorKind.INVALID_OPTION, hint=hint)
+
+
+WRITING = (
+    "op",
+    "mergeOps",
+    "idempotencyKey",
+    "duplicates",
+    "orderBy",
+    "key",
+    "vectors",
+    "segmentBytes",
+    "sortBytes",
+    "leaseSeconds",
+    "liveWins",
+    "createOnly",
+    "unlessChangedSince",
+    "unlessChangedIn",
+)
+OLD_NAMES = {"orderColumn": "orderBy"}
+"""Options that were renamed: the old names keep working."""
+SORT_BYTES = 256 << 20
+"""Rows that a task buffers; sorting needs as much again."""
+WRITE_LEASE_S = 3600.0
+"""Tasks renew it: it must outlast the time before the first and after the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class SparkWriteOptions:
+    """The options of a write."""
+
+    location: TableLocation
+    op: str = "put"
+    idempotency_key: str | None = None
+    order_by: str | None = None
+    key: str | None = None
+    vectors: Mapping[str, int] = field(default_factory=dict)
+    sort_bytes: int = SORT_BYTES
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    create_only: bool = False
+    unless: tuple[int, int, tuple[KeyRange, ...]] | None = None
+    """The condition of the commit: generation and LSN of the snapshot that the rows were computed
+    from, and the key ranges that were read."""
+    merge_ops: Mapping[str, str] = field(default_factory=dict)
+    """The operator of each column that merges change."""
+    live_wins: bool = False
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> "SparkWriteOptions":
+        """Parse options; InvalidInputError names a wrong one."""
+        location = TableLocation.of(options)
+        given = known_options(options, WRITING, "write")
+        op = given.get("op", "put").lower()
+        if op not in OPS:
+            raise _bad(f"the option op={op!r} is not one of {', '.join(OPS)}")
+        order = given.get("orderBy")
+        check_duplicates(given.get("duplicates"), order)
+        check_idempotency_key(given.get("idempotencyKey"))
+        live_wins = _flag(given, "liveWins")
+        check_live_wins(live_wins, partial=op in ("patch", "merge"))
+        settings = {
+            "segment_bytes": _count_option(given, "segmentBytes", IngestSettings().segment_bytes),
+            "lease_ttl_s": float(_count_option(given, "leaseSeconds", int(WRITE_LEASE_S))),
+        }
+        IngestSettings().changed(settings)
+        return cls(
+            location,
+            op,
+            given.get("idempotencyKey"),
+            order,
+            given.get("key"),
+            parse_vectors(given.get("vectors", "")),
+            _count_option(given, "sortBytes", SORT_BYTES),
+            settings,
+            _flag(given, "createOnly"),
+            _condition(given),
+            parse_merge_ops(given.get("mergeOps", "")),
+            live_wins,
+        )
+
+
+def check_duplicates(duplicates: str | None, order_by: str | None) -> None:
+    """Raise unless `duplicates` and the order column agree; an order column alone is enough."""
+    if duplicates is None:
+        return
+    policy = str(duplicates).lower()
+    if policy not in ("refuse", "order"):
+        raise _bad(f"duplicates={duplicates!r} is not 'refuse' or 'order'")
+    if (policy == "order") != (order_by is not None):
+        raise _bad(
+            "duplicates='order' and an order column go together",
+            "The highest value of the order column decides which row of a key counts",
+        )
+
+
+def check_replacing(op: str, columns: Collection[str]) -> None:
+    """Raise unless all rows are puts: an overwrite leaves exactly the rows of the DataFrame."""
+    if op != "put" or OP in columns:
+        raise _bad(
+            "an overwrite leaves exactly the rows of the DataFrame: it has puts only",
+            'Use mode("append"), or no replace, for patches and deletes',
+        )
+
+
+def _flag(given: Mapping[str, str], name: str) -> bool:
+    text = given.get(name, "false").lower()
+    if text not in ("true", "false"):
+        raise _bad(f"the option {name}={text!r} is not true or false")
+    return text == "true"
+
+
+def _condition(given: Mapping[str, str]) -> tuple[int, int, tuple[KeyRange, ...]] | None:
+    since, ranges = given.get("unlessChangedSince"), given.get("unlessChangedIn")
+    if since is None:
+        if ranges is not None:
+            raise _bad("the option unlessChangedIn needs unlessChangedSince")
+        return None
+    match = re.fullmatch(r"(\d+):(\d+)", since)
+    if match is None:
+        raise _bad(f"the option unlessChangedSince={since!r} is not GENERATION:LSN")
+    return int(match[1]), int(match[2]), (KeyRange(),) if ranges is None else _ranges(ranges)
+
+
+def _ranges(text: str) -> tuple[KeyRange, ...]:
+    try:
+        pairs = [(base64.b64decode(start), end) for start, end in json.loads(text)]
+        return tuple(
+            KeyRange(start, None if end is None else base64.b64decode(end)) for start, end in pairs
+        )
+    except (ValueError, TypeError, binascii.Error) as error:
+        raise _bad(
+            f"the option unlessChangedIn={text!r} is not a list of key ranges: {error}",
+            'Such as [["YQ==", null]]',
+        ) from error
+
+
+def _count_option(given: Mapping[str, str], name: str, default: int) -> int:
+    text = given.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and int(text) >= 1):
+        raise _bad(f"the option {name}={text!r} is not a number from 1 on")
+    return int(text)
+
+
+def parse_merge_ops(text: str) -> dict[str, str]:
+    """Return the operators of columns, from text such as `count=add,high=max`."""
+    found = {}
+    for word in filter(None, (word.strip() for word in text.split(","))):
+        name, _, operator = (part.strip() for part in word.rpartition("="))
+        if not name or operator.removesuffix("_") not in NAMES:
+            raise _bad(
+                f"the option mergeOps={text!r} is not such as count=add,high=max",
+                f"Operators are {', '.join(NAMES)}",
+            )
+        found[name] = operator
+    return found
+
+
+def parse_vectors(text: str) -> dict[str, int]:
+    """Return the sizes of vector columns, from text such as `embedding=384,other=16`."""
+    found = {}
+    for word in filter(None, (word.strip() for word in text.split(","))):
+        name, _, size = word.rpartition("=")
+        if not (name and size.isascii() and size.isdigit() and int(size) >= 1):
+            raise _bad(f"the option vectors={text!r} is not such as embedding=384")
+        found[name.strip()] = int(size)
+    return found

@@ -1,7 +1,7 @@
-"""Object stores: what holds all durable state.
+"""Object stores, which hold all durable state.
 
-`open(url)` gives a store that retries reads, settles conditional writes by reading back,
-and counts its requests. The parts are public too, for tests and for other layers.
+`open(url)` returns a store that retries reads, resolves conditional writes by reading back, and
+counts its requests. The parts are public too, for tests and for other layers.
 """
 
 from reef.stores.base import (
@@ -12,58 +12,51 @@ from reef.stores.base import (
     Store,
     Tagged,
     WriteResult,
+    fetch,
 )
-from reef.stores.fetch import fetch
-from reef.stores.opening import open
-from reef.stores.probe import Verdict, agree_on_cas, probe
+from reef.stores.opening import open, with_policies
+from reef.stores.probe import CasVerdict, agree_on_cas, probe
 from reef.stores.wrappers import (
-    PROFILES,
     DiskCache,
-    Fault,
-    Faults,
-    Latency,
-    LatencyProfile,
+    Hooked,
     Meter,
+    Operation,
     Pace,
     Paced,
     PaceEnded,
     ReadBack,
-    Recorder,
+    Request,
     Retry,
     RetryPolicy,
-    Rule,
     Throttle,
     Wrapper,
 )
 
 __all__ = [
-    "PROFILES",
     "Capabilities",
+    "CasVerdict",
     "DiskCache",
-    "Fault",
-    "Faults",
-    "Latency",
-    "LatencyProfile",
+    "Hooked",
     "Meter",
     "ObjectInfo",
+    "Operation",
     "Outcome",
     "Pace",
     "PaceEnded",
     "Paced",
     "Part",
     "ReadBack",
-    "Recorder",
+    "Request",
     "Retry",
     "RetryPolicy",
-    "Rule",
     "Store",
     "Tagged",
     "Throttle",
-    "Verdict",
     "Wrapper",
     "WriteResult",
     "agree_on_cas",
     "fetch",
     "open",
     "probe",
+    "with_policies",
 ]

@@ -1,12 +1,12 @@
-"""What Reef asks of an object store.
+"""The interface of an object store.
 
-A `Store` maps keys to whole objects. It offers one thing that everything else rests on:
-`create`, which puts an object only where there is none, and tells who won. Its answer has
-three values, because a network has three: created, exists, unknown. An error raised by a
-conditional write means that nothing was written; what cannot be told is never an error.
+A `Store` maps keys to whole objects. Everything else depends on one operation: `create`, which
+writes an object only where there is none, and reports who won. Its result has three values, as any
+request over a network: created, exists, unknown. An error raised by a conditional write means that
+nothing was written; an outcome that is not known is a result, never an error.
 
     get, get_tagged, get_range, get_ranges, head, list      read
-    put, upload, copy, compose                              write, in place of what was there
+    put, upload, copy, compose                              write, replacing any object
     create, replace                                         write, if the condition holds
     delete, delete_many                                     missing keys are fine
     now, abort_stale                                        the store's clock; its leftovers
@@ -16,28 +16,13 @@ and strongly consistent, as every store that Reef runs on promises.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TypeVar
 
-from reef.errors import InvalidInputError, Kind, UnavailableError
-from reef.runtime import Runtime
-
-__all__ = [
-    "Capabilities",
-    "ObjectInfo",
-    "Outcome",
-    "Part",
-    "Store",
-    "Tagged",
-    "WriteResult",
-    "check_key",
-    "check_prefix",
-    "check_range",
-    "coalesce",
-    "past_the_end",
-    "short_read",
-]
+from reef.errors import CorruptionError, ErrorKind, InvalidInputError, UnavailableError
+from reef.runtime import Runtime, Stopwatch
 
 KEY_BYTES_MAX = 1024
 COALESCE_GAP_BYTES = 64 * 1024
@@ -48,11 +33,11 @@ Part = bytes | tuple[str, int, int]
 """Of an object to be composed: new bytes, or the range [start, end) of another object."""
 
 PIECE_BYTES = 8 << 20
-"""What passes through here at a time, where a store cannot compose by itself."""
+"""Size of one read, where a store cannot compose by itself."""
 
 
 class Outcome(StrEnum):
-    """What became of a conditional write."""
+    """The outcome of a conditional write."""
 
     CREATED = "created"
     EXISTS = "exists"
@@ -61,26 +46,29 @@ class Outcome(StrEnum):
     UNKNOWN = "unknown"
 
 
+LANDED = (Outcome.CREATED, Outcome.REPLACED)
+
+
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """The answer to `create` or `replace`."""
+    """The result of `create` or `replace`."""
 
     outcome: Outcome
     tag: str | None = None
-    """The new object's tag, where the store told it."""
+    """The new object's tag, if the store reported it."""
     winner: bytes | None = None
-    """What holds the key instead, where it was read back."""
+    """The object that has the key instead, if it was read back."""
     cause: Exception | None = None
     """Why the outcome is unknown."""
     date_s: float | None = field(default=None, compare=False)
-    """The new object's date by the store's clock, where that is known without asking for it."""
+    """The new object's date by the store's clock, where it is known without a request."""
     doubt: bool = False
-    """Whether an earlier try of the same call had no answer, or one that did not hold."""
+    """Whether an earlier attempt of the same call had no response, or one that was not final."""
 
     @property
     def landed(self) -> bool:
         """Whether this write is the one that took effect, for certain."""
-        return self.outcome in (Outcome.CREATED, Outcome.REPLACED)
+        return self.outcome in LANDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +93,7 @@ class Tagged:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a backend can do, and how it counts."""
+    """The features and page sizes of a backend."""
 
     create_only: bool = True
     if_match: bool = True
@@ -118,11 +106,13 @@ class Capabilities:
     """Objects in one DELETE request."""
     part_bytes: int | None = None
     """Size of one part of an upload; None where an upload is one request."""
+    many_ranges: bool = False
+    """Whether several ranges of an object cost no more than one: gaps are not worth reading."""
     compose: bool = False
     """Whether objects are put together out of others without passing through here."""
     abort_stale: bool = True
     now_requests: tuple[str, ...] = ()
-    """Kinds of the requests that `now` sends; none where asking the time costs nothing."""
+    """Kinds of the requests that `now` sends; empty where it sends none."""
     abort_stale_requests: tuple[str, ...] = ()
     """Kinds of the requests that `abort_stale` sends, and a delete for each it removes."""
 
@@ -138,7 +128,7 @@ class Store(ABC):
     def cas(self) -> str:
         """The way of compare-and-swap: "native", or the name of a register.
 
-        All writers of a bucket must share it. May ask the register for its id.
+        All writers of a bucket must share it. May read the id of the register.
         """
         return "native"
 
@@ -156,19 +146,20 @@ class Store(ABC):
         """Return exactly the bytes of [start, end); InvalidInputError past the object's end."""
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return several ranges, in the order asked; near neighbours share a request."""
+        """Return several ranges, in the order given; near neighbours share a request."""
         for start, end in ranges:
             check_range(key, start, end)
         spans = coalesce(ranges, COALESCE_GAP_BYTES)
-        bodies = self.runtime.gather(
-            [lambda span=span: self.get_range(key, *span) for span in spans]  # type: ignore[misc]
-        )
+        if len(spans) == 1:  # the most common case, without a helper thread's call path
+            bodies = [self.get_range(key, *spans[0])]
+        else:
+            bodies = self.runtime.map(lambda span: self.get_range(key, *span), spans)
         fetched = list(zip(spans, bodies, strict=True))
         return [_cut(fetched, start, end) for start, end in ranges]
 
     @abstractmethod
     def head(self, key: str) -> ObjectInfo:
-        """Return what is known of an object; NotFoundError if there is none."""
+        """Return size, tag and date of an object; NotFoundError if there is none."""
 
     @abstractmethod
     def list(self, prefix: str = "", start_after: str = "") -> Iterator[ObjectInfo]:
@@ -177,7 +168,7 @@ class Store(ABC):
     # --- write --------------------------------------------------------------------
     @abstractmethod
     def put(self, key: str, body: bytes) -> str | None:
-        """Write an object in place of whatever is there; return its tag."""
+        """Write an object, replacing any other; return its tag."""
 
     @abstractmethod
     def create(self, key: str, body: bytes) -> WriteResult:
@@ -227,7 +218,7 @@ class Store(ABC):
                 yield self.get_range(source, at, min(at + PIECE_BYTES, end))
 
     def forget(self, key: str, ranges: Iterable[tuple[int, int]]) -> None:  # noqa: B027
-        """Drop what is kept here of ranges whose bytes decode badly; most stores keep nothing."""
+        """Drop cached ranges whose bytes cannot be decoded; most stores cache nothing."""
 
     def delete(self, key: str) -> None:
         """Remove an object, if it is there."""
@@ -244,7 +235,7 @@ class Store(ABC):
 
     @abstractmethod
     def abort_stale(self, older_than_s: float) -> int:
-        """Remove what unfinished writes left behind; return how many."""
+        """Remove the leftovers of unfinished writes; return how many."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url}>"
@@ -276,7 +267,7 @@ def check_range(key: str, start: int, end: int) -> None:
     if not 0 <= start < end:
         raise InvalidInputError(
             f"range [{start}, {end}) of object {key} is empty or negative",
-            kind=Kind.INVALID_RANGE,
+            kind=ErrorKind.INVALID_RANGE,
             object=key,
         )
 
@@ -284,24 +275,24 @@ def check_range(key: str, start: int, end: int) -> None:
 def past_the_end(key: str, end: int, size: int) -> InvalidInputError:
     """Return the error for a range that the object cannot fill."""
     return InvalidInputError(
-        f"object {key} has {size} bytes, a range up to {end} was asked for",
-        kind=Kind.INVALID_RANGE,
+        f"object {key} has {size} bytes, the range ends at {end}",
+        kind=ErrorKind.INVALID_RANGE,
         object=key,
         size=size,
     )
 
 
 def short_read(key: str, found: int, expected: int) -> UnavailableError:
-    """Return the error for an answer that broke off: the next one may be whole."""
+    """Return the error for a truncated response, which can be retried."""
     return UnavailableError(
-        f"object {key}: {found} of {expected} bytes came",
-        kind=Kind.SHORT_READ,
+        f"object {key}: {found} of {expected} bytes received",
+        kind=ErrorKind.SHORT_READ,
         object=key,
     )
 
 
 def coalesce(ranges: Sequence[tuple[int, int]], gap_bytes: int) -> list[tuple[int, int]]:
-    """Join ranges that overlap or lie within `gap_bytes` of each other.
+    """Join ranges that overlap or are within `gap_bytes` of each other.
 
     >>> coalesce([(0, 10), (90, 100), (12, 20)], gap_bytes=4)
     [(0, 20), (90, 100)]
@@ -325,7 +316,144 @@ def _cut(fetched: Sequence[tuple[tuple[int, int], bytes]], start: int, end: int)
 def _bad_key(key: str, why: str) -> InvalidInputError:
     return InvalidInputError(
         f"key {key[:80]!r} {why}",
-        kind=Kind.INVALID_KEY,
+        kind=ErrorKind.INVALID_KEY,
         hint="A key is a path of printable characters, such as wal/0001.wal",
         object=key,
     )
+
+
+# --- listings -------------------------------------------------------------------------
+
+
+class Listing(Iterator[ObjectInfo]):
+    """The objects with a prefix and after a key, filtered from pages that may hold others.
+
+    It counts its requests, for the meter.
+    """
+
+    def __init__(
+        self,
+        pages: Callable[[], Iterator[Sequence[ObjectInfo]]],
+        prefix: str,
+        start_after: str,
+        *,
+        are_sorted: bool = True,
+    ) -> None:
+        self.requests = 0
+        """Requests sent so far, including one that failed."""
+        self._prefix, self._start_after = prefix, start_after
+        infos = self._pull(pages)
+        self._infos = self._until_prefix_ends(infos) if are_sorted else self._sorted(infos)
+
+    def __next__(self) -> ObjectInfo:
+        while True:
+            info = next(self._infos)
+            # Some servers ignore start-after: every key is checked here as well.
+            if info.key > self._start_after and info.key.startswith(self._prefix):
+                return info
+
+    def _pull(self, pages: Callable[[], Iterator[Sequence[ObjectInfo]]]) -> Iterator[ObjectInfo]:
+        """Yield the objects of all pages, and count the pages, including one that fails."""
+        self.requests, received = 1, 0
+        stream = pages()
+        while True:
+            try:
+                page = next(stream, None)
+            except Exception:
+                self.requests = received + 1
+                raise
+            if page is None:
+                return
+            received += 1
+            self.requests = received
+            yield from page
+
+    def _until_prefix_ends(self, infos: Iterator[ObjectInfo]) -> Iterator[ObjectInfo]:
+        """Request no page past the prefix."""
+        for info in infos:
+            if info.key > self._prefix and not info.key.startswith(self._prefix):
+                return
+            yield info
+
+    def _sorted(self, infos: Iterator[ObjectInfo]) -> Iterator[ObjectInfo]:
+        yield from sorted(infos, key=lambda info: info.key)
+
+
+# --- reads of checked objects ---------------------------------------------------------
+
+
+T = TypeVar("T")
+ATTEMPTS_MAX = 3
+
+
+def fetch(store: Store, key: str, decode: Callable[[bytes], T]) -> T:
+    """Return the decoded object; CorruptionError only if it is damaged in every read."""
+    return reread_if_damaged(lambda: decode(store.get(key)))
+
+
+def reread_if_damaged(read: Callable[[], T], forget: Callable[[], None] = lambda: None) -> T:
+    """Call `read`, which fetches and decodes; call it again if a checksum is wrong (H8).
+
+    Damage at rest comes back, a bad transfer does not. `forget` drops the bytes from caches, which
+    would return the same ones again.
+    """
+    for attempt in range(1, ATTEMPTS_MAX + 1):
+        try:
+            return read()
+        except CorruptionError:
+            forget()
+            if attempt == ATTEMPTS_MAX:
+                raise
+    raise AssertionError("the loop returns or raises")
+
+
+# --- the store's clock ----------------------------------------------------------------
+
+
+def current_time_s(store: Store) -> float:
+    """Return the store's time; falls back to the local clock with read-only credentials.
+
+    For reports only: reading a bucket's clock writes an object. Code that deletes by age calls
+    `Store.now`, which never falls back (H30).
+    """
+    try:
+        return store.now()
+    except InvalidInputError as error:
+        if error.kind is not ErrorKind.ACCESS_DENIED:
+            raise
+        return store.runtime.wall_s()
+
+
+class StoreDates:
+    """Measures elapsed time by the dates of objects as well as by local clocks. Safe for threads.
+
+    A virtual machine that was suspended for an hour may have no clock that shows it. The store's
+    dates do, where they come with the response of a write at no cost (`WriteResult.date_s`):
+
+        local clocks  |--- 3 s ---|-- 1 s --|
+                   response      send    response
+        store dates   |----- 3,604 s -------|      an hour is missing in between
+
+    Whether the hour was before or after the send is unknown, so it counts as after: a needless
+    suspicion costs one check of the head. The first date has none to compare with.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._last: tuple[float, Stopwatch] | None = None
+
+    def took_s(self, sent: Stopwatch, date_s: float | None) -> float:
+        """Return how long ago `sent` was: by our clocks, or by the dates if they show more.
+
+        `date_s` is the date of the object whose response has just arrived, if the store gave one.
+        """
+        elapsed_s = sent.elapsed_s()
+        if date_s is None:
+            return elapsed_s
+        last, self._last = self._last, (date_s, self._runtime.stopwatch())
+        if last is None:
+            return elapsed_s
+        last_s, since = last
+        between_s = since.elapsed_s() - elapsed_s
+        by_dates_s = date_s - last_s - between_s
+        return by_dates_s if by_dates_s > elapsed_s else elapsed_s

@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any
 from weakref import WeakValueDictionary
 
-from reef.errors import InvalidInputError, Kind, NotFoundError
+from reef.errors import ErrorKind, InvalidInputError, NotFoundError
 from reef.runtime import REAL, Runtime, leaf_lock
 from reef.stores.base import (
     Capabilities,
@@ -27,8 +27,6 @@ from reef.stores.base import (
     check_range,
     past_the_end,
 )
-
-__all__ = ["MemoryStore"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +169,7 @@ def _same_process(token: int, process_id: int) -> MemoryStore:
     if process_id != REAL.process_id() or token not in _by_token:
         raise InvalidInputError(
             "a memory:// store exists only in the process that opened it",
-            kind=Kind.NOT_PICKLABLE,
+            kind=ErrorKind.NOT_PICKLABLE,
             hint="Use a directory or a bucket where several processes take part",
         )
     return _by_token[token]

@@ -1,7 +1,7 @@
-"""Proves by racing that a store's conditional writes really exclude (H4).
+"""Proves by racing that a store's conditional writes are exclusive (H4).
 
-Some services accept `If-None-Match` and ignore it: two writers would both be told that
-they won. Reef does not believe a store before it has tried:
+Some services accept `If-None-Match` and ignore it: two writers would both be reported as winners.
+Reef does not trust a store before it has probed it:
 
 1. create twice at one name: the second must lose, and the first one's bytes stay;
 2. several writers race for one name, some rounds: exactly one wins each;
@@ -13,23 +13,22 @@ they won. Reef does not believe a store before it has tried:
 6. listings come in the order of the keys' bytes, and start after any key: some services
    sort folders before names, and their start-after would skip objects.
 
-Two properties are proved later, when it costs nobody a wait: that an object keeps its name when it
-is old (by the first opening AGED_S after the probe), and that larger bodies than BYTES_PROVED are
-treated alike (before the first such body is written). With a register none of this depends on the
-store, and only the steps in the probe's own folder are run. ADR 0022 has the cost in requests.
+Two properties are proved later, when no caller has to wait for it: that an object keeps its name
+when it is old (by the first opening AGED_S after the probe), and that larger bodies than
+BYTES_PROVED are treated alike (before the first such body is written). With a register none of this
+depends on the store, and only the steps in the probe's own folder are run. ADR 0022 has the cost in
+requests.
 
-Silence proves nothing, in either direction: a store that does not answer is unavailable, not
-guilty, and no verdict is kept of it. The verdict is kept in the bucket, with the way of
-compare-and-swap that its writers use. A verdict of a narrower probe is upgraded by probing again.
-A writer that comes with another way is refused: native and two-phase writers would not see each
-other's locks.
+A missing response proves nothing, in either direction: such a store is unavailable, and no verdict
+is stored. The verdict is stored in the bucket, with the compare-and-swap that its writers use. A
+verdict of a narrower probe is upgraded by probing again. A writer with another compare-and-swap is
+refused: native and two-phase writers would not see each other's locks.
 """
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import msgspec
 
@@ -37,8 +36,8 @@ from reef import paths
 from reef.errors import (
     UNDECODABLE,
     CorruptionError,
+    ErrorKind,
     InvalidInputError,
-    Kind,
     NotFoundError,
     ReefError,
     UnavailableError,
@@ -47,18 +46,7 @@ from reef.errors import (
 from reef.runtime import Runtime
 from reef.stores.base import Outcome, Store, WriteResult
 from reef.stores.two_phase import find_two_phase
-from reef.stores.wrappers import Wrapper
-
-__all__ = [
-    "Verdict",
-    "agree_on_cas",
-    "agrees_unasked",
-    "as_proved",
-    "check_cas",
-    "probe",
-    "prove_size",
-    "remembered",
-]
+from reef.stores.wrappers import Proved
 
 FORMAT = 1
 SCOPE = 2
@@ -67,8 +55,8 @@ RACERS = 4
 ROUNDS = 3
 ROUNDS_MAX = 15
 BYTES_PROVED = 5 << 20
-"""Above what a group of batches fills by default, and above the size from which some services
-treat an object in another way."""
+"""Larger than a group of batches is by default, and than the size from which some services treat an
+object in another way."""
 PLACE_RACERS = 2
 MANIFEST_BYTES = 256 << 10
 CATALOG_BYTES = 64 << 10
@@ -79,12 +67,12 @@ TWO_PHASE_HINT = (
 )
 
 
-class Verdict(msgspec.Struct, frozen=True):
-    """What the bucket remembers of its conditional writes."""
+class CasVerdict(msgspec.Struct, frozen=True):
+    """The stored result of the probe of a bucket."""
 
     format: int
     cas: str
-    """The way of compare-and-swap: "native", or the name of a register."""
+    """The kind of compare-and-swap: "native", or the name of a register."""
     if_match: bool
     proved_at_s: float
     scope: int = 1
@@ -99,7 +87,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a round of racing creates takes place."""
+    """The key and the body size of a round of racing creates."""
 
     key: str
     bytes: int = 0
@@ -113,25 +101,22 @@ class _Racer:
     body: bytes
 
 
-def agree_on_cas(store: Store, cas: str | None = None) -> Verdict:
-    """Return the bucket's verdict, proving and remembering it on the first call ever.
+def agree_on_cas(store: Store, cas: str | None = None) -> CasVerdict:
+    """Return the bucket's verdict; the first call ever probes the bucket and stores it.
 
-    Called on every open for writing: one GET when the bucket knows. `cas` is the store's own
-    way, unless told otherwise.
+    Called on every open for writing: one GET when there is a verdict. `cas` is the store's own by
+    default.
     """
     cas = store.cas if cas is None else cas
     known = remembered(store)
     if known is None:
-        known = _remember(store, probe(store, cas))
-    _check_way(store, known, cas)
+        known = _store_verdict(store, probe(store, cas))
+    _check_same_cas(store, known, cas)
     return _upgraded(store, known)
 
 
-def _upgraded(store: Store, known: Verdict) -> Verdict:
-    """Return the verdict with the proofs that are due now. With a register there are none.
-
-    Processes that upgrade at once all write verdicts that hold; the last one is kept.
-    """
+def _upgraded(store: Store, known: CasVerdict) -> CasVerdict:
+    """Return the verdict with the proofs that are due now. With a register there are none."""
     if known.refused:
         raise _not_exclusive(store, known.refused)
     if known.cas != "native":
@@ -142,13 +127,29 @@ def _upgraded(store: Store, known: Verdict) -> Verdict:
         return known
     else:
         known = _proved_aged(store, known)
-    store.put(paths.cas_verdict(), msgspec.json.encode(known))
-    if known.refused:
-        raise _not_exclusive(store, known.refused)
-    return known
+    return _amend(store, known)
 
 
-def _proved_aged(store: Store, known: Verdict) -> Verdict:
+def _amend(store: Store, proved: CasVerdict) -> CasVerdict:
+    """Store a verdict with more proofs, and those that other processes have stored meanwhile.
+
+    A refusal counts, whichever process has seen the reason: it is never written over.
+    """
+    latest = remembered(store)
+    if latest is not None:
+        proved = msgspec.structs.replace(
+            proved,
+            bytes_proved=max(proved.bytes_proved, latest.bytes_proved),
+            is_aged=proved.is_aged or latest.is_aged,
+            refused=proved.refused or latest.refused,
+        )
+    store.put(paths.cas_verdict(), msgspec.json.encode(proved))
+    if proved.refused:
+        raise _not_exclusive(store, proved.refused)
+    return proved
+
+
+def _proved_aged(store: Store, known: CasVerdict) -> CasVerdict:
     """Try to create the verdict's own object again: it is the oldest one that is known."""
     other = msgspec.structs.replace(known, scope=0)
     result = store.create(paths.cas_verdict(), msgspec.json.encode(other))
@@ -159,9 +160,11 @@ def _proved_aged(store: Store, known: Verdict) -> Verdict:
     return msgspec.structs.replace(known, is_aged=True)
 
 
-def prove_size(store: Store, size: int) -> Verdict:
+def prove_size(store: Store, size: int) -> CasVerdict:
     """Prove create-only for bodies of up to `size` bytes, once per bucket and doubling."""
     known = remembered(store)
+    if known is not None and known.refused:
+        raise _not_exclusive(store, known.refused)
     if known is not None and known.bytes_proved >= size:
         return known
     size = 1 << (size - 1).bit_length()
@@ -170,85 +173,56 @@ def prove_size(store: Store, size: int) -> Verdict:
         run.check_second_create(run.names.wal_object(1), size)
     finally:
         run.clean_up()
-    if known is None:  # an operator has deleted it: the next opening probes everything
-        known = Verdict(FORMAT, store.cas, store.capabilities.if_match, 0.0, scope=0)
+    if known is None:  # an operator has deleted it: the next opening probes again
+        known = CasVerdict(FORMAT, store.cas, store.capabilities.if_match, 0.0, scope=0)
         return msgspec.structs.replace(known, bytes_proved=size)
-    known = msgspec.structs.replace(known, bytes_proved=size)
-    store.put(paths.cas_verdict(), msgspec.json.encode(known))
-    return known
+    return _amend(store, msgspec.structs.replace(known, bytes_proved=size))
 
 
 def check_cas(store: Store) -> None:
-    """Raise if the bucket is written in another way; what is not known yet is not proved here."""
+    """Raise if the bucket is written with another compare-and-swap; does not probe it."""
     known = remembered(store)
     if known is not None:
-        _check_way(store, known, store.cas)
+        _check_same_cas(store, known, store.cas)
 
 
-def agrees_unasked(store: Store, known: Verdict) -> bool:
-    """Whether who reads may write too, as far as that is known without asking a register.
+def agrees_without_register(store: Store, known: CasVerdict) -> bool:
+    """Whether a reader may also write, as far as that is known without a query to a register.
 
-    Raises if it came with a register to a bucket that is written without one.
+    Raises if it was opened with a register, and the bucket is written without one.
     """
     if find_two_phase(store) is None:
         return known.cas == store.cas and known.scope >= SCOPE and not known.refused
     if known.cas == "native":
-        _check_way(store, known, "a register")
+        _check_same_cas(store, known, "a register")
     return False
 
 
-def _check_way(store: Store, known: Verdict, cas: str) -> None:
+def _check_same_cas(store: Store, known: CasVerdict, cas: str) -> None:
     if known.cas != cas:
         raise InvalidInputError(
             f"{store.url} is written with compare-and-swap by {known.cas!r}, "
-            f"this writer came with {cas!r}",
-            kind=Kind.OTHER_CAS,
-            hint="All writers of a bucket must use the same way, and the same register",
+            f"this process with {cas!r}",
+            kind=ErrorKind.OTHER_CAS,
+            hint="All writers of a bucket must use one compare-and-swap, and the same register",
         )
 
 
-def as_proved(store: Store, verdict: Verdict) -> Store:
-    """Return the store within what was proved of it; with a register, size does not matter."""
-    sized = verdict.cas == "native"
-    return _AsProved(store, verdict) if sized or not verdict.if_match else store
+def as_proved(store: Store, verdict: CasVerdict) -> Store:
+    """Return the store, limited to the writes that were proved; a register proves all sizes."""
+    is_native = verdict.cas == "native"
+    if not is_native and verdict.if_match:
+        return store
+    bytes_proved = verdict.bytes_proved if is_native else sys.maxsize
+    return Proved(store, if_match=verdict.if_match, bytes_proved=bytes_proved, prove=_prove_bytes)
 
 
-class _AsProved(Wrapper):
-    """No If-Match where it was found not to hold; no larger create before it is proved."""
-
-    def __init__(self, inner: Store, verdict: Verdict) -> None:
-        super().__init__(inner)
-        self._verdict = verdict
-        self._bytes_proved = verdict.bytes_proved if verdict.cas == "native" else sys.maxsize
-        if not verdict.if_match:
-            self.capabilities = replace(inner.capabilities, if_match=False)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _AsProved, (self.inner, self._verdict)
-
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        return self.inner.get_ranges(key, ranges)  # a disk cache inside keeps each by itself
-
-    def forget(self, key: str, ranges: Iterable[tuple[int, int]]) -> None:
-        self.inner.forget(key, ranges)
-
-    def create(self, key: str, body: bytes) -> WriteResult:
-        if len(body) > self._bytes_proved:
-            self._bytes_proved = prove_size(self.inner, len(body)).bytes_proved
-        return self.inner.create(key, body)
-
-    def replace(self, key: str, body: bytes, tag: str) -> WriteResult:
-        if self._verdict.if_match:
-            return self.inner.replace(key, body, tag)
-        raise InvalidInputError(
-            f"the If-Match of {self.url} was found not to hold",
-            kind=Kind.UNSUPPORTED_BY_STORE,
-            object=key,
-        )
+def _prove_bytes(store: Store, size: int) -> int:
+    return prove_size(store, size).bytes_proved
 
 
-def remembered(store: Store) -> Verdict | None:
-    """Return what the bucket knows, if it knows anything."""
+def remembered(store: Store) -> CasVerdict | None:
+    """Return the stored verdict; None if there is none."""
     try:
         body = store.get(paths.cas_verdict())
     except NotFoundError:
@@ -256,7 +230,7 @@ def remembered(store: Store) -> Verdict | None:
     return _decode(body)
 
 
-def probe(store: Store, cas: str | None = None) -> Verdict:
+def probe(store: Store, cas: str | None = None) -> CasVerdict:
     """Race for exclusion now; leaves no object behind. Raises if create-only does not hold."""
     cas = store.cas if cas is None else cas
     run = _Probe(store)
@@ -267,7 +241,7 @@ def probe(store: Store, cas: str | None = None) -> Verdict:
         keys = [run.names.lease, run.names.catalog_head] if is_native else []
         if_match = store.capabilities.if_match and run.if_match_holds(keys)
         bytes_proved = BYTES_PROVED if is_native else 0
-        return Verdict(FORMAT, cas, if_match, store.now(), SCOPE, bytes_proved)
+        return CasVerdict(FORMAT, cas, if_match, store.now(), SCOPE, bytes_proved)
     finally:
         run.clean_up()
 
@@ -321,7 +295,7 @@ class _Probe:
         return self._one_winner(place.key, racers)
 
     def _decided_well(self, rounds: Iterable[bool | None], needed: int) -> bool:
-        """Whether one racer won each round; rounds without a clear answer are run again."""
+        """Whether one racer won each round; undecided rounds are run again."""
         decided = 0
         for one_won in rounds:
             if one_won is False:
@@ -334,24 +308,24 @@ class _Probe:
     def check_second_create(self, key: str, size: int = 0) -> None:
         self.used.append(key)
         body = self._body(size)
-        first = self._answered(self.store.create(key, body))
+        first = self._checked_response(self.store.create(key, body))
         if first.outcome is not Outcome.CREATED:
-            raise self._not_exclusive(f"a first create was answered {first.outcome.value!r}")
+            raise self._not_exclusive(f"the response to a first create was {first.outcome.value!r}")
         self._winners[key] = body
         self._check_late_create(key)
 
     def _check_late_create(self, key: str) -> None:
-        """Create once more where an object is: it must lose, and the first one's bytes stay."""
+        """Create again where an object exists: it must lose, and the first one's bytes stay."""
         body = self._winners[key]
-        # Of another size: of the same one, the read-back of a lost create looks twice.
-        result = self._answered(self.store.create(key, self._body(len(body) + 1)))
+        # Of another size: with the same one, the read-back of a lost create reads twice.
+        result = self._checked_response(self.store.create(key, self._body(len(body) + 1)))
         if result.outcome is not Outcome.EXISTS or not self._holds(key, body):
             raise self._not_exclusive(
                 f"a second create of the same name took effect ({len(body)} bytes at {key})"
             )
 
     def _one_winner(self, key: str, racers: list[_Racer]) -> bool | None:
-        """True: one won, and its bytes are there. None: too few answers to tell."""
+        """True: one won, and the object has its bytes. None: too few responses to decide."""
         winners = [racer for racer in racers if racer.result.landed]
         unknown = any(racer.result.outcome is Outcome.UNKNOWN for racer in racers)
         if len(winners) > 1:
@@ -362,15 +336,15 @@ class _Probe:
         return self._holds(key, winners[0].body)
 
     def _holds(self, key: str, body: bytes) -> bool:
-        """Whether these bytes are there; looked at twice, as a read may be cut short (H8)."""
+        """Whether the object has these bytes; read twice, since a read may be truncated (H8)."""
         for _ in range(2):
             with suppress(NotFoundError):
                 if self.store.get(key) == body:
                     return True
         return False
 
-    def _answered(self, result: WriteResult) -> WriteResult:
-        """A store that refuses for ever though nothing is in the way has answered, too."""
+    def _checked_response(self, result: WriteResult) -> WriteResult:
+        """Raise if there was no response; a refusal without a reason is a response."""
         silent = result.doubt or result.cause is not None
         if result.outcome is Outcome.UNKNOWN and silent:
             raise self._silent()
@@ -391,7 +365,7 @@ class _Probe:
             if listed != keys[first:]:
                 raise InvalidInputError(
                     f"{self.store.url} does not list keys in the order of their bytes",
-                    kind=Kind.UNSUPPORTED_BY_STORE,
+                    kind=ErrorKind.UNSUPPORTED_BY_STORE,
                     hint="Open it with the option listing='unsorted'",
                 )
 
@@ -414,7 +388,7 @@ class _Probe:
         )
 
     def _replaces(self, key: str, tag: str) -> bool:
-        return self._answered(self.store.replace(key, self._nonce(), tag)).landed
+        return self._checked_response(self.store.replace(key, self._nonce(), tag)).landed
 
     def _replace_round(self, key: str, racers: int) -> bool | None:
         tag = self.store.get_tagged(key).tag or ""
@@ -424,7 +398,7 @@ class _Probe:
         )
 
     def _race(self, bodies: Sequence[bytes], write: Callable[[bytes], WriteResult]) -> list[_Racer]:
-        results = self._runtime.gather([lambda body=body: write(body) for body in bodies])  # type: ignore[misc]
+        results = self._runtime.map(write, bodies)
         return [_Racer(result, body) for result, body in zip(results, bodies, strict=True)]
 
     @property
@@ -450,36 +424,36 @@ class _Probe:
 def _not_exclusive(store: Store, seen: str) -> InvalidInputError:
     return InvalidInputError(
         f"{store.url} does not honour create-only writes: {seen}",
-        kind=Kind.NOT_EXCLUSIVE,
+        kind=ErrorKind.NOT_EXCLUSIVE,
         hint=TWO_PHASE_HINT,
     )
 
 
 def _silent(store: Store) -> UnavailableError:
     return UnavailableError(
-        f"{store.url} did not answer while its conditional writes were probed",
-        hint="Try again; nothing was concluded",
+        f"{store.url} did not respond while its conditional writes were probed",
+        hint="Try again; no verdict was stored",
     )
 
 
-def _remember(store: Store, verdict: Verdict) -> Verdict:
-    """Keep the verdict; if another process kept one first, its counts."""
+def _store_verdict(store: Store, verdict: CasVerdict) -> CasVerdict:
+    """Store the verdict; if another process stored one first, return that."""
     result = store.create(paths.cas_verdict(), msgspec.json.encode(verdict))
     if result.landed:
         return verdict
     known = remembered(store)
     if known is None:
         raise UnavailableError(
-            f"{store.url} could not keep the verdict on its conditional writes",
+            f"the verdict on the conditional writes of {store.url} could not be stored",
             hint="Try again",
         )
     return known
 
 
-def _decode(body: bytes) -> Verdict:
+def _decode(body: bytes) -> CasVerdict:
     key = paths.cas_verdict()
     try:
-        verdict = msgspec.json.decode(body, type=Verdict)
+        verdict = msgspec.json.decode(body, type=CasVerdict)
     except UNDECODABLE as error:
         raise CorruptionError(f"object {key} is not a verdict: {error}", object=key) from error
     if verdict.format > FORMAT:

@@ -1,7 +1,7 @@
 """The suite that every store must pass.
 
 Subclass it, give it a fixture `store` that returns an empty store, and let pytest find
-it. It checks what Reef relies on, and nothing more:
+it. It checks the guarantees that Reef relies on, and no others:
 
     class TestMyStore(StoreContract):
         @pytest.fixture
@@ -9,20 +9,19 @@ it. It checks what Reef relies on, and nothing more:
 """
 
 import pickle
+from functools import partial
 
 import pytest
 
-from reef.errors import InvalidInputError, Kind, NotFoundError
+from reef.errors import ErrorKind, InvalidInputError, NotFoundError
 from reef.runtime import REAL
 from reef.stores.base import Outcome, Part, Store
-
-__all__ = ["StoreContract"]
 
 MIB = 1 << 20
 
 
 class StoreContract:
-    """What a store promises, one test each."""
+    """The guarantees of a store, one test each."""
 
     @pytest.fixture
     def store(self) -> Store:
@@ -30,7 +29,7 @@ class StoreContract:
 
     # --- objects ------------------------------------------------------------------
     @pytest.mark.parametrize("body", [b"", b"x", bytes(range(256)) * 300], ids=len)
-    def test_what_is_put_is_read(self, store: Store, body: bytes) -> None:
+    def test_a_stored_object_is_read_back(self, store: Store, body: bytes) -> None:
         """An object comes back byte for byte, empty ones included."""
         store.put("a/b/c.bin", body)
         assert store.get("a/b/c.bin") == body
@@ -44,14 +43,14 @@ class StoreContract:
 
     @pytest.mark.parametrize("method", ["get", "get_tagged", "head"])
     def test_a_missing_object_is_not_found(self, store: Store, method: str) -> None:
-        """Reading what is not there raises NotFoundError, which is also a KeyError."""
+        """Reading a missing object raises NotFoundError, which is also a KeyError."""
         with pytest.raises(NotFoundError) as caught:
             getattr(store, method)("no/such/object")
         assert isinstance(caught.value, KeyError)
         assert caught.value.context["object"] == "no/such/object"
 
     def test_missing_objects_have_no_ranges(self, store: Store) -> None:
-        """A range of what is not there raises NotFoundError too."""
+        """Reading a range of a missing object raises NotFoundError too."""
         with pytest.raises(NotFoundError):
             store.get_range("no/such/object", 0, 1)
 
@@ -67,7 +66,7 @@ class StoreContract:
         store.put("k", b"0123456789")
         with pytest.raises(InvalidInputError) as caught:
             store.get_range("k", *span)
-        assert caught.value.kind is Kind.INVALID_RANGE
+        assert caught.value.kind is ErrorKind.INVALID_RANGE
 
     @pytest.mark.parametrize("span", [(0, 0), (5, 5), (5, 4), (-1, 3)])
     def test_a_range_without_bytes_is_an_error(self, store: Store, span: tuple[int, int]) -> None:
@@ -75,7 +74,7 @@ class StoreContract:
         store.put("k", b"0123456789")
         with pytest.raises(InvalidInputError) as caught:
             store.get_range("k", *span)
-        assert caught.value.kind is Kind.INVALID_RANGE
+        assert caught.value.kind is ErrorKind.INVALID_RANGE
 
     def test_ranges_come_in_the_order_asked(self, store: Store) -> None:
         """Overlapping, repeated and distant ranges all come back as asked."""
@@ -90,7 +89,7 @@ class StoreContract:
         for call in (store.get, store.head, lambda k: store.put(k, b""), store.delete):
             with pytest.raises(InvalidInputError) as caught:
                 call(key)
-            assert caught.value.kind is Kind.INVALID_KEY
+            assert caught.value.kind is ErrorKind.INVALID_KEY
 
     # --- conditional writes -------------------------------------------------------
     def test_create_where_there_is_nothing(self, store: Store) -> None:
@@ -115,19 +114,17 @@ class StoreContract:
         assert store.create("wal/1", b"two").outcome is Outcome.CREATED
 
     def test_one_of_many_racing_creates_wins(self, store: Store) -> None:
-        """Whoever wins, exactly one does, and its bytes are there."""
+        """Exactly one of racing creates wins, and its bytes are stored."""
         bodies = [f"racer {number}".encode() for number in range(4)]
         for round_number in range(5):
             key = f"race/{round_number}"
-            results = REAL.gather(
-                [lambda body=body, key=key: store.create(key, body) for body in bodies]  # type: ignore[misc]
-            )
+            results = REAL.map(partial(store.create, key), bodies)
             winners = [b for b, r in zip(bodies, results, strict=True) if r.landed]
             assert len(winners) == 1
             assert store.get(key) == winners[0]
 
     def test_replace_with_the_current_tag(self, store: Store) -> None:
-        """The tag of what is there lets a write through, and a new tag comes back."""
+        """A replace with the current tag succeeds, and returns a new tag."""
         if not store.capabilities.if_match:
             self._refuses_replace(store)
             return
@@ -153,7 +150,7 @@ class StoreContract:
         assert store.get("head") == b"A, nonce 3"
 
     def test_replace_where_there_is_nothing(self, store: Store) -> None:
-        """What was deleted cannot be replaced."""
+        """A deleted object cannot be replaced."""
         if not store.capabilities.if_match:
             self._refuses_replace(store)
             return
@@ -170,7 +167,7 @@ class StoreContract:
         store.put("head", b"one")
         with pytest.raises(InvalidInputError) as caught:
             store.replace("head", b"two", '"tag"')
-        assert caught.value.kind is Kind.UNSUPPORTED_BY_STORE
+        assert caught.value.kind is ErrorKind.UNSUPPORTED_BY_STORE
         assert store.get("head") == b"one"
 
     # --- listing ------------------------------------------------------------------
@@ -207,7 +204,7 @@ class StoreContract:
         assert len(list(store.list("wal/", "a"))) == 10
 
     def test_a_listing_shows_what_was_just_written(self, store: Store) -> None:
-        """Listings are strongly consistent: no write that was answered is missing."""
+        """Listings are strongly consistent: no acknowledged write is missing."""
         for number in range(5):
             store.create(f"wal/{number}", b"x")
             assert [i.key for i in store.list("wal/")] == [f"wal/{n}" for n in range(number + 1)]
@@ -225,14 +222,14 @@ class StoreContract:
         assert list(store.list()) == []
 
     def test_a_copy_has_the_same_bytes(self, store: Store) -> None:
-        """Copies stand on their own."""
+        """A copy does not depend on its source."""
         store.put("source", b"bytes")
         store.copy("source", "folder/target")
         store.put("source", b"changed")
         assert store.get("folder/target") == b"bytes"
 
     def test_copying_nothing_is_not_found(self, store: Store) -> None:
-        """A copy of what is not there leaves no target."""
+        """A copy of a missing object creates no target."""
         with pytest.raises(NotFoundError):
             store.copy("missing", "target")
         assert list(store.list()) == []
@@ -255,9 +252,9 @@ class StoreContract:
         assert store.compose("folder/composed", parts) == len(expected)
         assert store.get("folder/composed") == expected
         store.delete_many(["a", "folder/b"])
-        assert store.get("folder/composed") == expected, "it stands on its own"
+        assert store.get("folder/composed") == expected, "it depends on its parts"
 
-    def test_nothing_can_be_composed_of_what_is_not_there(self, store: Store) -> None:
+    def test_missing_objects_cannot_be_composed(self, store: Store) -> None:
         """A missing object, or a range past an object's end, leaves no target."""
         store.put("a", b"0123456789")
         with pytest.raises(NotFoundError):
@@ -265,7 +262,7 @@ class StoreContract:
         for span in ((0, 11), (10, 11), (5, 5), (-1, 3)):
             with pytest.raises(InvalidInputError) as caught:
                 store.compose("target", [b"new", ("a", *span)])
-            assert caught.value.kind is Kind.INVALID_RANGE
+            assert caught.value.kind is ErrorKind.INVALID_RANGE
         assert [info.key for info in store.list()] == ["a"]
 
     @pytest.mark.parametrize("sizes", [[], [0], [10, 20], [5 * MIB, 6 * MIB, 1]], ids=str)

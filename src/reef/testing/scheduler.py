@@ -1,301 +1,411 @@
-"""One baton, many strands, virtual time.
+"""Cooperative scheduling on virtual time.
 
-A strand is ordinary synchronous code on a greenlet. It runs until it calls into the
-simulated world, where it hands the baton back; the scheduler asks its `Choices` who goes
-next. When nobody can run, time jumps to the next moment at which somebody can; all whose
-alarms are set for that same moment are then ready, in whatever order is chosen.
+A fiber is ordinary synchronous code on a greenlet. It runs until it calls into the simulated
+world, which yields to the scheduler; the scheduler asks its `Choices` which fiber runs next. When
+none can run, time advances to the next alarm; all fibers whose alarms are due at that time become
+ready, and their order is a choice again.
 
-Strands belong to processes. A process that dies takes its strands with it: they are never
-resumed, so nothing that they would have done "in the end" happens, as in a real crash. A
-process that is frozen keeps its strands, and none of them runs until the thaw.
+Fibers belong to processes. When a process crashes, its fibers are never resumed, so that no
+cleanup code takes effect. A frozen process keeps its fibers, and none of them runs until it thaws.
+
+Every decision comes from one `Choices`: `SeededChoices` gives one random history per seed,
+`ScriptedChoices` replays an exact one, and `reef.testing.explore` enumerates the scripts.
 """
 
 import heapq
-from collections.abc import Callable
+import random  # noqa: TID251 - a seeded generator is the point here
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple
 
 import greenlet
 
-from reef.testing.choices import Choices
-
-__all__ = ["Deadlock", "Owner", "ProcessDied", "Scheduler", "Strand", "Ticket", "TooManySteps"]
-
 START_S = 1_800_000_000.0
 THAW = -1
-"""In place of a wait's number: the strand was ready when its process was frozen."""
+"""In place of the number of a wait: the fiber was ready when its process was frozen."""
+
+
+# --- choices ------------------------------------------------------------------------
+
+
+class Choices(ABC):
+    """The decisions of a simulation."""
+
+    @abstractmethod
+    def pick(self, count: int) -> int:
+        """Return one of 0 … count − 1."""
+
+    @abstractmethod
+    def chance(self, probability: float) -> bool:
+        """Return True with this probability."""
+
+    @abstractmethod
+    def uniform(self, low: float, high: float) -> float: ...
+
+    @abstractmethod
+    def random_bytes(self, count: int) -> bytes: ...
+
+
+class SeededChoices(Choices):
+    """One random history per seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def pick(self, count: int) -> int:
+        return self._random.randrange(count)
+
+    def chance(self, probability: float) -> bool:
+        return probability > 0.0 and self._random.random() < probability
+
+    def uniform(self, low: float, high: float) -> float:
+        return self._random.uniform(low, high)
+
+    def random_bytes(self, count: int) -> bytes:
+        return self._random.randbytes(count)
+
+
+class ScriptedChoices(Choices):
+    """Follows a script of decisions; behind its end, takes the first option each time.
+
+    `taken` and `widths` record the decisions and how many options each had, so that the next
+    script can be derived. Durations never vary: only orders are explored.
+    """
+
+    def __init__(self, script: Sequence[int] = ()) -> None:
+        self._script = script
+        self.taken: list[int] = []
+        self.widths: list[int] = []
+        self._drawn = 0
+
+    def pick(self, count: int) -> int:
+        place = len(self.taken)
+        option = self._script[place] if place < len(self._script) else 0
+        if not 0 <= option < count:
+            raise ValueError(f"decision {place} is {option}, but there are {count} options")
+        self.taken.append(option)
+        self.widths.append(count)
+        return option
+
+    def chance(self, probability: float) -> bool:
+        if probability <= 0.0:
+            return False
+        return self.pick(2) == 1
+
+    def uniform(self, low: float, high: float) -> float:
+        return low
+
+    def random_bytes(self, count: int) -> bytes:
+        self._drawn += 1
+        return self._drawn.to_bytes(count, "big")
+
+
+# --- fibers -------------------------------------------------------------------------
 
 
 class ProcessDied(BaseException):
-    """Raised in a dead process's code while it is cleared away; never seen by a live one."""
+    """Raised in the code of a crashed process while it is unwound; live code never sees it."""
 
 
 class Deadlock(AssertionError):
-    """Everybody waits for somebody."""
+    """All fibers wait for each other."""
 
 
 class TooManySteps(AssertionError):
-    """The simulation did not come to an end within its bound."""
+    """The simulation did not end within its bound."""
 
 
 @dataclass(eq=False)
 class Owner:
-    """What a strand belongs to: a process that can die or be frozen."""
+    """The process of a fiber, which can crash or be frozen."""
 
     name: str
     dead: bool = False
     frozen_until_s: float = 0.0
 
 
-@dataclass(eq=False)
-class Strand:
+@dataclass(eq=False, slots=True)
+class Fiber:
     """One thread of control."""
 
     name: str
     owner: Owner
     daemon: bool = False
-    """Whether a run may end without it."""
+    """Whether a run may end before it does."""
     body: Any = None
     """Its greenlet."""
     finished: bool = False
     error: BaseException | None = None
-    parked: int = 0
-    """Which wait it is in; a wake-up meant for an earlier wait is ignored."""
+    waits: int = 0
+    """Number of its current wait; a wake-up of an earlier one is ignored."""
     timed_out: bool = False
-    joiners: "list[Ticket]" = field(default_factory=list)
+    joiners: "list[WaitTicket]" = field(default_factory=list)
 
 
-class Ticket(NamedTuple):
-    """One wait of one strand: what a wake-up must name, so that it cannot hit a later one."""
+class WaitTicket(NamedTuple):
+    """One wait of one fiber, named in its wake-up so that it cannot end a later wait."""
 
-    strand: Strand
-    parked: int
+    fiber: Fiber
+    wait: int
 
 
 class Scheduler:
-    """Runs strands one at a time, in an order that `choices` decides."""
+    """Runs fibers one at a time, in an order that `choices` decides."""
 
     def __init__(self, choices: Choices, steps_max: int = 1_000_000) -> None:
         self.choices = choices
         self.now_s = START_S
         self.steps = 0
         self.steps_max = steps_max
-        self.current: Strand | None = None
+        self.current: Fiber | None = None
         self._hub = greenlet.getcurrent()
-        self._ready: list[Strand] = []
-        self._alarms: list[tuple[float, int, Ticket]] = []
+        self._chosen: Fiber | None = None
+        """The fiber that the hub starts next."""
+        self._ready: list[Fiber] = []
+        self._alarms: list[tuple[float, int, WaitTicket]] = []
         self._serial = count()
-        self._all: list[Strand] = []
+        self._all: list[Fiber] = []
         self._awaited = 0
-        """How many strands a run must still see through: neither daemons nor dead."""
-        self._thaw_s = 0.0
-        """From when on no process is frozen."""
+        """Fibers that a run waits for: neither daemons nor dead."""
+        self._until_s: float | None = None
+        self._is_running = False
         self._closing = False
 
     # --- called from outside ------------------------------------------------------
     def spawn(
         self, owner: Owner, call: Callable[[], object], name: str, *, daemon: bool = False
-    ) -> Strand:
-        """Start a strand; in a dead process, one that never runs."""
-        # The hub is every strand's parent: where control goes when one ends.
-        strand = Strand(name, owner, daemon)
+    ) -> Fiber:
+        """Start a fiber; in a dead process, one that never runs."""
+        fiber = Fiber(name, owner, daemon)
         if not owner.dead:
-            strand.body = greenlet.greenlet(lambda: self._live(strand, call), self._hub)
-            self._all.append(strand)
-            self._ready.append(strand)
+            # The hub is every fiber's parent: control returns there when one ends.
+            fiber.body = greenlet.greenlet(lambda: self._run_fiber(fiber, call), self._hub)
+            self._all.append(fiber)
+            self._make_ready(fiber)
             self._awaited += not daemon
-        return strand
+        return fiber
 
     def run(self, until_s: float | None = None) -> None:
         """Run until only daemons are left, or until virtual time has passed `until_s`."""
         self._hub = greenlet.getcurrent()
-        while (self._awaited or until_s is not None) and self._step(until_s):
-            self.steps += 1
-            if self.steps > self.steps_max:
-                raise TooManySteps(f"not at an end after {self.steps_max} steps")
+        self._until_s, self._is_running = until_s, True
+        try:
+            while (fiber := self._chosen or self._next()) is not None:
+                self.current, self._chosen = fiber, None
+                fiber.body.switch()
+                last, self.current = self.current, None  # fibers switch to each other, too
+                if last.error is not None:
+                    raise last.error
+        finally:
+            self._is_running = False
 
     def close(self) -> None:
-        """Clear away what is left; the code of dead processes unwinds without effect."""
+        """Unwind all fibers that have not ended, without any effect."""
         self._closing = True
-        for strand in self._all:
-            if not strand.body.dead and strand.body:
-                strand.body.throw(greenlet.GreenletExit)
+        for fiber in self._all:
+            if not fiber.body.dead and fiber.body:
+                fiber.body.throw(greenlet.GreenletExit)
         self._all.clear()
 
-    # --- called from strands ------------------------------------------------------
-    def running(self) -> Strand | None:
-        """Return the strand whose code is calling; None outside of the simulation."""
-        strand = self.current
-        if self._closing or (strand is not None and strand.owner.dead):
+    # --- called from fibers -------------------------------------------------------
+    def running(self) -> Fiber | None:
+        """Return the fiber that is calling; None outside of the simulation."""
+        fiber = self.current
+        if self._closing or (fiber is not None and fiber.owner.dead):
             raise ProcessDied
-        if strand is not None and greenlet.getcurrent() is not strand.body:
-            raise RuntimeError("a simulated call from outside the scheduler's strands")
-        return strand
+        if fiber is not None and greenlet.getcurrent() is not fiber.body:
+            raise RuntimeError("a simulated call from outside the scheduler's fibers")
+        return fiber
 
     def pause(self) -> None:
-        """Hand the baton over, ready to go on."""
-        strand = self.running()
-        if strand is not None:
-            self._ready.append(strand)
-            self._switch_out(strand)
+        """Let other fibers run first."""
+        fiber = self.running()
+        if fiber is not None:
+            self.pause_running(fiber)
 
-    def ticket(self) -> Ticket:
-        """Return what wakes the caller from the wait that it is about to begin."""
-        strand = self.running()
-        if strand is None:
+    def pause_running(self, fiber: Fiber) -> None:
+        """Let other fibers run first; `fiber` is the one that `running` has returned."""
+        if (
+            not self._ready  # no other fiber can run: continue without a switch
+            and self._is_running
+            and (self._awaited or self._until_s is not None)
+            and self.steps < self.steps_max
+            and fiber.owner.frozen_until_s <= self.now_s
+        ):
+            self.steps += 1
+            return
+        self._make_ready(fiber)
+        self._switch_out(fiber)
+
+    def ticket(self) -> WaitTicket:
+        """Return the ticket of the wait that the caller is about to begin."""
+        fiber = self.running()
+        if fiber is None:
             raise RuntimeError("only simulated code can wait in simulated time")
-        return Ticket(strand, strand.parked)
+        return WaitTicket(fiber, fiber.waits)
 
     def park(self, timeout_s: float | None = None) -> bool:
-        """Wait for `wake`, or for the timeout: False if that came first."""
+        """Wait for `wake`; return False if the timeout came first."""
         ticket = self.ticket()
         if timeout_s is not None:
             self._set_alarm(ticket, timeout_s)
-        self._switch_out(ticket.strand)
-        return not ticket.strand.timed_out
+        self._switch_out(ticket.fiber)
+        return not ticket.fiber.timed_out
 
-    def wake(self, ticket: Ticket, *, timed_out: bool = False) -> bool:
-        """End a wait; False if it is over already, or its process is dead."""
-        strand, parked = ticket
-        if strand.parked != parked or strand.finished or strand.owner.dead:
+    def wake(self, ticket: WaitTicket, *, timed_out: bool = False) -> bool:
+        """End a wait; return False if it is over already, or its process is dead."""
+        fiber, wait = ticket
+        if fiber.waits != wait or fiber.finished or fiber.owner.dead:
             return False
-        strand.parked += 1
-        strand.timed_out = timed_out
-        self._ready.append(strand)
+        fiber.waits += 1
+        fiber.timed_out = timed_out
+        self._make_ready(fiber)
         return True
 
-    def join(self, strand: Strand, timeout_s: float | None = None) -> bool:
-        """Wait for a strand's end; False if the timeout came first."""
+    def join(self, fiber: Fiber, timeout_s: float | None = None) -> bool:
+        """Wait for a fiber's end; return False if the timeout came first."""
         waiting = self.running()
-        if waiting is None or strand.finished or strand.owner.dead:
-            return strand.finished
-        if waiting is strand:
-            raise RuntimeError(f"{strand.name} waits for its own end")
+        if waiting is None or fiber.finished or fiber.owner.dead:
+            return fiber.finished
+        if waiting is fiber:
+            raise RuntimeError(f"{fiber.name} waits for its own end")
         ticket = self.ticket()
-        strand.joiners.append(ticket)
+        fiber.joiners.append(ticket)
         self.park(timeout_s)
-        strand.joiners.remove(ticket)
-        return strand.finished
+        fiber.joiners.remove(ticket)
+        return fiber.finished
 
     def kill(self, owner: Owner) -> None:
-        """End a process here and now; does not return if it is the caller's own."""
+        """Crash a process; does not return if it is the caller's own."""
         if not owner.dead:
             owner.dead = True
-            self._ready = [strand for strand in self._ready if strand.owner is not owner]
-            left = [s for s in self._all if s.owner is owner and not s.finished]
-            self._awaited -= sum(not strand.daemon for strand in left)
+            self._ready = [fiber for fiber in self._ready if fiber.owner is not owner]
+            left = [f for f in self._all if f.owner is owner and not f.finished]
+            self._awaited -= sum(not fiber.daemon for fiber in left)
         if self.current is not None and self.current.owner is owner:
             self._switch_out(self.current)
 
     def freeze(self, owner: Owner, until_s: float) -> None:
         """Stop a process until then; returns after the thaw if it is the caller's own."""
         owner.frozen_until_s = max(owner.frozen_until_s, until_s)
-        self._thaw_s = max(self._thaw_s, until_s)
+        ready, self._ready = self._ready, []
+        for fiber in ready:
+            self._make_ready(fiber)
         if self.current is not None and self.current.owner is owner:
             self.pause()
 
     def thaw(self, owner: Owner) -> None:
-        """Let a frozen process continue before its time."""
+        """Resume a frozen process before its time."""
         owner.frozen_until_s = self.now_s
-        held = [alarm for alarm in self._alarms if self._is_thaw_of(alarm[2], owner)]
-        if held and not owner.dead:
-            self._ready += [ticket.strand for _, _, ticket in sorted(held, key=lambda a: a[1])]
+        frozen = [alarm for alarm in self._alarms if self._is_thaw_of(alarm[2], owner)]
+        if frozen and not owner.dead:
+            self._ready += [ticket.fiber for _, _, ticket in sorted(frozen, key=lambda a: a[1])]
         self._alarms = [a for a in self._alarms if not self._is_thaw_of(a[2], owner)]
         heapq.heapify(self._alarms)
 
     # --- inside -------------------------------------------------------------------
     @staticmethod
-    def _is_thaw_of(ticket: Ticket, owner: Owner) -> bool:
-        return ticket.parked == THAW and ticket.strand.owner is owner
+    def _is_thaw_of(ticket: WaitTicket, owner: Owner) -> bool:
+        return ticket.wait == THAW and ticket.fiber.owner is owner
 
-    def _live(self, strand: Strand, call: Callable[[], object]) -> None:
+    def _run_fiber(self, fiber: Fiber, call: Callable[[], object]) -> None:
         try:
             call()
         except (ProcessDied, greenlet.GreenletExit):
             pass
         except BaseException as error:
-            strand.error = error  # raised by the hub: an error that nobody caught fails the run
+            fiber.error = error  # raised by the hub: an uncaught error fails the run
         finally:
-            strand.finished = True
-            self._awaited -= not (strand.daemon or strand.owner.dead)
-        for joiner in strand.joiners:
+            fiber.finished = True
+            self._awaited -= not (fiber.daemon or fiber.owner.dead)
+        for joiner in fiber.joiners:
             self.wake(joiner)
 
-    def _step(self, until_s: float | None) -> bool:
-        self._set_aside_frozen()
+    def _make_ready(self, fiber: Fiber) -> None:
+        """Let a fiber run, once its process is not frozen any more."""
+        thaw_s = fiber.owner.frozen_until_s
+        if thaw_s > self.now_s:
+            self._push_alarm(thaw_s, WaitTicket(fiber, THAW))
+        else:
+            self._ready.append(fiber)
+
+    def _next(self) -> Fiber | None:
+        """Take the fiber that runs next from those that are ready; None at the end of the run."""
+        if not self._awaited and self._until_s is None:
+            return None
         while not self._ready:
-            if not self._advance(until_s):
-                return False
-            self._set_aside_frozen()
-        strand = self._next()
-        if strand is None:
-            return True
-        self.current = strand
-        strand.body.switch()
-        self.current = None
-        if strand.error is not None:
-            raise strand.error
+            if not self._advance():
+                return None
+        if self.steps > self.steps_max:
+            raise TooManySteps(f"not at an end after {self.steps_max} steps")
+        self.steps += 1
+        ready = self._ready
+        return ready.pop(self.choices.pick(len(ready))) if len(ready) > 1 else ready.pop()
+
+    def _advance(self) -> bool:
+        """Advance to the time of the next alarm; return False at the end of the run."""
+        alarms = self._alarms
+        if not alarms:
+            self._check_deadlock()
+            return False
+        when_s = alarms[0][0]
+        if self._until_s is not None and when_s > self._until_s:
+            self.now_s = self._until_s
+            return False
+        # All alarms of this time ring before any fiber runs: their order is a choice.
+        while alarms and alarms[0][0] == when_s:
+            self._ring(heapq.heappop(alarms)[2], when_s)
         return True
 
-    def _next(self) -> Strand | None:
-        """Take the strand that goes on from those that can; None if it died instead."""
-        place = self.choices.pick(len(self._ready)) if len(self._ready) > 1 else 0
-        return self._ready.pop(place)
-
-    def _set_aside_frozen(self) -> None:
-        """Keep the strands of processes that stand still from being picked."""
-        if self.now_s >= self._thaw_s:
+    def _ring(self, ticket: WaitTicket, when_s: float) -> None:
+        """End a wait at its timeout, or resume a thawed fiber; do nothing if the wait is over."""
+        fiber = ticket.fiber
+        if fiber.owner.dead or fiber.finished or ticket.wait not in (THAW, fiber.waits):
             return
-        ready, self._ready = self._ready, []
-        for strand in ready:
-            thaw_s = strand.owner.frozen_until_s
-            if thaw_s > self.now_s:
-                self._push_alarm(thaw_s, Ticket(strand, THAW))
-            else:
-                self._ready.append(strand)
+        self.now_s = when_s
+        if ticket.wait == THAW:
+            self._make_ready(fiber)
+        else:
+            self.wake(ticket, timed_out=True)
 
-    def _advance(self, until_s: float | None) -> bool:
-        """Jump to the next moment for which an alarm is set; False at the end of the run."""
-        if not self._alarms:
-            self._check_nobody_waits()
-            return False
-        when_s = self._alarms[0][0]
-        if until_s is not None and when_s > until_s:
-            self.now_s = until_s
-            return False
-        # All alarms of this moment ring before anybody runs: their order is a choice.
-        while self._alarms and self._alarms[0][0] == when_s:
-            if self._ring(heapq.heappop(self._alarms)[2]):
-                self.now_s = when_s
-        return True
-
-    def _ring(self, ticket: Ticket) -> bool:
-        """Return whether anybody still waited for this alarm."""
-        strand = ticket.strand
-        if ticket.parked != THAW:
-            return self.wake(ticket, timed_out=True)
-        if not strand.owner.dead:
-            self._ready.append(strand)
-        return not strand.owner.dead
-
-    def _check_nobody_waits(self) -> None:
+    def _check_deadlock(self) -> None:
         if self._awaited:
-            left = [s for s in self._all if not (s.finished or s.owner.dead or s.daemon)]
-            names = ", ".join(strand.name for strand in left)
+            left = [f for f in self._all if not (f.finished or f.owner.dead or f.daemon)]
+            names = ", ".join(fiber.name for fiber in left)
             raise Deadlock(f"all wait for each other: {names}")
 
-    def _set_alarm(self, ticket: Ticket, timeout_s: float) -> None:
+    def _set_alarm(self, ticket: WaitTicket, timeout_s: float) -> None:
         when_s = self.now_s + timeout_s
         if when_s > self.now_s:
             self._push_alarm(when_s, ticket)
-        else:  # it is that late already: no reason to let the others run dry first
+        else:  # due now: other fibers need not block first
             self.wake(ticket, timed_out=True)
 
-    def _push_alarm(self, when_s: float, ticket: Ticket) -> None:
+    def _push_alarm(self, when_s: float, ticket: WaitTicket) -> None:
         heapq.heappush(self._alarms, (when_s, next(self._serial), ticket))
 
-    def _switch_out(self, strand: Strand) -> None:
-        self._hub.switch()
-        if strand.owner.dead or self._closing:
+    def _switch_out(self, fiber: Fiber) -> None:
+        """Run other fibers until this one is chosen again.
+
+        Switches to the next fiber directly, without a detour over the hub, except at the end of the
+        run and on an error. A new fiber is started by the hub: a greenlet inherits the recursion
+        depth of the one that starts it.
+        """
+        following = None
+        if self._is_running:
+            try:
+                following = self._next()
+            except Exception:  # it recurs in the hub, which raises it
+                following = None
+        if following is None:
+            self._hub.switch()
+        elif not following.body:
+            self._chosen = following
+            self._hub.switch()
+        elif following is not fiber:
+            self.current = following
+            following.body.switch()
+        if fiber.owner.dead or self._closing:
             raise ProcessDied

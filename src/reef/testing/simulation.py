@@ -1,4 +1,4 @@
-"""A whole cluster in one thread, decided by one seed.
+"""A cluster simulated in one thread, with every decision drawn from one seed.
 
     def scenario(sim):
         node = sim.process("node-1")
@@ -6,55 +6,64 @@
         node.spawn(lambda: store.create("a", b"1"))
         sim.run()
 
-    simulate(scenario, seeds=range(1000), chaos=Chaos(crash=0.01, lost_answer=0.05))
+    simulate(scenario, seeds=range(1000), chaos=Chaos(crash=0.01, lost_response=0.05))
 
-Processes share one bucket. Every store call, clock read, lock, wait and named point is a
-seam: there the scheduler may let another process go first, and chaos may strike. A
-failure names its seed; the same seed gives the same history, call by call.
+Processes share one bucket. Every store call, clock read, lock, wait and named point is a yield
+point: there the scheduler may run another process first, and `Chaos` may inject a fault. A failure
+names its seed; the same seed gives the same history, call by call.
+
+`crash_points` runs a scenario once for each yield point of a process and crashes it there. Crash
+points are not registered by hand: new code that makes a store call, reads a clock or names a point
+is covered at once.
+
+    for point in crash_points(scenario, victim="writer"):
+        ...   # a Simulation in which the writer crashed at this point
 """
 
+import gc
 import hashlib
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
 from reef.errors import ReefError
 from reef.stores import Meter, ReadBack, Retry, RetryPolicy, Store, WriteResult
 from reef.stores.memory import MemoryStore
-from reef.testing.choices import Choices, SeededChoices
-from reef.testing.held import HeldRequests, WatchedBucket
-from reef.testing.scheduler import Owner, Scheduler
-from reef.testing.simulated_runtime import SimulatedRuntime
-
-__all__ = ["Chaos", "Process", "Simulation", "SimulationFailed", "Step", "simulate"]
+from reef.testing.runtime import SimulatedRuntime
+from reef.testing.scheduler import Choices, Owner, Scheduler, SeededChoices
+from reef.testing.store import HeldRequests, SimulatedStore, WatchedBucket
 
 TRACE_SHOWN = 60
-ALL_SEAMS = frozenset({"store", "file", "clock", "lock", "wait", "point"})
+STEPS_PER_COLLECTION = 500_000
+"""Garbage of so many steps takes about a hundred megabytes."""
+ALL_YIELD_POINTS = frozenset({"store", "file", "clock", "lock", "wait", "point"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chaos:
-    """How much goes wrong. Chances are per seam; the bounds keep a history finite."""
+    """Fault injection: probabilities per yield point, and bounds that keep a history finite."""
 
     crash: float = 0.0
     crashes_max: int = 3
     faults_max: int = 1000
-    """How many of the mishaps below there are at most, all taken together."""
-    lost_answer: float = 0.0
-    """The call takes effect, its caller hears nothing."""
+    """Bound on all faults below together."""
+    lost_response: float = 0.0
+    """The call takes effect, and its caller gets no response."""
     fail_before: float = 0.0
-    """The call has no effect, its caller hears nothing."""
+    """The call has no effect, and its caller gets no response."""
     late: float = 0.0
-    """The caller of a write hears nothing now, and the call takes effect `stall_s` later,
-    even if the caller has died meanwhile."""
+    """The caller of a write gets no response, and the call takes effect `stall_s` later, even if
+    the caller has crashed meanwhile."""
     conflict: float = 0.0
-    """A conditional write is answered "conflict" though nothing stands in its way (H2)."""
+    """A conditional write reports a conflict although there is none (H2)."""
     stall: float = 0.0
     stall_s: tuple[float, float] = (1.0, 3600.0)
     freeze: float = 0.0
-    """The whole process stands still for `stall_s`."""
+    """The whole process is frozen for `stall_s`."""
     held: float = 0.0
-    """A write arrives after the object of its name was deleted; see `reef.testing.held`."""
+    """A write arrives after the object of its name was deleted; see `reef.testing.store`."""
     forgotten: float = 0.0
     """A write takes effect, its response is lost, and its process is frozen until the object
     was deleted."""
@@ -66,22 +75,21 @@ class Chaos:
 CALM = Chaos(latency_s=(0.0, 0.0))
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One seam that was passed."""
+class Step(NamedTuple):
+    """One entry of the trace: a yield point, or an injected fault."""
 
     time_s: float
-    who: str
-    seam: str
-    what: str
+    source: str
+    kind: str
+    detail: str
 
     def __str__(self) -> str:
-        return f"{self.time_s - 1.8e9:14.6f}  {self.who:<24} {self.seam:<6} {self.what}"
+        return f"{self.time_s - 1.8e9:14.6f}  {self.source:<24} {self.kind:<6} {self.detail}"
 
 
 @dataclass(frozen=True, slots=True)
 class CrashAt:
-    """Kill a process at the n-th seam of its name, whichever of its lives passes it."""
+    """Crash a process at the n-th yield point of its name, restarts included."""
 
     process: str
     number: int
@@ -89,13 +97,13 @@ class CrashAt:
 
 @dataclass(eq=False)
 class Process(Owner):
-    """A simulated machine's process: some strands, one runtime, one fate."""
+    """A process on a simulated machine: its fibers and its runtime."""
 
     simulation: "Simulation" = field(kw_only=True)
     runtime: SimulatedRuntime = field(init=False)
 
     def spawn(self, call: Callable[[], object], name: str = "main") -> None:
-        """Start a strand that `Simulation.run` sees to its end; none if the process is dead."""
+        """Start a fiber that `Simulation.run` waits for; none if the process is dead."""
         self.simulation.scheduler.spawn(self, call, f"{self.name}/{name}")
 
     def store(self, policy: RetryPolicy | None = None) -> Store:
@@ -108,12 +116,12 @@ class Process(Owner):
         return self.simulation.store_of(self)
 
     def crash(self) -> None:
-        """Die here; does not return when called by the process itself."""
+        """Crash; does not return when called by the process itself."""
         self.simulation.note(self.name, "death", "crash")
         self.simulation.scheduler.kill(self)
 
     def freeze(self, seconds: float, *, suspended: bool = False) -> None:
-        """Stand still; `suspended` stops the monotonic clock too, like a closed lid.
+        """Stop for some time; `suspended` stops the monotonic clock too, like a closed lid.
 
         Returns after the thaw when called by the process itself.
         """
@@ -134,7 +142,7 @@ class Simulation:
         *,
         chaos: Chaos = CALM,
         bucket: MemoryStore | None = None,
-        switch_at: frozenset[str] = ALL_SEAMS,
+        switch_at: frozenset[str] = ALL_YIELD_POINTS,
         crash_at: CrashAt | None = None,
         steps_max: int = 1_000_000,
     ) -> None:
@@ -145,10 +153,10 @@ class Simulation:
         self.processes: list[Process] = []
         self.crashes = 0
         self.faults = 0
-        self.seams: dict[str, int] = {}
-        """How many seams were passed under each process name: the crash points, by number."""
-        self.crash_seam: str | None = None
-        """Where `crash_at` struck."""
+        self.yield_counts: dict[str, int] = {}
+        """Yield points passed so far, by process name: the numbers of its crash points."""
+        self.crash_site: str | None = None
+        """The yield point at which `crash_at` has crashed the process."""
         self._switch_at = switch_at
         self._crash_at = crash_at
         self._world = Owner("bucket")
@@ -157,7 +165,7 @@ class Simulation:
         self.bucket = bucket or self._make_bucket(runtime)
 
     def process(self, name: str, *, skew_s: float = 0.0) -> Process:
-        """Start a process; a name may come back, as a restarted service does."""
+        """Start a process; a name may be used again, for a restarted service."""
         process = Process(name, simulation=self)
         self.processes.append(process)
         process.runtime = self._make_runtime(process, skew_s)
@@ -165,15 +173,13 @@ class Simulation:
 
     def store_of(self, process: Process) -> Store:
         """Return the bucket as a process sees it."""
-        from reef.testing.simulated_store import SimulatedStore
-
         return SimulatedStore(self.bucket, process)
 
     def run(self, until_s: float | None = None) -> None:
         """Run to the end, or for `until_s` of virtual seconds.
 
-        The end is when all that `Process.spawn` started is done, and all late requests have
-        landed. What `Runtime.spawn` started is a daemon, and goes on in the next run.
+        The end is when all fibers of `Process.spawn` have ended, and all late requests have
+        landed. Fibers of `Runtime.spawn` are daemons, and continue in the next run.
         """
         end_s = None if until_s is None else self.scheduler.now_s + until_s
         self.scheduler.run(end_s)
@@ -181,43 +187,48 @@ class Simulation:
     def close(self) -> None:
         self.scheduler.close()
 
-    def seam(self, process: Process, kind: str, what: str) -> None:
-        """Pass a seam: note it, let others go first, and see whether it is the last."""
-        strand = self.scheduler.running()  # raises in the code of a dead process
-        number = self.seams[process.name] = self.seams.get(process.name, 0) + 1
-        self.note(process.name if strand is None else strand.name, kind, what)
-        if kind in self._switch_at:
-            self.scheduler.pause()
-        if self._dies_here(process, number):
+    def yield_point(self, process: Process, kind: str, detail: str) -> None:
+        """Record a step, let other fibers run first, and perhaps crash or freeze the process."""
+        fiber = self.scheduler.running()  # raises in the code of a dead process
+        number = self.yield_counts[process.name] = self.yield_counts.get(process.name, 0) + 1
+        source = process.name if fiber is None else fiber.name
+        self.trace.append(Step(self.scheduler.now_s, source, kind, detail))
+        if fiber is not None and kind in self._switch_at:
+            self.scheduler.pause_running(fiber)
+        if self._crashes_here(process, number):
             self.crashes += 1
-            self.crash_seam = f"{kind} {what}"
+            self.crash_site = f"{kind} {detail}"
             process.crash()
-        if self.strikes(self.chaos.freeze):
+        if self.chaos.freeze and self.strikes(self.chaos.freeze):
             process.freeze(self.choices.uniform(*self.chaos.stall_s))
 
     def strikes(self, probability: float) -> bool:
-        """Whether a mishap of this probability happens here and now."""
-        if self.faults >= self.chaos.faults_max or not self.choices.chance(probability):
+        """Decide whether a fault of this probability happens now."""
+        if (
+            probability <= 0.0
+            or self.faults >= self.chaos.faults_max
+            or not self.choices.chance(probability)
+        ):
             return False
         self.faults += 1
         return True
 
-    def land_later(self, what: str, effect: Callable[[], object]) -> None:
-        """Let a request that its sender has given up take effect after a while."""
+    def land_later(self, request: str, effect: Callable[[], object]) -> None:
+        """Let a request that its sender no longer waits for take effect after some time."""
         delay_s = self.choices.uniform(*self.chaos.stall_s)
 
         def land() -> None:
             self.scheduler.park(delay_s)
-            with suppress(ReefError):  # there is nobody left to tell
+            with suppress(ReefError):  # no caller is left
                 result = effect()
                 outcome = result.outcome if isinstance(result, WriteResult) else "done"
-                self.note(self._world.name, "late", f"{what} {outcome}")
+                self.note(self._world.name, "late", f"{request} {outcome}")
 
-        # The bucket's own strand: no process's death stops it, and the run waits for it.
-        self.scheduler.spawn(self._world, land, f"{self._world.name}/{what}")
+        # A fiber of the bucket: no crash of a process stops it, and the run waits for it.
+        self.scheduler.spawn(self._world, land, f"{self._world.name}/{request}")
 
-    def note(self, who: str, kind: str, what: str) -> None:
-        self.trace.append(Step(self.scheduler.now_s, who, kind, what))
+    def note(self, source: str, kind: str, detail: str) -> None:
+        self.trace.append(Step(self.scheduler.now_s, source, kind, detail))
 
     def fingerprint(self) -> str:
         """Return a digest of the whole history: equal for equal seeds."""
@@ -226,7 +237,7 @@ class Simulation:
             digest.update(str(step).encode())
         return digest.hexdigest()
 
-    # --- of what the world is made; an exploration makes it of other parts ---------
+    # --- parts, which an exploration replaces --------------------------------------
     def _make_scheduler(self, steps_max: int) -> Scheduler:
         return Scheduler(self.choices, steps_max)
 
@@ -240,18 +251,18 @@ class Simulation:
             self.scheduler,
             process,
             len(self.processes),
-            lambda kind, what: self.seam(process, kind, what),
+            partial(self.yield_point, process),
             skew_s,
         )
 
-    def _dies_here(self, process: Process, number: int) -> bool:
+    def _crashes_here(self, process: Process, number: int) -> bool:
         if self._crash_at is not None:
             return self._crash_at == CrashAt(process.name, number)
         return self.crashes < self.chaos.crashes_max and self.choices.chance(self.chaos.crash)
 
 
 class SimulationFailed(AssertionError):
-    """A history broke an invariant. Its seed brings it back."""
+    """A history broke an invariant; its seed reproduces it."""
 
     def __init__(self, seed: int, trace: list[Step], cause: BaseException) -> None:
         shown = "\n".join(str(step) for step in trace[-TRACE_SHOWN:])
@@ -268,18 +279,81 @@ def simulate(
     steps_max: int = 1_000_000,
     world: type[Simulation] = Simulation,
 ) -> int:
-    """Run a scenario once per seed; SimulationFailed at the first that goes wrong.
+    """Run a scenario once per seed; raise SimulationFailed at the first that fails.
 
-    `world` is what to simulate it in: a class of yours, where buckets or processes differ.
+    `world` is the class of simulation to use, for other buckets or processes.
     """
-    count = 0
-    for seed in seeds:
-        sim = world(seed, chaos=chaos, steps_max=steps_max)
+    count = steps = 0
+    with without_collections():
+        for seed in seeds:
+            sim = world(seed, chaos=chaos, steps_max=steps_max)
+            try:
+                scenario(sim)
+            except Exception as error:
+                raise SimulationFailed(seed, sim.trace, error) from error
+            finally:
+                sim.close()
+            count += 1
+            steps += sim.scheduler.steps
+            if steps > STEPS_PER_COLLECTION:
+                gc.collect()
+                steps = 0
+    return count
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Keep the garbage collector from running.
+
+    It closes abandoned generators, whose `finally` blocks may send requests: at a point in the
+    history that depends on how much memory the process has allocated before, and on no seed.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@dataclass(frozen=True, slots=True)
+class CrashPoint:
+    """One crash, and the simulation after it."""
+
+    number: int
+    site: str
+    """The yield point, as in the trace."""
+    simulation: Simulation
+
+
+def crash_points(
+    scenario: Callable[[Simulation], object], victim: str, *, seed: int = 0
+) -> Iterator[CrashPoint]:
+    """Run `scenario` once for each yield point of `victim`, and crash it there.
+
+    The scenario starts processes and calls `sim.run()`. After each crash the simulation is
+    yielded, so that new processes can be started on the state that is left. A victim that the
+    scenario restarts under its name is crashed after each restart, too.
+    """
+    total = _count_yield_points(scenario, victim, seed)
+    for number in range(1, total + 1):
+        sim = Simulation(seed, crash_at=CrashAt(victim, number))
         try:
-            scenario(sim)
-        except Exception as error:
-            raise SimulationFailed(seed, sim.trace, error) from error
+            with without_collections():
+                scenario(sim)
+            if sim.crash_site is None:
+                raise AssertionError(f"{victim} did not crash: the scenario is not deterministic")
+            yield CrashPoint(number, sim.crash_site, sim)
         finally:
             sim.close()
-        count += 1
-    return count
+
+
+def _count_yield_points(scenario: Callable[[Simulation], object], victim: str, seed: int) -> int:
+    sim = Simulation(seed)
+    try:
+        with without_collections():
+            scenario(sim)
+        return sim.yield_counts.get(victim, 0)
+    finally:
+        sim.close()

@@ -17,7 +17,7 @@ NAME = "users"
 OWN_TABLES = {
     "catalog/": "tests/**/test_catalog*.py",
     "engine/local/": "tests/crash/test_local_*.py",
-    "locallog/": "tests/locallog/test_*.py",
+    "locallog/": "tests/unit/locallog/test_*.py",
     "stores/two_phase": "tests/**/test_two_phase*.py",
 }
 """Areas that have no namespace to reopen: which tests kill their processes."""
@@ -26,7 +26,7 @@ ABSENT = None
 
 @dataclass
 class Ledger:
-    """What may be read after a death: of each key the last answered value, or one sent since."""
+    """Rows that may be read after a crash: by key, the last acknowledged value or a later one."""
 
     allowed: dict[bytes, list[Any]] = field(default_factory=dict)
 
@@ -34,7 +34,7 @@ class Ledger:
         """A write is on its way: from now on its value may be there, or the one before."""
         self.allowed.setdefault(key, [ABSENT]).append(value)
 
-    def answered(self, key, value):
+    def acknowledged(self, key, value):
         """It is acknowledged: nothing that was sent before it may be there any more."""
         values = self.allowed[key]
         self.allowed[key] = values[len(values) - 1 - values[::-1].index(value) :]
@@ -44,7 +44,7 @@ class Ledger:
         self.allowed |= {key: [value] for key, value in rows.items()}
 
     def settle(self, seen, where):
-        """Check what is read, and take it for what is there from now on."""
+        """Check the rows that are read, and expect these from now on."""
         unknown = set(seen) - set(self.allowed)
         assert not unknown, f"{unknown} from nowhere, {where}"
         for key, values in self.allowed.items():
@@ -52,34 +52,34 @@ class Ledger:
         self.noted({key: seen.get(key, ABSENT) for key in self.allowed})
 
     def rows(self):
-        """Return what is there, once all is settled."""
+        """Return the rows, once all outcomes are known."""
         assert all(len(values) == 1 for values in self.allowed.values())
         return {key: values[0] for key, values in self.allowed.items() if values[0] is not ABSENT}
 
     def copy(self):
-        """Return what is known now, however it goes on."""
+        """Return a copy that later operations do not change."""
         return Ledger({key: list(values) for key, values in self.allowed.items()})
 
 
 @dataclass
 class Hand:
-    """What an operation is given: a database, the ledger, and time."""
+    """The arguments of an operation: a database, the ledger, and time."""
 
     db: reef.Database
     ledger: Ledger
     sleep: Callable[[float], None]
     facts: dict[str, Any] = field(default_factory=dict)
-    """What the preparation found out, for the work."""
+    """Results of the preparation, for the work."""
 
     def write(self, writer, rows, **options):
-        """Put or, with None, delete rows, one batch each, and wait for each answer."""
+        """Put or, with None, delete rows, one batch each, and wait for each acknowledgement."""
         for key, value in rows.items():
             self.ledger.sent(key, value)
             if value is ABSENT:
                 writer.delete(key, **options)
             else:
                 writer.put(key, value, **options)
-            self.ledger.answered(key, value)
+            self.ledger.acknowledged(key, value)
 
     def put(self, rows, **settings):
         """Write rows with a writer of their own."""
@@ -93,13 +93,13 @@ def nothing(hand):
 
 @dataclass(frozen=True)
 class Operation:
-    """A row of the matrix: what is there before, and what is done, up to the death."""
+    """A row of the matrix: the preparation, and the work up to the crash."""
 
     name: str
     work: Callable[[Hand], None]
     prepare: Callable[[Hand], None] = nothing
     recover: Callable[[Hand], None] = nothing
-    """What an operator does after a death, before the namespace is in service again."""
+    """Repairs by an operator after a crash, before the namespace is used again."""
     also: Callable[[Hand], None] = nothing
     """What must hold besides, as soon as it is in service."""
     again: Callable[[Hand], None] | None = None

@@ -1,9 +1,12 @@
 """Bulk jobs: from the begin to the ingest or the abort, by their driver or by the sweep."""
 
-from reef.engine.rows import to_ops
-from reef.formats.batch import OpKind
+from reef.engine.rows.input import to_ops
+from reef.formats.schema import DEFAULT_SCHEMA
+from reef.formats.wal_object import OpKind
 from reef.jobs import BulkJob, ingest, sweep
-from reef.jobs.ingest import sorted_rows, staged_rows
+from reef.jobs.ingest.append import Appender
+from reef.jobs.ingest.job import sorted_rows, staged_rows
+from reef.manifest.head import newest_incarnation
 from tests.crash.operations import ABSENT, NAME, Operation
 from tests.crash.operations.writing import OLD, rows_before
 
@@ -21,12 +24,33 @@ def _loads(**options):
         table = [{"id": key, "value": value} for key, value in rows.items()]
         ingest(hand.db, NAME, table, idempotency_key="load", **options)
         for key, value in {**rows, **gone}.items():
-            hand.ledger.answered(key, value)
+            hand.ledger.acknowledged(key, value)
 
     return work
 
 
-def _gives_up(hand):
+def _append(hand, place, value):
+    names = newest_incarnation(hand.db.store, NAME)
+    ops = to_ops([{"id": b"s", "value": value}], DEFAULT_SCHEMA, kind=OpKind.PUT)
+    Appender(hand.db.store, names).append_rows({"stream": place}, [ops], DEFAULT_SCHEMA)
+
+
+def _appends(hand):
+    """Two batches of a stream."""
+    for place, value in enumerate((b"first", b"second"), 1):
+        hand.ledger.sent(b"s", value)
+        _append(hand, place, value)
+        hand.ledger.acknowledged(b"s", value)
+
+
+def _appends_again(hand):
+    """Repeat the first batch: it counts only if it, and all behind it, did not land before."""
+    if hand.ledger.rows().get(b"s") is None:
+        hand.ledger.noted({b"s": b"first"})
+    _append(hand, 1, b"first")
+
+
+def _aborts(hand):
     """A job that has staged something, and is aborted by its driver."""
     job = BulkJob(hand.db, NAME)
     job.staging.stage([_one_row(job)])
@@ -58,7 +82,14 @@ OPERATIONS = [
         rows_before,
         reaches=("begin sent", "ingest staged", "ingest sent"),
     ),
+    Operation(
+        "batches of a stream",
+        _appends,
+        rows_before,
+        again=_appends_again,
+        reaches=("append sent",),
+    ),
     Operation("a load that replaces all", _loads(replace=True), rows_before),
-    Operation("a load that is given up", _gives_up, rows_before, reaches=("abort sent",)),
+    Operation("a load that is aborted", _aborts, rows_before, reaches=("abort sent",)),
     Operation("a sweep that reaps a job", _reaps, _abandoned, reaches=("abort sent",)),
 ]

@@ -3,15 +3,15 @@
 from reef.jobs import fold, rebuild, repair, verify
 from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
-from tests.bulk import ingest
 from tests.crash.operations import ABSENT, NAME, Operation
-from tests.damage import damage
+from tests.support.bulk_jobs import ingest
+from tests.support.damage import damage
 
 USERS = Namespace(NAME)
 
 
 def _sample(hand):
-    """Rows in a segment, in the log and in a bulk load; return the objects by what they are."""
+    """Rows in a segment, in the log and in a bulk load; return the objects by kind."""
     db = hand.db
     with db.writer(NAME, background=False) as writer:
         hand.write(writer, {b"a": b"1", b"b": b"2"})
@@ -30,7 +30,7 @@ def _sample(hand):
 
 
 def _damaged(hows, lost=()):
-    """Make what has to be repaired; keys in `lost` are gone for good."""
+    """Damage the namespace; keys in `lost` cannot be recovered."""
 
     def prepare(hand):
         places = _sample(hand)
@@ -67,7 +67,7 @@ OPERATIONS = [
         reaches=("repair fenced", "repair staged", "repair published"),
     ),
     Operation(
-        "a repair that saves what is sound",
+        "a repair that saves intact rows",
         _repairs,
         _damaged({"wal": "footer", "begin": "magic"}),
         _repairs,

@@ -1,14 +1,15 @@
-"""In the middle of a fold, of a compaction, after their publish, and during a sweep."""
+"""In the middle of a fold, a compaction, a sweep and of building an index, and after a publish."""
 
 import pyarrow as pa
 
+import reef
 from reef.config import BackgroundSettings
-from reef.jobs import compact, fold, sweep
+from reef.jobs import build_indexes, compact, fold, sweep
 from reef.jobs.background import Background
-from reef.manifest.sums import is_balanced
-from tests.bulk import ingest, stage
-from tests.compacting import SMALL, head_of
+from reef.manifest.invariants import is_balanced
 from tests.crash.operations import ABSENT, NAME, Operation
+from tests.support.bulk_jobs import ingest, stage
+from tests.support.compaction import SMALL, head_of
 
 TINY = {**SMALL, "segment_bytes_min": 20, "segment_bytes": 40, "segment_bytes_max": 60}
 DAY_S = 24 * 3600.0
@@ -58,7 +59,7 @@ def _segments(hand):
 
 
 def _past_is_there(hand):
-    """The snapshot shows what it always showed, and the set hash was conserved."""
+    """Check that the snapshot shows the same rows, and that the set hash is conserved."""
     with hand.db.reader(NAME, snapshot="before") as reader:
         seen = dict(reader.scan())
     assert seen == {**{b"k%d" % n: b"x" * 30 for n in range(6)}, b"gone": b"soon"}
@@ -95,11 +96,11 @@ JOINING = {**SMALL, "segment_bytes_min": 2000, "segment_bytes": 3000, "segment_b
 
 
 def _leftovers(hand):
-    """Leave something of every kind that a sweep takes: replaced, folded, orphaned, lapsed."""
+    """Leave something of every kind that a sweep takes: replaced, folded, orphaned, expired."""
     _segments(hand)
     compact(hand.db, NAME, full=True, **SMALL)
     stage(hand.db.store, NAME, {b"never": b"seen"}, "nobodys")
-    hand.db.reader(NAME, pin=True)  # not closed: it lapses
+    hand.db.reader(NAME, pin=True)  # not closed: it expires
     hand.sleep(3 * DAY_S)
     hand.put({b"k0": b"later"})
     hand.sleep(3600.0)
@@ -115,6 +116,28 @@ def _sweeps(hand):
     sweep(hand.db, NAME, apply=True, force=True, retain_generations_s=0.0)
 
 
+VECTORS = pa.schema([("id", pa.string()), ("v", pa.list_(pa.float32(), 2))])
+
+
+def _unindexed(hand):
+    """Leave segments without the vector index that the namespace should have."""
+    hand.db.create(NAME, VECTORS, indexes=[reef.vector_index("v", rows_min=10)])
+    rows = [{"id": f"k{n:02}", "v": [float(n), float(n % 7)]} for n in range(40)]
+    with hand.db.writer(NAME, background=False) as writer:
+        writer.upsert(rows)
+    fold(hand.db, NAME)
+    hand.ledger.noted({row["id"]: row for row in rows})
+
+
+def _indexes(hand):
+    build_indexes(hand.db, NAME)
+
+
+def _neighbours_are_found(hand):
+    with hand.db.reader(NAME) as reader:
+        assert reader.search(vector=("v", [8.0, 1.0]), k=1)["id"].to_pylist() == ["k08"]
+
+
 def _background(hand):
     """Everything, as it runs behind a writer: its steps, one behind the other."""
     settings = BackgroundSettings(
@@ -126,7 +149,7 @@ def _background(hand):
         worker._compactor.settings = worker._compactor.settings.changed(SMALL)
         steps = [worker.step() for _ in range(3)]
         worker.stop()
-    hand.facts.setdefault("steps", [step and step.what for step in steps])
+    hand.facts.setdefault("steps", [step and step.job for step in steps])
     assert hand.facts["steps"] == ["fold", "compact", "sweep"]
 
 
@@ -163,6 +186,13 @@ OPERATIONS = [
     Operation("a join of neighbours", _joins, _moved, reaches=("compact staged",)),
     Operation("a sweep that condemns", _sweeps, _leftovers, reaches=("sweep condemned",)),
     Operation("a sweep that deletes", _sweeps, _condemned, reaches=("sweep deleted",)),
+    Operation(
+        "an index of vectors",
+        _indexes,
+        _unindexed,
+        also=_neighbours_are_found,
+        reaches=("centroids stored",),
+    ),
     Operation(
         "background work",
         _background,

@@ -1,4 +1,4 @@
-"""After the PUT and before the answer: everything that a writer does, and views of its work."""
+"""Crashes after the PUT and before the response: all operations of a writer, and views."""
 
 import pyarrow as pa
 
@@ -35,12 +35,12 @@ def _pipelined(**settings):
                 flying.append((key, value, writer.put(key, value, wait=False)))
             for key, value, future in flying:
                 future.result()
-                hand.ledger.answered(key, value)
+                hand.ledger.acknowledged(key, value)
 
     return work
 
 
-def _takes_over(hand):
+def _takeover(hand):
     """From a writer that is still there, with more in flight than that one had."""
     with hand.db.writer(NAME, background=False) as first:
         hand.write(first, {b"a": b"first"})
@@ -56,22 +56,22 @@ def _decided(hand):
         with writer.transaction() as tx:
             tx.get("b")
             tx.put("a", b"from a transaction")
-        hand.ledger.answered(b"a", b"from a transaction")
+        hand.ledger.acknowledged(b"a", b"from a transaction")
         if writer.get("new") is None:
             hand.ledger.sent(b"new", b"1")
             writer.write(reef.Batch().put("new", b"1"), when=[reef.absent("new")])
-            hand.ledger.answered(b"new", b"1")
+            hand.ledger.acknowledged(b"new", b"1")
 
 
 def _deletes_a_range(hand):
-    """One batch: all of it, or nothing; and a row that has expired when the next one looks."""
+    """One batch: all of it, or nothing; and a row that has expired at the next read."""
     hand.ledger.noted({b"short": ABSENT})
     with hand.db.writer(NAME, background=False) as writer:
         for key in OLD:
             hand.ledger.sent(key, ABSENT)
         writer.delete_range("a", "d")
         for key in OLD:
-            hand.ledger.answered(key, ABSENT)
+            hand.ledger.acknowledged(key, ABSENT)
         writer.put("short", b"lived", ttl_s=1.0)
 
 
@@ -88,16 +88,16 @@ def _patches(hand):
     with hand.db.writer(NAME, background=False) as writer:
         hand.ledger.sent("x", {"id": "x", "n": 2, "word": "one"})
         writer.patch([{"id": "x", "n": 2}])
-        hand.ledger.answered("x", {"id": "x", "n": 2, "word": "one"})
+        hand.ledger.acknowledged("x", {"id": "x", "n": 2, "word": "one"})
     grown = TABLE.append(pa.field("more", pa.string()))
     patched = {"id": "x", "n": 2, "word": "one"}
     hand.ledger.sent("x", {**patched, "more": None})
     hand.db.alter(NAME, grown)
-    hand.ledger.answered("x", {**patched, "more": None})
+    hand.ledger.acknowledged("x", {**patched, "more": None})
     with hand.db.writer(NAME, background=False) as writer:
         hand.ledger.sent("x", {**patched, "more": "much"})
         writer.patch([{"id": "x", "more": "much"}])
-        hand.ledger.answered("x", {**patched, "more": "much"})
+        hand.ledger.acknowledged("x", {**patched, "more": "much"})
 
 
 def _patches_again(hand):
@@ -127,7 +127,7 @@ def _cursors(hand):
 
 
 def _pinned(hand):
-    """A lease is taken, renewed and given back; whoever dies leaves it to lapse."""
+    """A lease is taken, renewed and released; after a crash it expires."""
     with hand.db.reader(NAME, pin=True) as reader:
         assert dict(reader.scan()) == OLD
 
@@ -137,7 +137,7 @@ OPERATIONS = [
     Operation("a writer", _writer, rows_before, reaches=("fence",)),
     Operation("writes in flight, in order", _pipelined(), rows_before),
     Operation("writes in flight, on their own", _pipelined(ack="independent"), rows_before),
-    Operation("a writer takes over", _takes_over, rows_before, reaches=("fence",)),
+    Operation("a writer takeover", _takeover, rows_before, reaches=("fence",)),
     Operation("keys, conditions, a transaction", _decided, rows_before),
     Operation("a range delete and a short life", _deletes_a_range, rows_before),
     Operation("patches and a growing schema", _patches, _table, again=_patches_again),

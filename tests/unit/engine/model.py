@@ -1,12 +1,12 @@
-"""What versions amount to, told as simply as possible: the model for memtable, merge and view."""
+"""A plain model of versions, for the tests of memtable, merge and view."""
 
 import numpy as np
 import pyarrow as pa
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from reef.formats.batch import OpKind, Ops
 from reef.formats.versions import RangeTombstone, Versions
+from reef.formats.wal_object import OpKind, Ops
 
 KEYS = [b"a", b"a\0", b"b", b"ba", b"c", b"d", b"d\xff", b"e"]
 """Neighbours on purpose: successors, prefixes, and the last before the next letter."""
@@ -60,7 +60,8 @@ class Model:
             self.written.append((lsn, seq, operation))
 
     def newest(self, key, floor=0):
-        """Return (lsn, seq, value or None) of what was last done to a key; None if nothing was."""
+        """Return (lsn, seq, value or None) of the last operation on a key; None if there was
+        none."""
         found = [
             (lsn, seq, value if kind == OpKind.PUT else None)
             for lsn, seq, (kind, start, value) in self.written

@@ -1,16 +1,16 @@
-"""Drop and undrop: who finds what, until when, and what a sweep takes (protocol section 8)."""
+"""Drop and undrop: errors of handles, the time to undrop, and the sweep (protocols §8)."""
 
 import pyarrow as pa
 import pytest
 
 import reef
-from reef.errors import ConflictError, FencedError, Kind, NotFoundError
+from reef.errors import ConflictError, ErrorKind, FencedError, NotFoundError
 from reef.formats.manifest import NamespaceState, decode_manifest, encode_manifest
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.jobs import compact, export, fold, rebuild, repair, sweep, verify
 from reef.manifest.edits import new_namespace
 from reef.stores import Wrapper
-from tests.collecting import DAY_S, GRACE_S, NAME, USERS, World
+from tests.support.sweep_world import DAY_S, GRACE_S, NAME, USERS, World, garbage_keys
 
 TABLE = pa.schema([("id", pa.string()), ("n", pa.int64())])
 
@@ -45,13 +45,13 @@ def world():
         lambda db: export(db, NAME, reef.stores.open("memory://")),
     ],
 )
-def test_nobody_can_use_a_dropped_namespace(world, use):
-    """Readers, jobs and all others are told how to bring it back; nothing is changed."""
+def test_a_dropped_namespace_cannot_be_used(world, use):
+    """Readers, jobs and writers get an error that names `undrop`; nothing is changed."""
     world.db.drop(NAME)
     before = world.keys("manifest")
     with pytest.raises(NotFoundError, match="was dropped") as caught:
         world.run(lambda: use(world.db))
-    assert caught.value.kind is Kind.DROPPED
+    assert caught.value.kind is ErrorKind.DROPPED
     assert "undrop" in caught.value.hint
     assert world.keys("manifest") == before
 
@@ -61,11 +61,12 @@ def test_a_namespace_that_was_never_there_is_not_a_dropped_one(world):
     for call in (world.db.drop, world.db.undrop):
         with pytest.raises(NotFoundError) as caught:
             call("other")
-        assert caught.value.kind is Kind.NOT_FOUND
+        assert caught.value.kind is ErrorKind.NOT_FOUND
 
 
 def test_open_handles_find_that_it_is_gone_and_undrop_brings_all_of_it_back(world):
-    """The writer is fenced, the reader is told; then all rows are there again, and more come."""
+    """The writer is fenced, the reader gets an error; after undrop all rows are there, and writes
+    work."""
     writer, reader = world.db.writer(NAME), world.db.reader(NAME)
     world.db.drop(NAME)
     with pytest.raises(FencedError):
@@ -75,7 +76,9 @@ def test_open_handles_find_that_it_is_gone_and_undrop_brings_all_of_it_back(worl
     assert world.db.namespaces() == []
     assert world.db.namespaces(dropped=True) == [NAME]
     info = world.db.undrop(NAME)
-    assert world.db.undrop(NAME) == info
+    assert world.db.info(NAME).generation == info.generation
+    with pytest.raises(reef.NotFoundError, match="no dropped namespace users: it is live"):
+        world.db.undrop(NAME)
     assert world.db.namespaces() == [NAME]
     reader.refresh()
     assert dict(reader.scan()) == {b"a": b"1", b"b": b"2"}
@@ -99,14 +102,14 @@ def test_a_sweep_waits_for_its_time_and_then_takes_all_but_the_numbers(world):
     assert {d.key.split("/")[0] for d in preview.condemned} == {"segments", "manifest", "wal"}
     assert len(world.keys("segments")) == 1
     world.sweep()
-    with pytest.raises(NotFoundError, match="a sweep has taken its rows") as caught:
+    with pytest.raises(NotFoundError, match="a sweep has deleted its rows") as caught:
         world.db.undrop(NAME)
-    assert caught.value.kind is Kind.COLLECTED
+    assert caught.value.kind is ErrorKind.COLLECTED
     world.advance(GRACE_S + 10)
     world.sweep()
     assert world.keys("segments") == []
     assert world.keys("wal") != []
-    assert len(world.keys("manifest")) < len(preview.condemned)
+    assert len(world.keys("manifest")) < len(garbage_keys(preview))
     assert "create()" in _dropped(world).hint
 
 
@@ -128,8 +131,8 @@ def _condemned(report):
     return {doomed.key.split("/")[0] for doomed in report.condemned}
 
 
-def test_pins_hold_what_they_pin(world):
-    """A snapshot's segments stay after the drop; so does what a lease from before reads."""
+def test_pins_hold_their_objects(world):
+    """A snapshot's segments stay after the drop; so do objects under an earlier lease."""
     world.db.snapshot(NAME, "kept")
     with world.db.reader(NAME, pin=True, lease_ttl_s=10 * DAY_S) as pinned:
         world.db.drop(NAME)
@@ -144,7 +147,7 @@ def test_pins_hold_what_they_pin(world):
     assert world.rows() == {}
 
 
-def test_making_it_anew_may_bring_other_columns(world):
+def test_a_namespace_that_is_created_again_may_have_other_columns(world):
     """`create` and `writer` do; readers of the old one see the new one and none of its rows."""
     reader = world.db.reader(NAME)
     assert len(dict(reader.scan())) == 2
@@ -161,7 +164,9 @@ def test_making_it_anew_may_bring_other_columns(world):
     assert not verify(world.db, NAME, deep=True).problems
     with pytest.raises(NotFoundError):
         world.db.undrop("never")
-    assert world.db.undrop(NAME).schema.names == ["id", "n"], "it is there: nothing to bring back"
+    with pytest.raises(reef.NotFoundError, match="it is live"):
+        world.db.undrop(NAME)
+    assert world.db.info(NAME).schema.names == ["id", "n"]
 
 
 def test_a_reader_that_has_seen_the_drop_sees_the_new_one_after_it(world):
@@ -198,13 +203,13 @@ def test_a_writer_that_opens_meanwhile_loses_to_the_drop(world):
         opened.append(reef.Database(world.bucket).writer(NAME))
 
     reef.Database(Meanwhile(world.bucket, open_writer)).drop(NAME)
-    assert _dropped(world).kind is Kind.DROPPED
+    assert _dropped(world).kind is ErrorKind.DROPPED
     with pytest.raises(FencedError):
         opened[0].put("x", b"1")
 
 
 def test_a_fold_that_passes_the_fences_meanwhile(world):
-    """The floor must rise when the name is made anew, so the drop fences once more."""
+    """The floor must rise when the name is made again, so the drop fences once more."""
     reef.Database(Meanwhile(world.bucket, lambda: fold(world.db, NAME))).drop(NAME)
     head = reef.manifest.head.HeadFinder(world.bucket, USERS).find(dropped=True).manifest
     assert head.wal_floor < head.dropped.end_lsn

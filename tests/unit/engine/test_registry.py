@@ -8,23 +8,22 @@ import pytest
 
 import reef
 from reef.catalog import JSON, Catalog
-from reef.engine.database import Database
-from reef.engine.job_board import JobBoard
+from reef.engine.handles.database import Database
 from reef.engine.registry import Registry
-from reef.engine.registry_upkeep import COMPACT_AFTER
+from reef.engine.running_jobs import COMPACT_AFTER, JobBoard
 from reef.errors import (
     ConflictError,
     CorruptionError,
-    Kind,
+    ErrorKind,
     NotFoundError,
     UnsupportedFormatError,
 )
-from reef.manifest.dropping import clear_dropped
+from reef.manifest.lifecycle import clear_dropped
 from reef.manifest.publish import Publisher
 from reef.paths import Namespace
 from reef.stores import Wrapper
 from reef.testing import Simulation
-from tests.collecting import At
+from tests.support.sweep_world import At
 
 TABLE = pa.schema([("id", pa.string()), ("n", pa.int64())])
 
@@ -60,13 +59,13 @@ class Counted(Wrapper):
 
 
 def entries(bucket):
-    """Return what the registry says."""
+    """Return the entries of the registry."""
     found = Catalog(bucket, prefix="catalog", codec=JSON).scan_latest(prefix="namespace/")
     return {key.decode().removeprefix("namespace/"): value for key, value in found}
 
 
 def test_reef_open_brings_it(tmp_path):
-    """What is made, dropped and brought back is in the catalog, with nothing left open."""
+    """Created, dropped and undropped names are in the catalog, with no change left open."""
     with reef.open(str(tmp_path)) as db:
         db.create("a")
         db.writer("b", background=False).close()
@@ -103,8 +102,8 @@ def test_ten_thousand_names_cost_a_few_requests(bucket):
     assert len(counted.calls) <= 8, counted.calls
 
 
-def test_opening_what_is_there_costs_no_request_more():
-    """Writers, readers and `create` of an existing namespace never look at the catalog."""
+def test_opening_an_existing_namespace_costs_no_extra_request():
+    """Writers, readers and `create` of an existing namespace never read the catalog."""
 
     def calls(make):
         bucket = Simulation(0).bucket
@@ -122,7 +121,7 @@ def test_opening_what_is_there_costs_no_request_more():
     assert not any(key.startswith("catalog") for key in keys)
 
 
-def test_an_older_bucket_is_listed_and_taken_in_by_the_first_change(bucket):
+def test_an_older_bucket_is_listed_and_registered_by_the_first_change(bucket):
     """Names from before are never missing."""
     older = Database(bucket)
     for name in "abc":
@@ -154,7 +153,7 @@ def test_a_lost_catalog_is_made_again(bucket):
     assert not Catalog(bucket, prefix="catalog").verify().problems
 
 
-def test_a_handle_that_knew_a_lost_catalog_goes_on(bucket):
+def test_a_handle_of_a_lost_catalog_continues(bucket):
     """A process that runs on makes, drops and lists names, however much it remembers."""
     db = opened(bucket)
     for number in range(COMPACT_AFTER):
@@ -168,7 +167,7 @@ def test_a_handle_that_knew_a_lost_catalog_goes_on(bucket):
     assert Catalog(bucket, prefix="catalog").verify().problems == []
 
 
-def test_a_listing_does_not_overrule_who_has_looked_since(bucket):
+def test_a_listing_does_not_overrule_a_newer_probe(bucket):
     """The registry is lost while a name is dropped, and made again from an older listing."""
     opened(bucket).create("a")
 
@@ -186,7 +185,7 @@ def test_a_listing_does_not_overrule_who_has_looked_since(bucket):
 @pytest.mark.parametrize("kind", ["HEAD.json", "segments/", "checkpoints/", "gc/"])
 @pytest.mark.parametrize("lost", [False, True], ids=["damaged", "lost"])
 def test_a_damaged_registry_is_made_again(bucket, kind, lost):
-    """Until then names are listed, and whoever would change them is told what to do, if need be."""
+    """Until then names are listed, and a change fails with a hint to rebuild."""
     db = opened(bucket)
     for number in range(COMPACT_AFTER + 1):
         db.create(f"n{number:02}")
@@ -207,9 +206,9 @@ def test_a_damaged_registry_is_made_again(bucket, kind, lost):
         assert one.namespaces() == sorted([*everything, "y"])
 
 
-def test_a_registry_of_a_newer_release_is_not_given_up(bucket, monkeypatch):
+def test_a_registry_of_a_newer_release_is_not_replaced(bucket, monkeypatch):
     """A rebuild by an older one leaves it as it is, and says so."""
-    monkeypatch.setattr("reef.catalog.segment_format.FORMAT", 2)
+    monkeypatch.setattr("reef.catalog.segments.FORMAT", 2)
     opened(bucket).create("a")
     monkeypatch.undo()
     before = [(info.key, info.tag) for info in bucket.list("catalog/")]
@@ -218,7 +217,7 @@ def test_a_registry_of_a_newer_release_is_not_given_up(bucket, monkeypatch):
     assert [(info.key, info.tag) for info in bucket.list("catalog/")] == before
 
 
-def test_a_rebuild_looks_up_only_what_differs(bucket):
+def test_a_rebuild_reads_only_entries_that_differ(bucket):
     """One listing of all; in the transaction itself, which others can spoil, next to nothing."""
     db = opened(bucket)
     for number in range(20):
@@ -232,7 +231,7 @@ def test_a_rebuild_looks_up_only_what_differs(bucket):
     assert sorted(entries(store)) == db.namespaces()
 
 
-def test_a_rebuild_corrects_what_is_wrong(bucket):
+def test_a_rebuild_corrects_wrong_entries(bucket):
     """Names that a process without a registry has made or dropped; changes of dead processes."""
     db, other = opened(bucket), Database(bucket)
     db.create("a")
@@ -259,7 +258,7 @@ class Death(BaseException):
 
 
 class Dies(Wrapper):
-    """Fails every write from some moment on, as if the process had died."""
+    """Fails every write after some point, as if the process had died."""
 
     def __init__(self, inner, after):
         super().__init__(inner)
@@ -283,16 +282,16 @@ class Dies(Wrapper):
             raise Death
 
 
-@pytest.mark.parametrize("work", ["create", "drop", "undrop", "create anew"])
+@pytest.mark.parametrize("work", ["create", "drop", "undrop", "create again"])
 def test_a_death_at_any_write_leaves_a_listing_that_is_right(work):
-    """What the registry says is what the manifests say, at every seam; and all goes on."""
+    """The registry agrees with the manifests after a death anywhere; later changes work."""
     for after in range(40):
         bucket = Simulation(0).bucket
         db = opened(bucket)
         db.create("other")
         if work != "create":
             db.create("users")
-        if work in ("undrop", "create anew"):
+        if work in ("undrop", "create again"):
             db.drop("users")
         dying = Dies(bucket, after)
         call = getattr(opened(dying), work.split()[0])
@@ -308,8 +307,8 @@ def test_a_death_at_any_write_leaves_a_listing_that_is_right(work):
     raise AssertionError("it never got through")
 
 
-def test_changes_that_overlap_leave_what_the_manifest_says(bucket):
-    """A drop while another process makes the name anew: whoever closes last looks."""
+def test_overlapping_changes_leave_the_state_of_the_manifest(bucket):
+    """A drop while another process creates the name again: the last to close reads the manifest."""
     opened(bucket).create("users")
     Database(bucket).drop("users")
 
@@ -326,7 +325,7 @@ def test_changes_that_overlap_leave_what_the_manifest_says(bucket):
 
 
 def test_two_that_make_the_same_name(bucket):
-    """One wins; the other finds it there, or is told that its columns are others."""
+    """One wins; the other finds it, or gets an error about its columns."""
     rival = opened(bucket)
     store = At(bucket, "create", "/manifest/", lambda: rival.create("same"))
     assert opened(store).create("same").name == "same"
@@ -357,27 +356,27 @@ def test_a_new_process_reads_a_short_chain(bucket):
 
 
 def test_heartbeats_of_jobs_do_not_make_the_chain_long(bucket):
-    """Whoever renews an entry folds what has gathered."""
+    """Renewing an entry compacts the catalog's segments."""
     db = opened(bucket)
     db.create("a")
     board = JobBoard(Catalog(bucket, prefix="catalog", codec=JSON))
     for _ in range(3 * COMPACT_AFTER):
         entry = {"kind": "export", "namespace": "a", "where": "m:1", "progress": {}}
-        board.put_up("one", entry)
+        board.report("one", entry)
         snapshot = board.catalog.snapshot()
         assert snapshot.last_segment_seq - snapshot.floor < COMPACT_AFTER
     assert db.namespaces() == ["a"]
 
 
 def test_what_cannot_be_brought_back_leaves_no_change_open(bucket):
-    """An undrop that is refused is not looked up for ever after."""
+    """A rejected undrop leaves no open change."""
     db = opened(bucket)
     db.create("a")
     db.drop("a")
     Publisher(bucket, Namespace("a")).publish(clear_dropped, dropped=True)
     with pytest.raises(NotFoundError) as refused:
         db.undrop("a")
-    assert refused.value.kind is Kind.COLLECTED
+    assert refused.value.kind is ErrorKind.COLLECTED
     assert entries(bucket)["a"] == {"state": "dropped", "changes": {}}
 
 
@@ -390,7 +389,7 @@ def test_a_listing_without_a_registry_skips_many_objects_and_no_name(bucket, obj
     for number in range(objects):
         for name in ("a", "aa", "b"):
             bucket.put(f"namespaces/{name}/wal/{number:020}.wal", b"x")
-    bucket.put("namespaces/not a name/x", b"somebody else's")
+    bucket.put("namespaces/not a name/x", b"another tool's")
     counted = Counted(bucket)
     assert Database(counted).namespaces() == names
     listings = [key for call, key in counted.calls if (call, key) == ("list", "namespaces/")]

@@ -1,7 +1,7 @@
-"""Crafted objects with sound checksums: decoders never ask for more than the object allows.
+"""Crafted objects with valid checksums: decoders never ask for more than the object allows.
 
-A checksum only shows that nobody changed the bytes by accident. Each object here lies about
-counts, lengths or nesting; what decoding takes of Python's and NumPy's memory is watched.
+A checksum only shows that the bytes did not change by accident. Each object here misstates
+counts, lengths or nesting; the memory that decoding allocates in Python and NumPy is watched.
 """
 
 import struct
@@ -13,28 +13,25 @@ import pyarrow as pa
 import pytest
 
 from reef.errors import CorruptionError
-from reef.formats.batch import decode_ops
 from reef.formats.block import BlockKind, Codec, Packer, decode_block, encode_block
-from reef.formats.coding import U32, crc32c, padding
+from reef.formats.coding import U32, crc32c, encode_frame, padding
 from reef.formats.columns import encode_columns
-from reef.formats.frame import encode_frame
 from reef.formats.group import decode_key_block, encode_group
 from reef.formats.manifest import MAGIC as MANIFEST_MAGIC
 from reef.formats.manifest import decode_manifest
 from reef.formats.schema import DEFAULT_SCHEMA
-from reef.formats.segment import END, HEAD, MAGIC, Lineage
-from reef.formats.segment_index import GroupEntry, decode_index, encode_index
-from reef.formats.segment_tail import decode_tail
+from reef.formats.segment import END, HEAD, MAGIC, Lineage, decode_tail
+from reef.formats.segment_index import GroupEntry, decode_index, encode_index, encode_pages
 from reef.formats.segment_writer import SegmentWriter
 from reef.formats.versions import Versions
-from reef.formats.wal_object import WalObject
+from reef.formats.wal_object import WalObject, decode_ops
 
 ROOM_BYTES = 64 << 20
-"""Far more than any of these objects, far less than what they claim."""
+"""Far more than any of these objects, far less than the sizes they claim."""
 
 
 def refused(decode):
-    """Decode; return the name of what was raised, or how much memory was taken meanwhile."""
+    """Decode; return the name of the exception, or the peak of allocated memory."""
     tracemalloc.start()
     try:
         decode()
@@ -56,8 +53,8 @@ def wal(header, records=(), count=None):
 
 
 def wal_header(**fields):
-    """Return the fields of a sound header, as MessagePack, without the closing of the map."""
-    sound = {
+    """Return the fields of a valid header, as MessagePack, without the closing of the map."""
+    valid = {
         "lsn": 1,
         "kind": "batches",
         "epoch": 1,
@@ -65,19 +62,19 @@ def wal_header(**fields):
         "write_id": "i",
         "created_at_ms": 0,
     }
-    return msgspec.msgpack.encode({**sound, **fields})
+    return msgspec.msgpack.encode({**valid, **fields})
 
 
 def with_field(name, raw):
     """Return a header whose last field is given as raw MessagePack."""
-    sound = bytearray(wal_header())
-    sound[0] += 1  # one more pair in the map
-    return bytes(sound) + msgspec.msgpack.encode(name) + raw
+    valid = bytearray(wal_header())
+    valid[0] += 1  # one more pair in the map
+    return bytes(valid) + msgspec.msgpack.encode(name) + raw
 
 
 HUGE = struct.pack(">I", 2**32 - 1)
 NESTED = b"\x91" * 100_000 + b"\x90"
-WAL_LIES = {
+WAL_FORGERIES = {
     "records in the footer": wal(wal_header(), count=2**32 - 1),
     "batches": wal(with_field("batches", b"\xdd" + HUGE)),
     "after": wal(with_field("after", b"\xdd" + HUGE)),
@@ -88,11 +85,11 @@ WAL_LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", WAL_LIES)
-def test_wal_objects_that_lie(lie):
-    """Counts and lengths are checked against what is there before anything is made of them."""
-    data = WAL_LIES[lie]
-    if lie == "bytes in a frame":
+@pytest.mark.parametrize("forgery", WAL_FORGERIES)
+def test_forged_wal_objects(forgery):
+    """Counts and lengths are checked against the bytes before anything is allocated."""
+    data = WAL_FORGERIES[forgery]
+    if forgery == "bytes in a frame":
         data += bytes(64)
         data += struct.pack("<II", 0, crc32c(data))
     assert refused(lambda: WalObject.decode(data, "wal/1")) == "CorruptionError"
@@ -108,7 +105,7 @@ def columns(rows, layout):
 
 
 ABSENT = 0xFFFFFFFF
-RECORD_LIES = {
+RECORD_FORGERIES = {
     "rows without buffers": columns(2**32 - 1, [(0, [ABSENT] * 3), (1, [ABSENT] * 2)]),
     "rows with empty buffers": columns(2**32 - 1, [(0, [0, 0, 0]), (1, [ABSENT, 0])]),
     "lengths": columns(1, [(0, [ABSENT, 2**31, 2**31]), (1, [ABSENT, 1])]),
@@ -120,10 +117,10 @@ RECORD_LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", RECORD_LIES)
-def test_records_that_lie(lie):
+@pytest.mark.parametrize("forgery", RECORD_FORGERIES)
+def test_forged_records(forgery):
     """The number of rows costs nothing until there are buffers that can hold them."""
-    record = RECORD_LIES[lie]
+    record = RECORD_FORGERIES[forgery]
     assert refused(lambda: decode_ops(record, DEFAULT_SCHEMA, "wal/1")) == "CorruptionError"
 
 
@@ -139,7 +136,7 @@ def block(kind, codec, stored, raw_length):
 @pytest.mark.parametrize("codec", ["zstd", "lz4_raw"])
 @pytest.mark.parametrize("claim", [0, 1000, 2**32 - 1])
 def test_compression_bombs(codec, claim):
-    """What a block unpacks to is what it claims, and that is bounded by its size."""
+    """A block unpacks to the size it claims, and that is bounded by its size."""
     bomb = pa.Codec(codec).compress(bytes(1 << 30 if codec == "zstd" else 1 << 27), asbytes=True)
     number = Codec.ZSTD if codec == "zstd" else Codec.LZ4
     data = block(BlockKind.KEYS, number, bomb, claim)
@@ -182,20 +179,20 @@ def test_a_prefix_that_multiplies():
 
 
 def test_keys_with_a_long_common_prefix_come_back():
-    """What a writer makes of the most regular keys there are is never taken for a lie."""
+    """A writer's output for the most regular keys is never taken for a forgery."""
     keys = [b"\0" * 65_000 + b"%04d" % number for number in range(40)]
     zeros = np.zeros(len(keys), np.int64)
     rows = Versions(
         pa.array(keys, pa.binary()), zeros, zeros.astype(np.uint32), zeros.astype(np.uint8), {}
     )
     for codec in Codec:
-        data, _ = encode_group(rows, Packer(codec))
+        (data,), _ = encode_group(rows, [len(rows)], Packer(codec))
         assert decode_key_block(data, DEFAULT_SCHEMA, "seg", 0).keys.to_pylist() == keys
 
 
 def index_entry(first, last):
     """Return an index entry of an empty group."""
-    return GroupEntry(first, last, 1, 1, 1, 32, {}, {})
+    return GroupEntry(first, last, [1], [1], [first], 1, 1, [32], {}, {})
 
 
 def test_index_keys_that_multiply():
@@ -221,11 +218,11 @@ def test_index_keys_that_multiply():
 
 
 def test_an_index_of_long_keys_comes_back():
-    """What a writer makes of them is never taken for a lie."""
+    """A writer's output for them is never taken for a forgery."""
     shared = b"k" * 60_000
     entries = [index_entry(shared + b"%08d" % n, shared + b"%08d" % n) for n in range(50)]
-    payload = encode_index(entries, DEFAULT_SCHEMA)
-    index = decode_index(payload, DEFAULT_SCHEMA, 16, "seg", 0)
+    payload, pages = (encode(entries, DEFAULT_SCHEMA) for encode in (encode_index, encode_pages))
+    index = decode_index(payload, DEFAULT_SCHEMA, 16, "seg", 0, pages=pages)
     assert list(index.first_keys) == [entry.first_key for entry in entries]
 
 
@@ -252,7 +249,7 @@ def edited(**fields):
     return lambda footer: msgspec.msgpack.encode({**msgspec.msgpack.decode(footer), **fields})
 
 
-FOOTER_LIES = {
+FOOTER_FORGERIES = {
     "not a map": lambda footer: b"\x93\x01\x02\x03",
     "no message": lambda footer: b"\xc1",
     "version is text": edited(version="one"),
@@ -265,10 +262,10 @@ FOOTER_LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", FOOTER_LIES)
-def test_footers_that_lie(lie):
+@pytest.mark.parametrize("forgery", FOOTER_FORGERIES)
+def test_forged_footers(forgery):
     """Whatever a footer says, the error is a CorruptionError that names the object."""
-    data = segment_with_footer(FOOTER_LIES[lie])
+    data = segment_with_footer(FOOTER_FORGERIES[forgery])
     assert refused(lambda: decode_tail(data, len(data), "seg")) == "CorruptionError"
 
 
@@ -280,7 +277,7 @@ def manifest(rest):
     return b'{"crc32c":"%08x",' % crc32c(rest) + rest
 
 
-MANIFEST_LIES = {
+MANIFEST_FORGERIES = {
     "nesting": manifest(b'"format":1,"manifest":' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
     "nested segments": manifest(
         b'"format":1,"manifest":{"generation":1,"write_id":"w","published_at_ms":0},"segments":'
@@ -300,14 +297,14 @@ MANIFEST_LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", MANIFEST_LIES)
-def test_manifests_that_lie(lie):
-    """Deep nesting, endless numbers, bombs: damage, told as such."""
-    data = MANIFEST_LIES[lie]
+@pytest.mark.parametrize("forgery", MANIFEST_FORGERIES)
+def test_forged_manifests(forgery):
+    """Deep nesting, endless numbers, bombs: reported as damage."""
+    data = MANIFEST_FORGERIES[forgery]
     assert refused(lambda: decode_manifest(data, "m")) == "CorruptionError"
 
 
-def test_the_watch_sees_what_is_taken():
+def test_the_memory_watch_sees_allocations():
     """Without a check the tests above would notice: they can fail."""
 
     def greedy():

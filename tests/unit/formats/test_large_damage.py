@@ -1,6 +1,6 @@
-"""Damage in large objects of all three formats: at random places, and always told where.
+"""Damage in large objects of all three formats: at random offsets, and always reported with them.
 
-What each byte of a small object means is tested beside its format; here are the sizes and the
+Each byte of a small object is tested with its format; here are the sizes and the
 codecs that buckets hold, in which a bit is one of millions.
 """
 
@@ -11,13 +11,20 @@ import pyarrow as pa
 import pytest
 
 from reef.errors import CorruptionError
-from reef.formats.batch import OpKind, Ops, encode_ops
 from reef.formats.block import Codec
 from reef.formats.manifest import MAGIC, decode_manifest, encode_manifest
 from reef.formats.schema import DEFAULT_SCHEMA
-from reef.formats.segment_tail import check_segment
 from reef.formats.versions import RangeTombstone
-from reef.formats.wal_object import BatchHeader, WalHeader, WalKind, WalObject
+from reef.formats.wal_object import (
+    BatchHeader,
+    OpKind,
+    Ops,
+    WalHeader,
+    WalKind,
+    WalObject,
+    encode_ops,
+)
+from tests.support.segment_checks import check_segment
 from tests.unit.formats.test_manifest import sample as manifest
 from tests.unit.formats.test_segment import plain, write
 
@@ -63,7 +70,7 @@ FORMATS = {
 
 
 @cache
-def sound(name):
+def intact(name):
     """Return an object that can be decoded."""
     make, decode = FORMATS[name]
     data = make()
@@ -72,7 +79,7 @@ def sound(name):
 
 
 def refused(name, damaged):
-    """Check that decoding tells of the damage: which object, and where in it."""
+    """Check that decoding reports the damage: which object, and where in it."""
     with pytest.raises(CorruptionError) as caught:
         FORMATS[name][1](bytes(damaged), name)
     assert caught.value.context["object"] == name
@@ -82,7 +89,7 @@ def refused(name, damaged):
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_flipped_bit_anywhere_is_detected(name):
     """At random places of the whole, and in each of the last bytes: the footer is small."""
-    data, chance = sound(name), random.Random(2)
+    data, chance = intact(name), random.Random(2)
     places = [chance.randrange(len(data)) for _ in range(PLACES)]
     for place in (*places, *range(len(data) - 40, len(data))):
         damaged = bytearray(data)
@@ -93,7 +100,7 @@ def test_a_flipped_bit_anywhere_is_detected(name):
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_truncation_anywhere_is_detected(name):
     """However much is missing, a byte or nearly all of it; and one byte more than there was."""
-    data, chance = sound(name), random.Random(3)
+    data, chance = intact(name), random.Random(3)
     lengths = {
         0,
         1,
@@ -112,7 +119,7 @@ def test_a_truncation_anywhere_is_detected(name):
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_part_that_reads_as_zeros_is_detected(name):
     """As a disk gives back a page that it has lost."""
-    data, chance = sound(name), random.Random(4)
+    data, chance = intact(name), random.Random(4)
     for _ in range(PLACES // 3):
         start = chance.randrange(len(data) - 64)
         end = min(len(data), start + chance.choice([64, 4096]))
@@ -121,5 +128,5 @@ def test_a_part_that_reads_as_zeros_is_detected(name):
 
 
 def test_the_manifest_here_is_a_compressed_one():
-    """And so is not the one that is tested byte by byte beside its format."""
-    assert sound("manifest").startswith(MAGIC)
+    """And so is not the one that is tested byte by byte with its format."""
+    assert intact("manifest").startswith(MAGIC)

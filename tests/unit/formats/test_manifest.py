@@ -9,21 +9,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reef.errors import CorruptionError, UnsupportedFormatError
+from reef.formats import manifest as manifest_format
 from reef.formats.coding import crc32c
 from reef.formats.manifest import (
+    FORMAT,
+    BranchPin,
     Condemned,
     CursorEntry,
     DedupEntry,
+    InheritedLog,
     Manifest,
+    ManifestDecoder,
     OpenJob,
+    Origin,
     Recent,
     SegmentEntry,
     Snapshot,
     decode_manifest,
+    decode_outline,
     encode_manifest,
 )
 from reef.runtime import REAL
-from tests.pace import processor_s
+from tests.support.cpu_time import processor_s
 
 
 def entry(chance, number):
@@ -72,7 +79,10 @@ def sample(segments=2, snapshots=1):
         below_floor=("01T", "01U"),
         skipped_lsns=(17,),
         skipped_generations=(9,),
-        branch_pins={"namespaces/child": 3},
+        branches={"01B": BranchPin("namespaces/child", 3, 90, 1_799_999_999_000)},
+        origin=Origin("01A", "namespaces/parent", 7, 40, 1_799_999_999_000),
+        inherited=(InheritedLog(40, "namespaces/parent"),),
+        pinned_homes=("namespaces/parent",),
         cursors={"c": CursorEntry(90, 11)},
     )
 
@@ -88,7 +98,7 @@ def test_a_small_manifest_is_plain_json():
     """A person and any JSON tool can read it."""
     text = encode_manifest(sample())
     facts = json.loads(text)
-    assert facts["format"] == 1
+    assert facts["format"] == 6, "a load with live_wins is open"
     assert facts["manifest"]["generation"] == 12
     assert len(text) < 64 * 1024
 
@@ -147,10 +157,29 @@ def _sealed(rest):
     return b'{"crc32c":"%08x",' % crc32c(rest) + rest
 
 
-def test_a_newer_format_is_told_apart_from_damage():
-    """Sound bytes of a later release ask for an upgrade, whatever their manifest looks like."""
-    with pytest.raises(UnsupportedFormatError, match="manifest of format 3"):
-        decode_manifest(_sealed(b'"format":3,"manifest":[1,2,3]}'), "m")
+def test_the_format_is_the_lowest_that_has_all_fields():
+    """An older release must not publish over fields that it does not know, nor be locked out."""
+
+    def number(**changes):
+        return json.loads(encode_manifest(msgspec.structs.replace(sample(1), **changes)))["format"]
+
+    plain = {"open_jobs": (), "branches": {}, "origin": None}
+    assert number(open_jobs=()) == 4, "it has branches, and is one"
+    assert number(**plain) == 1
+    assert number(**plain | {"open_jobs": (OpenJob("01J", 98, live_wins=True),)}) == 6
+    (segment,) = sample(1).segments
+    load = msgspec.structs.replace(segment, lsn_min=7, lsn_max=7, visible_lsn=7)
+    assert (load.rows_lsn, load.is_late) == (7, False)
+    assert number(**plain, segments=(load,)) == 1
+    late = msgspec.structs.replace(load, visible_lsn=9)
+    assert (late.rows_lsn, late.is_late) == (7, True)
+    assert number(**plain, segments=(late,)) == 6
+
+
+def test_a_newer_format_is_not_reported_as_damage():
+    """Valid bytes of a later release ask for an upgrade, whatever their manifest is."""
+    with pytest.raises(UnsupportedFormatError, match=f"manifest of format {FORMAT + 1}"):
+        decode_manifest(_sealed(b'"format":%d,"manifest":[1,2,3]}' % (FORMAT + 1)), "m")
     with pytest.raises(CorruptionError, match="not a manifest"):
         decode_manifest(_sealed(b'"format":1,"manifest":[1,2,3]}'), "m")
 
@@ -162,3 +191,37 @@ def test_garbage_is_corruption(data):
         decode_manifest(data, "m")
     with pytest.raises(CorruptionError):
         decode_manifest(b"RFMAN1\0\0" + data, "m")
+
+
+@pytest.mark.parametrize("generations", [10, 100])
+def test_manifests_with_the_same_segments_decode_them_once(monkeypatch, generations):
+    """A chain of snapshots, cursors and condemned keys costs the segments of one generation."""
+    decoded = []
+    real = manifest_format._from_columns
+    monkeypatch.setattr(manifest_format, "_from_columns", lambda c: decoded.append(c) or real(c))
+    decoder, first = ManifestDecoder(), sample(50)
+    for generation in range(generations):
+        changed = msgspec.structs.replace(first, generation=12 + generation)
+        assert decoder.decode(encode_manifest(changed), "m") == changed
+    other = msgspec.structs.replace(first, segments=first.segments[1:])
+    assert decoder.decode(encode_manifest(other), "m") == other
+    assert len(decoded) == 2
+
+
+@pytest.mark.parametrize("segments", [0, 2, 1000])
+def test_an_outline_has_the_fields_of_the_manifest(segments):
+    """Generation, floor and own segments; damage is detected as in the whole manifest."""
+    whole = sample(segments)
+    if segments:
+        borrowed = msgspec.structs.replace(whole.segments[0], home="parent")
+        whole = msgspec.structs.replace(whole, segments=(borrowed, *whole.segments[1:]))
+    data = encode_manifest(whole)
+    own = tuple(s.id for s in whole.segments if s.home is None)
+    outline = decode_outline(data, "m")
+    assert (outline.generation, outline.wal_floor) == (whole.generation, whole.wal_floor)
+    assert outline.segment_ids == own
+    for place in (0, 30, len(data) // 2, len(data) - 2):
+        broken = bytearray(data)
+        broken[place] ^= 1
+        with pytest.raises(CorruptionError):
+            decode_outline(bytes(broken), "m")

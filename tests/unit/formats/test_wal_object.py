@@ -10,10 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reef.errors import CorruptionError, UnsupportedFormatError
-from reef.formats.batch import Ops, decode_ops, encode_ops
 from reef.formats.coding import crc32c
 from reef.formats.schema import DEFAULT_SCHEMA
-from reef.formats.wal_object import BatchHeader, Job, JobSegment, WalHeader, WalKind, WalObject
+from reef.formats.wal_object import (
+    BatchHeader,
+    Job,
+    JobSegment,
+    Ops,
+    WalHeader,
+    WalKind,
+    WalObject,
+    decode_ops,
+    encode_ops,
+)
 
 
 def ops(count, size=3):
@@ -58,11 +67,18 @@ SEGMENT = JobSegment("01S", 100, 1, 2, 0, 50, b"a", b"b", "00" * 16)
 
 @pytest.mark.parametrize("kind", WalKind)
 def test_every_kind_comes_back(kind):
-    """All six kinds are read, whoever writes them."""
+    """All six kinds are read, whichever process writes them."""
     job = Job("01B", key="load-1", live_wins=True, begin_lsn=5, segments=(SEGMENT,))
     data, header = sample(0, kind=kind, epoch=0, job=job, schema=DEFAULT_SCHEMA, after=None)
     assert WalObject.decode(data, "x").header == header
     assert kind.of_writer == (kind in ("batches", "fence"))
+
+
+def test_begins_and_ingests_with_live_wins_have_a_version_of_their_own():
+    """An older release would resolve patches above the begin, and must stop at it."""
+    for job, version in ((Job("01B"), 1), (Job("01B", live_wins=True), 4)):
+        data, header = sample(0, kind=WalKind.BEGIN, epoch=0, job=job, after=None)
+        assert header.version == struct.unpack_from("<I", data, 8)[0] == version
 
 
 def test_every_flipped_bit_is_detected():
@@ -103,28 +119,28 @@ def _resealed(data):
     return body + data[-8:-4] + struct.pack("<I", crc32c(body))
 
 
-def test_a_newer_version_is_told_apart_from_damage():
-    """Sound bytes of a later release ask for an upgrade."""
+def test_a_newer_version_is_not_reported_as_damage():
+    """Valid bytes of a later release ask for an upgrade."""
     data, _ = sample()
-    newer = _resealed(data[:8] + struct.pack("<I", 2) + data[12:])
-    with pytest.raises(UnsupportedFormatError, match=r"format 2.*up to 1"):
+    newer = _resealed(data[:8] + struct.pack("<I", 5) + data[12:])
+    with pytest.raises(UnsupportedFormatError, match=r"format 5.*up to 4"):
         WalObject.decode(newer, "wal/7")
 
 
 def test_a_corrupt_length_is_fatal():
-    """H27: a length field that lies is an error, even under a footer that fits."""
+    """H27: a wrong length field is an error, even under a footer that fits."""
     data, _ = sample()
-    for lie in (0, 1, 5, 2**31, 2**32 - 1):
-        lying = _resealed(data[:16] + struct.pack("<I", lie) + data[20:])
+    for wrong in (0, 1, 5, 2**31, 2**32 - 1):
+        forged = _resealed(data[:16] + struct.pack("<I", wrong) + data[20:])
         with pytest.raises(CorruptionError):
-            WalObject.decode(lying, "wal/7")
+            WalObject.decode(forged, "wal/7")
 
 
 def test_unknown_header_fields_are_ignored():
     """A later release may add fields within the same version."""
     data, header = sample(0)
     fields = {**msgspec.to_builtins(header), "colour": "red", "batches": []}
-    from reef.formats.frame import encode_frame
+    from reef.formats.coding import encode_frame
 
     body = data[:16] + encode_frame(msgspec.msgpack.encode(fields))
     extended = _resealed(body + struct.pack("<II", 0, 0))
@@ -133,6 +149,6 @@ def test_unknown_header_fields_are_ignored():
 
 @given(st.binary(max_size=200))
 def test_garbage_is_corruption(data):
-    """Whatever it is, it is told, and never anything else than a CorruptionError."""
+    """Any damage is reported, and only as a CorruptionError."""
     with pytest.raises(CorruptionError):
         WalObject.decode(data, "x")

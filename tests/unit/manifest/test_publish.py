@@ -8,9 +8,9 @@ import pytest
 from reef.errors import (
     ConflictError,
     CorruptionError,
+    ErrorKind,
     InternalError,
     InvalidInputError,
-    Kind,
     NotFoundError,
     OutcomeUnknownError,
     UnavailableError,
@@ -20,22 +20,12 @@ from reef.formats.schema import DEFAULT_SCHEMA
 from reef.manifest import edits
 from reef.manifest.head import HeadFinder
 from reef.manifest.invariants import check_loaded, check_next
-from reef.manifest.leases import Lease
 from reef.manifest.publish import Publisher, PublishPolicy
+from reef.manifest.roots import take_lease
 from reef.paths import Namespace
-from reef.stores import (
-    Fault,
-    Faults,
-    Outcome,
-    ReadBack,
-    Retry,
-    RetryPolicy,
-    Rule,
-    Wrapper,
-    WriteResult,
-)
+from reef.stores import Outcome, ReadBack, Retry, RetryPolicy, Wrapper, WriteResult
 from reef.stores.memory import MemoryStore
-from reef.testing import Chaos, Simulation
+from reef.testing import Chaos, Fault, Faults, Rule, Simulation
 
 USERS = Namespace("users")
 QUICK = RetryPolicy(attempts_max=2, deadline_s=1.0, first_delay_s=0.001)
@@ -117,8 +107,8 @@ def test_H25_losing_for_ever_ends_in_a_typed_error(bucket):
         Publisher(Rival(bucket), USERS, policy=policy).publish(raise_epoch)
 
 
-def test_a_lost_answer_is_settled_by_recent(bucket):
-    """The PUT landed and its answer was lost: the head's memory proves it."""
+def test_a_lost_response_is_proved_by_recent(bucket):
+    """The PUT landed and its response was lost: `recent` of the head proves it."""
     lost = Faults(bucket, [Rule(Fault.FAIL_AFTER, "create", "*/manifest/*", times=1)])
     assert Publisher(lost, USERS).publish(raise_epoch).writer_epoch == 1
     assert HeadFinder(bucket, USERS).find().manifest.generation == 2
@@ -129,11 +119,11 @@ def test_a_lost_answer_is_settled_by_recent(bucket):
     [
         UnavailableError("away"),
         CorruptionError("damaged", object="x", offset=0),
-        InvalidInputError("no", kind=Kind.ACCESS_DENIED),
+        InvalidInputError("no", kind=ErrorKind.ACCESS_DENIED),
     ],
 )
-def test_an_unanswered_publish_stays_unknown_whatever_the_look_says(bucket, error):
-    """What keeps the head from being read is no answer to what was sent: it has landed here."""
+def test_a_publish_without_response_stays_unknown_if_the_head_cannot_be_read(bucket, error):
+    """An error in reading the head says nothing about the PUT, which has landed here."""
 
     class Refuses(Wrapper):
         def list(self, prefix="", start_after=""):
@@ -221,7 +211,7 @@ def test_H47_a_head_that_was_cached_too_long_is_listed(bucket):
     finder = HeadFinder(node.store(), USERS)
     seen = []
 
-    def sleep_and_look():
+    def sleep_and_find():
         seen.append(finder.find().manifest.generation)
         node.runtime.sleep(3600)
         seen.append(finder.find().manifest.generation)
@@ -233,7 +223,7 @@ def test_H47_a_head_that_was_cached_too_long_is_listed(bucket):
             publisher.publish(raise_epoch)
         sim.bucket.delete_many([USERS.manifest(g) for g in (1, 2, 3, 4, 5)])
 
-    node.spawn(sleep_and_look)
+    node.spawn(sleep_and_find)
     node.spawn(publish_and_sweep, "rest")
     sim.run()
     sim.close()
@@ -245,7 +235,7 @@ BROKEN = {
     "at least one PUT may be in flight": {"max_parallel_writes": 0},
     "there is a schema, and their ids rise": {"schemas": ()},
     "segments have distinct ids": {"segments": (entry("s"), entry("s")), "wal_floor": 2},
-    "segments lie below the floor": {"segments": (entry("s", lsn=9),)},
+    "segments are below the floor": {"segments": (entry("s", lsn=9),)},
     "key and LSN bounds are in order": {"segments": (entry("s", b"z", b"a"),), "wal_floor": 2},
     "no live segment is condemned": {
         "segments": (entry("s"),),
@@ -272,7 +262,7 @@ STEPS = {
     "epochs never fall": {"writer_epoch": 1},
     "the floor never falls": {"wal_floor": 4},
     "the base never moves": {"wal_base": 2},
-    "what was last seen never falls": {"wal_id_last_seen": 1},
+    "the last LSN seen never falls": {"wal_id_last_seen": 1},
     "the oldest retained never falls": {"oldest_retained": 1},
     "a write id is used once": {"write_id": "old"},
 }
@@ -319,7 +309,7 @@ def test_H22_a_reaped_lease_is_not_brought_back(bucket, if_match):
     store = Wrapper(bucket)
     store.capabilities = replace(bucket.capabilities, if_match=if_match)
     manifest = HeadFinder(bucket, USERS).find().manifest
-    lease = Lease.take(store, USERS, manifest, owner="me", ttl_s=60)
+    lease = take_lease(store, USERS, manifest, owner="me", ttl_s=60)
     lease.renew()
     (info,) = bucket.list(USERS.leases)
     bucket.delete(info.key)
@@ -336,7 +326,7 @@ def test_a_lease_is_one_object_and_can_be_released(bucket, if_match):
     store = Wrapper(bucket)
     store.capabilities = replace(bucket.capabilities, if_match=if_match)
     manifest = HeadFinder(bucket, USERS).find().manifest
-    lease = Lease.take(store, USERS, manifest, owner="me", ttl_s=60)
+    lease = take_lease(store, USERS, manifest, owner="me", ttl_s=60)
     for _ in range(3):
         lease.renew()
         assert len(list(bucket.list(USERS.leases))) == 1
@@ -352,23 +342,23 @@ def faulty_lease(bucket, if_match, *rules):
     faults = Faults(bucket)
     faults.capabilities = replace(bucket.capabilities, if_match=if_match)
     manifest = HeadFinder(bucket, USERS).find().manifest
-    lease = Lease.take(ReadBack(faults, QUICK), USERS, manifest, owner="me", ttl_s=60)
+    lease = take_lease(ReadBack(faults, QUICK), USERS, manifest, owner="me", ttl_s=60)
     faults.rules += rules
     return lease
 
 
 LOST_RENEWALS = {
     "not sent": (True, Rule(Fault.FAIL_BEFORE, "replace", times=2)),
-    "answer lost": (True, Rule(Fault.FAIL_AFTER, "replace", times=2)),
+    "response lost": (True, Rule(Fault.FAIL_AFTER, "replace", times=2)),
     "new name not written": (False, Rule(Fault.FAIL_BEFORE, "put", times=1)),
-    "new name unanswered": (False, Rule(Fault.FAIL_AFTER, "put", times=1)),
+    "new name without a response": (False, Rule(Fault.FAIL_AFTER, "put", times=1)),
     "old name not seen": (False, Rule(Fault.FAIL_BEFORE, "head", times=1)),
 }
 
 
 @pytest.mark.parametrize("which", LOST_RENEWALS)
 @pytest.mark.parametrize("is_reaped", [False, True])
-def test_H22_a_renewal_without_an_answer_costs_no_lease(bucket, which, is_reaped):
+def test_H22_a_renewal_without_a_response_costs_no_lease(bucket, which, is_reaped):
     """H22: the next one finds out: it is renewed if it is there, and not brought back if not."""
     if_match, rule = LOST_RENEWALS[which]
     lease = faulty_lease(bucket, if_match, copy(rule))
@@ -385,7 +375,7 @@ def test_H22_a_renewal_without_an_answer_costs_no_lease(bucket, which, is_reaped
     lease.release()
 
 
-def test_H22_an_old_name_that_cannot_be_removed_is_left_to_lapse(bucket):
+def test_H22_an_old_name_that_cannot_be_removed_is_left_to_expire(bucket):
     """H22: the lease is renewed all the same, under its new name."""
     lease = faulty_lease(bucket, False, Rule(Fault.FAIL_BEFORE, "delete", times=1))
     lease.renew()
@@ -393,7 +383,7 @@ def test_H22_an_old_name_that_cannot_be_removed_is_left_to_lapse(bucket):
 
 
 def test_H22_a_renewal_that_comes_late_is_not_taken_for_a_reaping(bucket):
-    """H22: it lands between the look and the next try, whose tag is then an old one."""
+    """H22: it lands between the check and the next try, whose tag is then an old one."""
     sent = []
 
     class Late(Wrapper):
@@ -407,7 +397,7 @@ def test_H22_a_renewal_that_comes_late_is_not_taken_for_a_reaping(bucket):
             return self.inner.replace(key, body, tag)
 
     manifest = HeadFinder(bucket, USERS).find().manifest
-    lease = Lease.take(Late(bucket), USERS, manifest, owner="me", ttl_s=60)
+    lease = take_lease(Late(bucket), USERS, manifest, owner="me", ttl_s=60)
     for _ in range(2):
         with pytest.raises(UnavailableError):
             lease.renew()

@@ -1,1 +1,1 @@
-"""Writing: opening with fences, group commit, sending, and what a lost slot leads to."""
+"""Writing to the log: open a writer, queue, send, settle, complete, resync (protocols §2, §3)."""

@@ -1,185 +1,260 @@
-"""The commit path: protocol section 2, step by step.
+"""The commit path (protocols §2).
 
-Batches queue; groups of them go out as WAL objects, at most M in flight, each with the write
-ids that it expects before it; what has landed is applied and answered in LSN order. There is
-no thread of its own: whoever waits for a batch also sends, and a helper is started only for
-those who do not wait. In the steady state a commit is one PUT and nothing else.
+Batches queue; groups of them go out as WAL objects, at most M in flight, each with the write ids
+that it expects before it; objects that have landed are applied and completed in LSN order. There
+is no thread of its own: a caller that waits for its batch also sends, and workers are started only
+for callers that do not wait. In the steady state a commit is one PUT and nothing else.
 
-    queue ──take──▶ flights ──PUT──▶ answered ──settle──▶ applied, receipts
-                       ▲                │ lost a slot
-                       └── put back ◀── resync: list the log, apply what is there, go on
+    queue ──group──▶ in flight ──PUT──▶ response ──▶ applied, completed
+      ▲                                    │ lost a slot
+      └─────────── put back ◀─── resync: list the log, apply it, continue
 
-A lost slot stops sending until all in flight are answered. In prefix order everything behind
-the lost slot is then lost or void, so all of it is put back, in order.
+A lost slot stops sending until every object in flight has its response. In prefix order all
+objects behind the lost slot are then lost or void, so all of their batches are put back, in order.
 
-A caller that is interrupted gives up waiting, not the commit: what it was sending is handed
-over. If a step of the books breaks off in the middle, or the store refuses, the writer ends.
-Either way every waiter gets an answer (H26).
+Admission: a batch is looked up by its idempotency key and queued under one lock (H19). A caller
+that finds no room waits for its own `write_deadline_s` plus at most one refresh of the head that is
+under way: deadlines do not add up. Of the callers that wait, one at a time checks whether a fold
+has made room, at most every `REFRESH_S`. Callbacks run on the threads that send, so a write from a
+callback never waits for room: it might wait for itself. It is rejected at once, and may be retried
+from another thread.
+
+An interrupted caller abandons the wait, not the commit: another thread continues with the object
+that it was sending. If a step that changes the state fails halfway, or the store refuses, the
+writer ends. In every case all callers get a result (H26).
+
+A full disk is no reason to end: the object is not in its slot. Its batches and all behind them are
+rejected at once, and later ones are sent from the same slot on, so that writes succeed again when
+there is space (H78).
 """
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from enum import StrEnum
+from logging import ERROR
 from typing import ParamSpec, TypeVar
 
 from reef.config import WriterSettings
-from reef.engine.commit.admission import Admission
-from reef.engine.commit.answers import Answers
-from reef.engine.commit.flights import (
-    Flight,
-    FlightMetrics,
+from reef.engine.commit.completions import Completion, Completions
+from reef.engine.commit.inflight import (
+    GroupQueue,
+    InflightMetrics,
+    InflightObject,
+    InflightSender,
     Pending,
-    Role,
-    State,
-    broken,
-    left_over,
-    stopped,
+    encode_object,
+    find_abandoned,
+    receipt_of,
+    replayed_receipt,
+    unknown_outcome,
 )
-from reef.engine.commit.group_queue import GroupQueue
-from reef.engine.commit.helpers import Helpers
-from reef.engine.commit.opening import Opened
+from reef.engine.commit.open_writer import OpenedWriter
 from reef.engine.commit.resync import Resync
-from reef.engine.commit.sending import Sender
-from reef.engine.commit.telling import Telling
-from reef.engine.footprints import Footprints
-from reef.engine.log import Log
-from reef.engine.log_rules import Verdict
-from reef.engine.tail import Tail
-from reef.errors import CorruptionError, FencedError, InternalError, ReefError, UnavailableError
-from reef.manifest.head import HeadFinder
+from reef.engine.log.log import Log, Verdict
+from reef.engine.log.tail import Tail, TailCut
+from reef.errors import (
+    CorruptionError,
+    ErrorKind,
+    FencedError,
+    InternalError,
+    InvalidInputError,
+    ReefError,
+    UnavailableError,
+)
+from reef.formats.manifest import Manifest
+from reef.formats.wal_object import WalHeader, WalKind, WalObject
+from reef.manifest.head import HeadFinder, ManifestHead
 from reef.paths import Namespace
-from reef.runtime import Future, Runtime
-from reef.stores import Outcome, WriteResult
-from reef.telemetry import Metrics, operation
+from reef.runtime import Deadline, Runtime, Stopwatch
+from reef.stores import Outcome, Store, WriteResult
+from reef.telemetry import Events, Metrics, operation
 from reef.types import Receipt
-
-__all__ = ["Committer"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+REFRESH_S = 0.5
+"""How often a caller that waits for room refreshes the head: a fold may have made some."""
 
-@dataclass(eq=False)
+
+class State(StrEnum):
+    """Only OPEN sends."""
+
+    OPEN = "open"
+    LOST = "lost"
+    """A slot was lost; a resync follows when every object in flight has its response."""
+    ENDED = "ended"
+
+
 class Committer:
     """Commits batches for one writer."""
 
-    namespace: Namespace
-    log: Log
-    heads: HeadFinder
-    opened: Opened
-    settings: WriterSettings
-    runtime: Runtime
-    metrics: Metrics
-    resync: Resync
-    tail: Tail = field(init=False)
-    _state: State = State.OPEN
-    _end: ReefError | None = None
-    _flights: "deque[Flight]" = field(default_factory=deque)
-    _answers: Answers = field(default_factory=Answers)
-    _flushing: int = 0
-    _next_lsn: int = 0
-    _ids_before: "deque[str]" = field(default_factory=deque)
-    """Write ids from the last slot that was seen durable up to the last one sent."""
-
-    def __post_init__(self) -> None:
-        self.tail = self.opened.tail
-        self._queue = GroupQueue(self.settings)
-        self._sender = Sender(self.log, self.heads, self.settings.commit_deadline_s, self.runtime)
-        self._changed = self.runtime.condition()
-        self._door = Admission(
-            self.namespace, self.settings, self.runtime, self._changed, self._queue, self
+    def __init__(
+        self,
+        store: Store,
+        heads: HeadFinder,
+        opened: OpenedWriter,
+        settings: WriterSettings,
+        *,
+        metrics: Metrics,
+        events: Events,
+    ) -> None:
+        self.store = store
+        self.namespace: Namespace = heads.names
+        self.log = Log(store, self.namespace)
+        self.heads = heads
+        self.opened = opened
+        self.settings = settings
+        self.runtime: Runtime = store.runtime
+        self.metrics = metrics
+        self.events = events
+        self.tail: Tail = opened.tail
+        self.resync = Resync(
+            self.namespace, self.log, heads, opened.epoch, opened.writer_id, metrics, events
         )
-        parallel, answering = self.settings.max_parallel_writes, self._door.answering_threads
-        self._helpers = Helpers(parallel, self.runtime, self._changed, answering, self._next_work)
-        self._noted = FlightMetrics(self.metrics)
-        self._telling = Telling(self._answers, self._changed, self._door, self._helpers)
+        self._state = State.OPEN
+        self._end: ReefError | None = None
+        self._inflight: deque[InflightObject] = deque()
+        self._flushing = 0
+        self._next_lsn = 0
+        self._ids_before: deque[str] = deque()
+        """Write ids from the last slot that was seen durable up to the last one sent."""
+        self._changed = self.runtime.condition()
+        self._lock = self._changed.lock
+        self._gaps: list[int] = []
+        """Slots that have to be filled before anything is sent: there was no space for a skip."""
+        self._waiters = 0
+        """Threads that wait on `_changed`."""
+        self._refresher: object | None = None
+        """The caller that refreshes the head for all that wait for room."""
+        self._refreshed: Stopwatch | None = None
+        self._completions = Completions(
+            self.runtime,
+            self._changed,
+            self,
+            name="sender",
+            workers_max=settings.max_parallel_writes,
+        )
+        self._queue = GroupQueue(settings, self.runtime.monotonic_s)
+        self._sender = InflightSender(self.log, heads, settings.commit_deadline_s, self.runtime)
+        self._inflight_metrics = InflightMetrics(metrics)
         self._start_after_tail()
 
     # --- called by clients --------------------------------------------------------
-    def submit(self, pending: Pending) -> "Future[Receipt]":
-        """Queue a batch, waiting for room as long as the deadline allows."""
-        return self._door.admit(pending)
+    def submit(self, pending: Pending) -> None:
+        """Queue a batch, or complete it by its key; UnavailableError if there is no room in time.
+
+        A key that is in the queue or in flight already is completed with that batch.
+        """
+        pending.in_callback = self._completions.in_callback
+        with self._lock:
+            if self._is_admitted(pending):
+                return
+        self._await_room(pending)
+
+    def find_committed(self, key: str | None) -> Receipt | None:
+        """Return the receipt of the batch that was committed with a key, if any was."""
+        with self._lock:
+            entry = None if key is None else self.tail.dedup.get(key)
+        return None if entry is None else replayed_receipt(self.namespace.name, entry)
 
     @property
     def is_open(self) -> bool:
         return self._end is None
 
     def check_open(self) -> None:
-        """Raise what ended this writer, if something did."""
+        """Raise the error that ended this writer, if one did."""
         if self._end is not None:
             raise self._end.with_traceback(None)
 
-    def drive(self, until: "Future[Receipt]", *, is_told: bool = True) -> None:
-        """Send and settle until a batch is decided and, if asked for, told to its owner.
-
-        The caller's thread does the work, but gives no other answers: their callbacks are not
-        its business. Whoever waits for one takes it, and a helper gives those of all the rest.
-        """
+    def drive(self, completion: Completion) -> None:
+        """Send and apply, on the caller's thread, until a batch is decided."""
         me = object()
         try:
-            while not until.done():
-                self._work(me, lambda: self._answers.settles(until))
-                if not is_told or self._telling.tell(until):
-                    break
+            while completion.result is None:
+                inflight = self._next_to_send(me, completion)
+                if inflight is None:
+                    return
+                self._send(inflight)
         except BaseException as error:
             self._hand_over(me, error)
             raise
 
     def drive_in_background(self) -> None:
-        """Make sure that somebody sends although nobody waits."""
-        self._helpers.ensure()
+        """Make sure that a worker sends batches for which no caller waits."""
+        self._completions.ensure_worker()
 
-    def flush(self) -> ReefError | None:
-        """Return when everything that was queued before is answered; tell the first refusal.
+    def flush(self) -> None:
+        """Return when every batch that was queued before is decided, and its future is set.
 
-        In a callback it returns when all is decided: others are told as soon as it returns.
+        In a callback it returns when all are decided: futures are set as soon as it returns.
         """
-        in_callback = self._door.is_answering
-        with self._changed:
+        with self._lock:
             self._flushing += 1
-            waiting = [*self._answers.not_given(), *self.unanswered()]
+            waiting: list[Completion] = self._completions.undelivered()
+            for pending in self.pending():
+                waiting += [pending, *pending.followers]
         try:
-            for pending in waiting:
-                self.drive(pending.future, is_told=not in_callback)
+            for completion in waiting:
+                self.drive(completion)
+                if not self._completions.in_callback:
+                    self._completions.deliver(completion)
+        except BaseException:
+            self._completions.deliver_in_background()
+            raise
         finally:
-            with self._changed:
+            with self._lock:
                 self._flushing -= 1
+
+    def has_pending(self) -> bool:
+        """Return whether batches are not decided yet."""
         with self._changed:
-            return self._answers.take_refusal()
+            return bool(self.pending())
+
+    def take_rejection(self) -> ReefError | None:
+        """Return the first error since the last call that went to a caller that did not wait."""
+        with self._lock:
+            return self._completions.take_rejection()
 
     def end(self, error: ReefError) -> None:
-        """Stop for good; what is not answered yet gets its answer now."""
-        with self._changed:
+        """Stop for good, and complete every batch."""
+        with self._lock:
             self._finish(error)
-        try:
-            while self._answers and not self._door.is_answering:
-                self._telling.tell_all()
-        finally:
-            self._telling.leave_none()
+        self._completions.deliver_rest()
 
-    def begin(self, footprints: Footprints) -> int:
-        """Begin a transaction, at a moment at which nothing is just being applied."""
-        with self._changed:
-            return footprints.begin()
+    def run_locked(self, call: Callable[[], T]) -> T:
+        """Run a call while nothing is being applied."""
+        with self._lock:
+            return call()
 
-    def look_again(self) -> None:
-        """Take up the newest manifest from within a decision, where the lock is held."""
+    def refresh(self) -> None:
+        """Load the newest manifest from within a decision, where the lock is held."""
         self._run_resync()
         self.check_open()
 
+    def cut(self) -> TailCut:
+        """Return the durable part of the log as it is in memory, for a fold."""
+        with self._lock:
+            return self.tail.cut()
+
     def rebase(self) -> None:
-        """Go on from the newest manifest, and with what others have put into the log."""
-        with self._changed:
-            alone = self._state is State.OPEN and not self._flights
+        """Load the newest manifest, and apply the objects that others have put into the log."""
+        with self._lock:
+            alone = self._state is State.OPEN and not self._inflight
             if alone:
-                self._whole(self._run_resync)
+                self._run_step(self._run_resync)
         if alone:
-            self._telling.leave_none()  # of batches that were found committed, or of the end
+            # Batches may have been found committed, or the writer may have ended.
+            self._completions.deliver_in_background()
             return
-        # In flight: only the manifest. A slot that was lost to another is seen by the answer.
-        manifest = self.heads.find().manifest
-        with self._changed:
-            if self.tail.follows(manifest):
+        # Objects are in flight: only the manifest. A lost slot shows in its response.
+        self.follow(self.heads.find().manifest)
+
+    def follow(self, manifest: Manifest) -> None:
+        """Continue from a newer manifest, if the tail reaches its floor. Sends no request."""
+        with self._lock:
+            if self.is_open and self.tail.follows(manifest):
                 try:
                     self.tail.rebase(manifest)
                 except CorruptionError as error:  # its own writes were replaced in the log (H73)
@@ -187,211 +262,411 @@ class Committer:
                     raise
                 self._changed.notify_all()
 
-    # --- taking -------------------------------------------------------------------
-    def unanswered(self) -> list[Pending]:
-        return [*(p for f in self._flights for p in f.batches), *self._queue]
+    # --- admission ----------------------------------------------------------------
+    def _is_admitted(self, pending: Pending) -> bool:
+        if self._end is not None:
+            self.check_open()
+        if pending.header.key is not None and self._is_repeat(pending):
+            return True
+        if not self._queue.has_room(self.tail.bytes):
+            return False
+        self._queue.add(pending)
+        return True
 
-    def _next_work(self) -> Callable[[], None] | None:
-        """Return what a helper can do; None if there is nothing left."""
-        if self._telling.count():
-            return self._telling.tell_all
-        return self._help if self._flights or self._queue else None
+    def _is_repeat(self, pending: Pending) -> bool:
+        """Whether the key is committed or in progress; then the batch is completed by that."""
+        key, digest = pending.header.key, pending.header.digest
+        if key is None or digest is None or pending.mark is not None:
+            return False
+        for other in self.pending():
+            if other.header.key == key:
+                if other.header.digest != digest:
+                    raise InvalidInputError(
+                        f"idempotency key {key!r} is in progress with another batch"
+                    )
+                other.followers = (*other.followers, pending)
+                return True
+        entry = self.tail.dedup.find(key, digest)
+        if entry is None:
+            return False
+        pending.complete_at_once(replayed_receipt(self.namespace.name, entry))
+        return True
 
-    def _help(self) -> None:
-        """Send and settle until there is something to tell, or nothing left to send."""
+    def _await_room(self, pending: Pending) -> None:
+        wait_s = 0.0 if pending.in_callback else self.settings.write_deadline_s
+        deadline = self.runtime.deadline(wait_s)
+        me, tries = object(), 0
+        try:
+            while True:
+                with self._lock:
+                    if self._is_admitted(pending):
+                        return
+                    if deadline.passed() and (tries or not self._is_refresh_due()):
+                        raise self._no_room(pending)
+                    self._claim_refresh_or_wait(me, deadline)
+                self._refresh_if_claimed(me)
+                tries += 1
+        finally:
+            if self._refresher is me:  # interrupted
+                self._refresher = None
+
+    def _claim_refresh_or_wait(self, me: object, deadline: Deadline) -> None:
+        if self._is_refresh_due():
+            self._refresher = me
+        else:
+            since_s = self._refreshed.elapsed_s() if self._refreshed is not None else 0.0
+            pause_s = REFRESH_S - since_s if since_s < REFRESH_S else REFRESH_S
+            self._wait(max(0.001, min(pause_s, deadline.remaining_s())))
+
+    def _is_refresh_due(self) -> bool:
+        """Whether a fold could make room, and no caller checks for one or just has."""
+        if self._refresher is not None or self.tail.bytes <= self.settings.unfolded_bytes_max:
+            return False
+        return self._refreshed is None or self._refreshed.elapsed_s() >= REFRESH_S
+
+    def _refresh_if_claimed(self, me: object) -> None:
+        if self._refresher is not me:
+            return
+        with suppress(UnavailableError):
+            self.rebase()  # a fold, in whichever process, makes room
+        with self._lock:
+            self._refresher, self._refreshed = None, self.runtime.stopwatch()
+            self._changed.notify_all()
+
+    def _no_room(self, pending: Pending) -> UnavailableError:
+        name = self.namespace.name
+        reason = (
+            f"{name} has no room: {self._queue.bytes} bytes are queued, "
+            f"{self.tail.bytes} wait to be folded"
+        )
+        if pending.in_callback:
+            return UnavailableError(
+                f"{reason}; a write from a future's callback does not wait for room",
+                hint="Write from a thread other than the callback's, or try again later",
+                namespace=name,
+            )
+        return UnavailableError(reason, hint="Fold the log, write more slowly, or raise the bounds")
+
+    # --- work ---------------------------------------------------------------------
+    def pending(self) -> list[Pending]:
+        """Return the batches that are not decided yet, in order; under the lock."""
+        return [*(p for sent in self._inflight for p in sent.batches), *self._queue]
+
+    def has_work(self) -> bool:
+        return bool(self._inflight or self._queue)
+
+    def next_work(self) -> Callable[[], None] | None:
+        """Return work for a worker: send and apply until there is something to deliver."""
+        return self._work_until_deliverable if self.has_work() else None
+
+    def _work_until_deliverable(self) -> None:
         me = object()
         try:
-            self._work(me, lambda: self._telling.count() or not (self._flights or self._queue))
+            while (inflight := self._next_to_send(me, None)) is not None:
+                self._send(inflight)
         except BaseException as error:
             self._hand_over(me, error)
             raise
 
     def _hand_over(self, me: object, error: BaseException) -> None:
-        """Let others go on with what an interrupted thread was sending: it may land yet."""
-        with self._changed:
-            if isinstance(error, Exception):  # not an interrupt: the next one would fail as well
-                self._finish(broken(self.namespace, error))
-            for flight in self._flights:
-                if flight.sender is me:
-                    flight.sender, flight.doubt = None, True
-            waiting = self.unanswered()
+        """Let other threads continue with an object whose sender failed: it may land yet."""
+        with self._lock:
+            if isinstance(error, Exception):  # not an interrupt: the next sender would fail too
+                self._finish(_broken(self.namespace, error))
+            for inflight in self._inflight:
+                if inflight.sender is me:
+                    inflight.sender, inflight.doubt = None, True
+            is_left = self.has_work() or len(self._completions) > 0
             self._changed.notify_all()
-        if waiting or self._answers:
+        if is_left:
             self.drive_in_background()
 
-    def _whole(self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a step of the books; one that breaks off in the middle ends this writer."""
+    def _run_step(self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a step that changes the state; if it fails halfway, this writer ends."""
         try:
             return step(*args, **kwargs)
         except BaseException as error:
-            if not isinstance(error, UnavailableError):  # which changes nothing before it comes
-                self._finish(broken(self.namespace, error))
+            if not isinstance(error, UnavailableError):  # raised before anything has changed
+                self._finish(_broken(self.namespace, error))
             raise
 
-    def _work(self, me: object, is_enough: Callable[[], object]) -> None:
-        while (flight := self._next_flight(me, is_enough)) is not None:
-            self._send(flight)
+    def _next_to_send(self, me: object, completion: Completion | None) -> InflightObject | None:
+        """Wait for an object to send; runs a resync if one is due.
 
-    def _next_flight(self, me: object, is_enough: Callable[[], object]) -> Flight | None:
-        """Wait for something to send. Ends a resync on the way, if one is due."""
-        with self._changed:
-            while not is_enough():
-                if self._state is State.LOST and all(f.answer is not None for f in self._flights):
-                    self._whole(self._run_resync)
+        None if `completion` is decided, or for a worker, without one, if it has to deliver.
+        """
+        with self._lock:
+            while completion.result is None if completion is not None else self._keeps_working():
+                if self._state is State.LOST and all(
+                    sent.response is not None for sent in self._inflight
+                ):
+                    self._run_step(self._run_resync)
                     continue
                 waiting = len(self._queue)
-                flight = self._whole(self._left_over_or_new, me)
-                if flight is not None:
-                    return flight
-                if len(self._queue) == waiting:  # otherwise one was refused: on to the next
-                    self._changed.wait(self._queue.patience_s(len(self._flights)))
+                inflight = self._run_step(self._abandoned_or_new, me)
+                if inflight is not None:
+                    return inflight
+                if len(self._queue) == waiting:  # otherwise one was rejected: try the next
+                    self._wait(self._queue.wait_s(len(self._inflight)))
         return None
 
-    def _left_over_or_new(self, me: object) -> Flight | None:
-        return left_over(self._flights, me) or self._take(me)
+    def _keeps_working(self) -> bool:
+        return not self._completions.deliverable() and self.has_work()
 
-    def _take(self, me: object) -> Flight | None:
-        if self._state is not State.OPEN:
-            return None
-        group = self._queue.next_group(len(self._flights), flushing=self._flushing > 0)
+    def _wait(self, timeout_s: float | None) -> None:
+        self._waiters += 1
+        try:
+            self._changed.wait(timeout_s)
+        finally:
+            self._waiters -= 1
+
+    def _abandoned_or_new(self, me: object) -> InflightObject | None:
+        abandoned = find_abandoned(self._inflight, me) if self._inflight else None
+        if abandoned is not None or self._state is not State.OPEN:
+            return abandoned
+        group = self._queue.next_group(len(self._inflight), flushing=self._flushing > 0)
         if not group:
             return None
-        self._changed.notify_all()  # there is room again, or somebody is answered
+        if self._waiters:
+            self._changed.notify_all()  # there is room again, or a batch is decided
         try:
-            if group[0].decide is not None:
+            head = self._proving_head()
+            if head is None and not self._inflight:
+                group, head = self._refreshed_before(group)
+            if group and group[0].decide is not None:
                 group[0].decide()
-                if not self._answers.replay(group, self.tail.dedup, self.namespace):
-                    return None  # a look on the way has found its key committed (H46)
-            return self._launch(group, me)
+                group = self._complete_replayed(group)  # a refresh may have found its key (H46)
+                head = self._proving_head()
+            return self._launch(group, me, head) if group else None
         except ReefError as error:
-            for pending in self._answers.replay(group, self.tail.dedup, self.namespace):
-                self._answers.add(pending, error)
+            for pending in self._complete_replayed(group):
+                self._completions.complete(pending, error)
             return None
         except BaseException:
-            if not any(flight.batches is group for flight in self._flights):
+            if not any(inflight.batches is group for inflight in self._inflight):
                 self._queue.put_back(group)
             raise
 
-    def _launch(self, batches: list[Pending], me: object) -> Flight:
-        after = tuple(self._ids_before) if self._is_ordered(batches) else None
-        schema = self.opened.grown_schema(batches[0].schema_id, self.tail.manifest)
-        role = Role(self.opened.epoch, self.opened.writer_id, after, schema)
-        flight = Flight.of(batches, self._next_lsn, role, self.runtime, me)
-        self._flights.append(flight)
-        self._ids_before.append(flight.header.write_id)
+    def _proving_head(self) -> ManifestHead | None:
+        """Return the head if it shows that the next slot was not collected."""
+        head = self.heads.last
+        return head if head is not None and head.shows_open(self._next_lsn) else None
+
+    def _refreshed_before(self, group: list[Pending]) -> tuple[list[Pending], ManifestHead | None]:
+        """Read the head and the log before a group is sent; return the batches that are left.
+
+        The next slot may have been filled, folded and collected since it was seen open: batches
+        of streams are collected as those of writers are, and their streams take no role (H52).
+        """
+        with suppress(UnavailableError):  # then the response is proved by the floor
+            self._run_resync()
+        self.check_open()
+        return self._complete_replayed(group), self._proving_head()
+
+    def _complete_replayed(self, batches: Iterable[Pending]) -> list[Pending]:
+        """Complete batches whose key another object has committed; return the others."""
+        return [pending for pending in batches if not self._is_replayed(pending)]
+
+    def _is_replayed(self, pending: Pending) -> bool:
+        key, digest = pending.header.key, pending.header.digest
+        if key is None or digest is None or pending.mark is not None:
+            return False  # one with a mark was acknowledged already, on a local disk
+        try:
+            entry = self.tail.dedup.find(key, digest)
+        except ReefError as error:
+            self._completions.complete(pending, error)
+            return True
+        if entry is not None:
+            self._completions.complete(pending, replayed_receipt(self.namespace.name, entry))
+        return entry is not None
+
+    def _launch(
+        self, batches: list[Pending], me: object, head: ManifestHead | None
+    ) -> InflightObject:
+        opened, schema_id = self.opened, batches[0].schema_id
+        schema = None
+        if schema_id != opened.schema_id:
+            schema = opened.grown_schema(schema_id, self.tail.manifest)
+        header, body = encode_object(
+            batches,
+            self.runtime,
+            lsn=self._next_lsn,
+            epoch=opened.epoch,
+            writer_id=opened.writer_id,
+            after=tuple(self._ids_before) if self._is_ordered(batches) else None,
+            schema=schema,
+        )
+        inflight = InflightObject(header, body, batches, Stopwatch(self.runtime), me, head=head)
+        self._inflight.append(inflight)
+        self._ids_before.append(header.write_id)
         self._next_lsn += 1
-        self._noted.note_launch(flight)
-        self._noted.note_in_flight(self._flights)
-        return flight
+        self._inflight_metrics.record_launch(inflight)
+        return inflight
 
     def _is_ordered(self, batches: list[Pending]) -> bool:
         """Whether an object counts only behind the objects that were sent before it.
 
         In independent mode too, if it has a key: whether that is new was decided on the slots
         before it. If one of these is lost to another object, this one is void, and is decided
-        again (protocol section 2, step 6).
+        again (protocols §2, step 6).
         """
         return self.settings.ack == "prefix" or any(p.header.key is not None for p in batches)
 
     # --- sending ------------------------------------------------------------------
-    def _send(self, flight: Flight) -> None:
-        """PUT until the answer is definite, then settle what can be settled."""
+    def _send(self, inflight: InflightObject) -> None:
+        """PUT until the response is definite, then apply every object that can be."""
         with operation(self.metrics, "commit"):
-            answer = self._sender.send(flight)
-        with self._changed:
-            self._whole(self._take_answer, flight, answer)
+            response = self._sender.send(inflight)
+        with self._lock:
+            self._run_step(self._record_response, inflight, response)
 
-    def _take_answer(self, flight: Flight, answer: WriteResult) -> None:
-        flight.answer = answer
-        if answer.outcome is Outcome.UNKNOWN:
-            self._give_up(flight, answer)
-        self._settle()
-        self._changed.notify_all()
+    def _record_response(self, inflight: InflightObject, response: WriteResult) -> None:
+        inflight.response = response
+        if response.outcome is Outcome.UNKNOWN:
+            self._end_unknown(inflight, response)
+        self._apply_landed()
+        if self._waiters:
+            self._changed.notify_all()
 
-    def _give_up(self, flight: Flight, answer: WriteResult) -> None:
-        """End the writer: behind a slot that may or may not be filled nothing can be sent."""
-        refusal = answer.cause
-        if flight.doubt or not isinstance(refusal, ReefError):
-            self._finish(stopped(self.namespace, flight.lsn, refusal))
-        elif flight in self._flights:
-            self._flights.remove(flight)
-            for pending in flight.batches:
-                self._answers.add(pending, refusal)
+    def _end_unknown(self, inflight: InflightObject, response: WriteResult) -> None:
+        """End the writer: nothing can be sent behind a slot that may or may not be filled.
+
+        After a full disk the slot is not filled, and the writer stays open (`_run_resync`, H78).
+        """
+        refusal = response.cause
+        if inflight.disk_full is not None:  # the writer continues: space may be freed
+            name, lsn = self.namespace.name, inflight.lsn
+            self.events.emit("commit.disk_full", level=ERROR, namespace=name, lsn=lsn)
+        elif inflight.doubt or not isinstance(refusal, ReefError):
+            self._finish(_stopped(self.namespace, inflight.lsn, refusal))
+        elif inflight in self._inflight:
+            self._inflight.remove(inflight)
+            for pending in inflight.batches:
+                self._completions.complete(pending, refusal)
             self._finish(refusal)
 
-    # --- settling -----------------------------------------------------------------
-    def _settle(self) -> None:
-        """Apply and answer what has landed, in LSN order; a lost slot ends the order."""
+    # --- applying -----------------------------------------------------------------
+    def _apply_landed(self) -> None:
+        """Apply and complete the objects that have landed, in LSN order, up to a lost slot."""
         if self.settings.ack == "independent":
-            self._settle_independently()
-        while self._state is State.OPEN and self._flights:
-            flight = self._flights[0]
-            if flight.answer is None:
+            self._apply_early()
+        while self._state is State.OPEN and self._inflight:
+            inflight = self._inflight[0]
+            if inflight.response is None:
                 break
-            if not flight.answer.landed:
+            if not inflight.response.landed:
                 self.metrics.counter("commit.lost_slots").add()
                 self._state = State.LOST
                 break
-            self._apply(flight)
-            if self._flights:  # or it was the end
-                self._flights.popleft()
-        self._noted.note_in_flight(self._flights)
-        self._noted.unfolded_bytes.set(self.tail.bytes)
+            self._apply(inflight)
+            if self._inflight:  # otherwise the writer has ended
+                self._inflight.popleft()
+        self._inflight_metrics.record_inflight(self._inflight)
+        self._inflight_metrics.unfolded_bytes.value = self.tail.bytes
 
-    def _settle_independently(self) -> None:
-        for flight in self._flights:
-            if flight.header.after is not None:  # it counts in order
+    def _apply_early(self) -> None:
+        """Apply objects that count independently of the slots before them."""
+        for inflight in self._inflight:
+            if inflight.header.after is not None:  # it counts in order
                 continue
-            if flight.answer is not None and flight.answer.landed and not flight.acknowledged:
-                self.tail.apply_early(flight.header, [p.ops for p in flight.batches])
-                self._acknowledge(flight)
+            response = inflight.response
+            if response is not None and response.landed and not inflight.acknowledged:
+                self.tail.apply_early(inflight.header, [p.ops for p in inflight.batches])
+                self._acknowledge(inflight)
 
-    def _apply(self, flight: Flight) -> None:
-        ops = [pending.ops for pending in flight.batches]
-        judgement = self.tail.take_own(flight.header, ops, len(flight.body))
-        if judgement.verdict is not Verdict.APPLIES:
-            self._finish(
-                InternalError(f"LSN {flight.lsn} landed in its place and is {judgement.verdict}")
-            )
+    def _apply(self, inflight: InflightObject) -> None:
+        ops = [pending.ops for pending in inflight.batches]
+        verdict = self.tail.apply_own(inflight.header, ops, len(inflight.body))
+        if verdict is not Verdict.APPLIES:
+            self._finish(InternalError(f"LSN {inflight.lsn} landed in its slot and is {verdict}"))
             return
         # `after` reaches back to the last slot that was seen durable, not further.
-        while self._ids_before[0] != flight.header.write_id:
+        while self._ids_before[0] != inflight.header.write_id:
             self._ids_before.popleft()
-        self._acknowledge(flight)
+        self._acknowledge(inflight)
 
-    def _acknowledge(self, flight: Flight) -> None:
-        if not flight.acknowledged:
-            flight.acknowledged = True
-            self._noted.seconds.record(flight.sent.elapsed_s())
-            self._answers.add_receipts(self.namespace, flight)
+    def _acknowledge(self, inflight: InflightObject) -> None:
+        if not inflight.acknowledged:
+            for index, pending in enumerate(inflight.batches):
+                receipt = receipt_of(self.namespace, inflight.header, index)
+                self._completions.complete(pending, receipt)
+            inflight.acknowledged = True
+            self._inflight_metrics.seconds.record(inflight.sent.elapsed_s())
 
     # --- after a lost slot --------------------------------------------------------
     def _run_resync(self) -> None:
-        """Read what stands in the log, and queue again what does not count in it.
+        """Apply the log, and queue again the batches that do not count in it.
 
-        Under the lock on purpose: nothing may be sent or answered meanwhile.
+        The lock is held on purpose: nothing may be sent or completed meanwhile.
         """
-        lost = [p for f in self._flights if not f.acknowledged for p in f.batches]
-        lost_lsns = [f.lsn for f in self._flights if f.answer and not f.answer.landed]
+        lost = [p for sent in self._inflight if not sent.acknowledged for p in sent.batches]
+        lost_lsns = [s.lsn for s in self._inflight if s.response and not s.response.landed]
+        disk_full = next((e for s in self._inflight if (e := s.disk_full) is not None), None)
+        if disk_full is not None:
+            filled = [s.lsn for s in self._inflight if s.disk_full is None]
+            lost_lsns = [lsn for lsn in lost_lsns if lsn < max(filled, default=0)]
         try:
+            self._fill_gaps()
             tail = self.resync.run(self.tail, min(lost_lsns, default=None))
             if tail is not self.tail:
                 with tail.replacing():
                     self.tail = tail
         except ReefError as error:
             if isinstance(error, UnavailableError) and self._state is State.OPEN:
-                raise  # nothing was lost: it was only a look
+                raise  # nothing was lost: it was only a refresh
+            if isinstance(error, UnavailableError) and error.kind is ErrorKind.DISK_FULL:
+                self._reject(error)  # the next batch tries again
+                return
             if isinstance(error, FencedError | InternalError):
-                # All of it is known not to count: lost its slot, or void behind one that did.
+                # None of them counts: they lost their slot, or are void behind one that did.
                 self._queue.put_back(lost)
-                self._flights.clear()
+                self._inflight.clear()
             self._finish(error)
             return
-        self._flights.clear()
-        again = [*lost, *self._queue.clear()]  # what waits was decided before, too
-        self._queue.put_back(self._answers.replay(again, self.tail.dedup, self.namespace))
+        self._inflight.clear()
+        again = [*lost, *self._queue.clear()]  # queued batches were checked before, too
+        again = self._complete_replayed(again)
+        if disk_full is None:
+            self._queue.put_back(again)
+        else:  # those behind it too, so that none counts without its predecessors
+            for pending in again:
+                self._completions.complete(pending, disk_full)
         self._start_after_tail()
         self._state = State.OPEN
+        self._changed.notify_all()
+
+    def _fill_gaps(self) -> None:
+        """Fill slots for which there was no space, where a later object has landed.
+
+        Objects behind an open slot do not count; behind a skip they are void, or count
+        independently of it. UnavailableError if there is still no space.
+        """
+        last = max([s.lsn for s in self._inflight if s.disk_full is None], default=0)
+        self._gaps += [s.lsn for s in self._inflight if s.disk_full and s.lsn < last]
+        while self._gaps:
+            skip = WalHeader(
+                lsn=self._gaps[0],
+                kind=WalKind.SKIP,
+                epoch=0,
+                writer_id=self.opened.writer_id,
+                write_id=self.runtime.ulid(),
+                created_at_ms=int(self.runtime.wall_s() * 1000),
+            )
+            if self.log.fill(skip.lsn, WalObject.encode(skip)).outcome is Outcome.UNKNOWN:
+                raise _stopped(self.namespace, skip.lsn, "a skip has no response")
+            self._gaps.pop(0)
+
+    def _reject(self, disk_full: UnavailableError) -> None:
+        """Complete all batches: none is sent before the gaps in the log are filled."""
+        for inflight in self._inflight:
+            for index, pending in enumerate(inflight.batches if not inflight.acknowledged else ()):
+                error: ReefError = disk_full
+                if inflight.disk_full is None:  # it counts if another process fills the gap so
+                    error = unknown_outcome(self.namespace, inflight.header, index, disk_full)
+                self._completions.complete(pending, error)
+        self._inflight.clear()
+        for pending in self._complete_replayed(self._queue.clear()):
+            self._completions.complete(pending, disk_full)
         self._changed.notify_all()
 
     def _start_after_tail(self) -> None:
@@ -400,15 +675,34 @@ class Committer:
 
     # --- the end ------------------------------------------------------------------
     def _finish(self, error: ReefError) -> None:
-        """Answer every waiter: what never counted is rejected, what may have is unknown."""
+        """Complete every batch: one that never counted is rejected, one that may is unknown."""
         if self._state is State.ENDED:
             return
         self._state, self._end = State.ENDED, error
-        for flight in self._flights:
-            if not flight.acknowledged:
-                self._answers.add_unknown(self.namespace, flight, error)
-        self._flights.clear()
-        self._noted.note_in_flight(self._flights)
+        for inflight in self._inflight:
+            for index, pending in enumerate(inflight.batches):
+                unknown = unknown_outcome(self.namespace, inflight.header, index, error)
+                self._completions.complete(pending, unknown)
+        self._inflight.clear()
+        self._inflight_metrics.record_inflight(self._inflight)
         for pending in self._queue.clear():
-            self._answers.add(pending, error)
+            self._completions.complete(pending, error)
         self._changed.notify_all()
+
+
+def _stopped(namespace: Namespace, lsn: int, cause: object) -> UnavailableError:
+    """Return the error for batches that were not sent because an earlier PUT has no response."""
+    return UnavailableError(
+        f"the writer of {namespace.name} has stopped: LSN {lsn} has no response: {cause}",
+        hint="Open the writer again",
+        namespace=namespace.name,
+    )
+
+
+def _broken(namespace: Namespace, cause: BaseException) -> InternalError:
+    """Return the error for a writer whose state cannot be trusted any more."""
+    return InternalError(
+        f"the writer of {namespace.name} failed in the middle of a step: {cause!r}",
+        hint="Open the writer again",
+        namespace=namespace.name,
+    )

@@ -1,1 +1,1 @@
-"""History: pinned moments, snapshots, changes and cursors."""
+"""History: points in time, snapshots, change streams and cursors."""

@@ -1,19 +1,21 @@
-"""Change rows: what an object of the log did, row by row or as Arrow.
+"""Change rows: the operations of a WAL object, as Python values or Arrow.
 
-    _op          put, patch, delete or delete_range
-    _key         the key's bytes; of a range, its first
-    _end_key     of a range, where it ends; itself not included
-    _lsn, _seq   where in the log; sequences count the rows of one LSN from 0
-    _touched     of a patch, the names of the columns that it sets
-    _expires_at  when a row expires, if it does
-    …            the columns, the key's first; null in a range and, but for the key, in a delete
+    _op          put, patch, merge, delete or delete_range
+    _key         the key's bytes; the start of a deleted range
+    _end_key     the end of a deleted range, exclusive
+    _lsn, _seq   the LSN, and the number of the row within it, from 0
+    _touched     the names of the columns that a patch sets or a merge changes
+    _operators   of a merge: the operator of each touched column; the columns have the operands
+    _expires_at  when the row expires, if it does
+    …            the columns, key column first; null for a range; for a delete, only the key is set
 
-Keys are bytes here, whatever the key column's type: the bounds of a range need not be text.
-The columns are those of the schema that the caller reads with, so that all of a stream have
-the same. Rows of an ingest come by segment and key, at the ingest's LSN.
+`_key` is bytes whatever the key column's type, since the bounds of a range need not be text. The
+columns are those of the caller's schema, so that a whole stream has one schema. Rows of an ingest
+are ordered by segment and key, and have the LSN of the ingest. Of a load with `live_wins` those are
+left out that were beaten before they became visible (`late_rows`); the others keep their numbers.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
@@ -22,47 +24,49 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from reef.engine.reading.segments import SegmentStore
-from reef.engine.reading.view import range_tombstones_of
-from reef.engine.rows.out import to_record_batch
-from reef.engine.tail import ingested_segments
-from reef.formats.batch import OpKind, Ops, decode_records
+from reef.engine.history.late_rows import LiveWrites
+from reef.engine.log.tail import ingested_segments
+from reef.engine.read.memtable import Entry
+from reef.engine.read.segments import SegmentStore
+from reef.engine.read.view import View, range_tombstones_of, resolve
+from reef.engine.rows.merges import Operand
+from reef.engine.rows.output import to_record_batch
 from reef.formats.manifest import SegmentEntry
+from reef.formats.operators import NAMES, Operator, codes_of
 from reef.formats.schema import Schema
 from reef.formats.versions import RangeTombstone, Versions
-from reef.formats.wal_object import WalKind, WalObject
+from reef.formats.wal_object import OpKind, Ops, WalHeader, WalKind, WalObject, decode_records
 
-__all__ = ["Change", "change_batches", "change_schema", "changes_of"]
-
-OP_NAMES = ["put", "delete", "delete_range", "patch"]
-"""By number, as `OpKind` has them."""
-GROUPS_AT_ONCE = 16
+OP_NAMES = ["put", "delete", "delete_range", "patch", "merge"]
+"""Indexed by `OpKind`."""
+PAGES_AT_ONCE = 256
 ROWS_AT_ONCE = 1024
-"""Rows that become Python values at a time."""
+"""Rows converted to Python values at a time."""
 EXPIRES = pa.timestamp("ms", "UTC")
-UNHOLDABLE = (ValueError, OverflowError, LookupError)
-"""What Arrow raises for a value that Python has no place for."""
+LIST_OF_NAMES = pa.list_(pa.string())
+UNREPRESENTABLE = (ValueError, OverflowError, LookupError)
+"""Raised by Arrow for a value that no Python object can represent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One operation that was committed.
+    """One committed operation.
 
-    A value that Python cannot hold, such as a date in the year 20000, is its Arrow scalar here,
-    whose `value` is the number: a stream must not end at it for ever.
+    A value that Python cannot represent, such as a date in the year 20000, is given as its Arrow
+    scalar, whose `value` is the number: a stream must be able to pass it.
     """
 
     op: str
-    """`put`, `patch`, `delete` or `delete_range`."""
+    """`put`, `patch`, `merge`, `delete` or `delete_range`."""
     key: Any
-    """As the key column has it; of a range, its first, which is bytes where it is no text."""
+    """In the key column's type. For a range its start, as bytes if that is not UTF-8."""
     lsn: int
     seq: int
     row: Any = None
-    """Of a put: bytes in a plain namespace, elsewhere a dict of all columns. Of a patch, a dict
-    of the columns that it sets."""
+    """For a put: bytes in a plain namespace, else a dict of all columns. For a patch: a dict of
+    the columns that it sets; for a merge: of operands, as `Writer.merge` takes them."""
     end_key: Any = None
-    """Of a range: where it ends, itself not included."""
+    """The end of a deleted range, exclusive."""
     expires_at: datetime | pa.Scalar | None = None
 
     def __repr__(self) -> str:
@@ -70,7 +74,7 @@ class Change:
         return f"Change({', '.join(shown)})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it flat: Reef's own names with a leading underscore, as no column has."""
+        """Return a flat dict; Reef's own fields have a leading underscore, as no column has."""
         row = self.row if isinstance(self.row, dict) else {}
         plain = {"value": self.row} if isinstance(self.row, bytes) else {}
         own = {name: getattr(self, name) for name in ("op", "key", "end_key", "lsn", "seq")}
@@ -86,6 +90,7 @@ def change_schema(schema: Schema) -> pa.Schema:
         ("_lsn", pa.int64()),
         ("_seq", pa.int64()),
         ("_touched", pa.list_(pa.string())),
+        ("_operators", pa.list_(pa.string())),
         ("_expires_at", EXPIRES),
     ]
     return pa.schema([*map(pa.field, *zip(*own, strict=True)), *schema.arrow()])
@@ -95,12 +100,20 @@ def change_schema(schema: Schema) -> pa.Schema:
 
 
 def change_batches(
-    found: WalObject, schemas: Mapping[int, Schema], schema: Schema, segments: SegmentStore
+    found: WalObject,
+    schemas: Mapping[int, Schema],
+    schema: Schema,
+    segments: SegmentStore,
+    state: Callable[[int], View],
 ) -> Iterator[pa.RecordBatch]:
-    """Yield what an object that counts did, in order."""
+    """Yield the change rows of an applied object, in order.
+
+    `state` returns the state just before an LSN; it is called for loads with `live_wins`.
+    """
     header = found.header
     if header.kind is WalKind.INGEST:
-        yield from _of_ingest(ingested_segments(header, schema), header.lsn, schema, segments)
+        live = live_writes(header, schema, state)
+        yield from _of_ingest(header, schema, segments, live)
         return
     seq, written = 0, schemas[header.schema_id]
     name = segments.namespace.wal_object(header.lsn)
@@ -119,31 +132,65 @@ def _rows(ops: Ops, lsn: int, seq: int) -> Versions:
         dict(ops.fields or {}),
         ops.expires_at_ms,
         dict(ops.touched or {}),
+        merged_at_ms=ops.merged_at_ms,
     )
 
 
+def live_writes(
+    header: WalHeader, schema: Schema, state: Callable[[int], View]
+) -> LiveWrites | None:
+    """Return the versions that win over the rows of an ingest; None if none can."""
+    if header.job is None or not header.job.live_wins:
+        return None
+    return LiveWrites(state(header.lsn), header.job.begin_lsn, schema)
+
+
 def _of_ingest(
-    entries: Sequence[SegmentEntry], lsn: int, schema: Schema, segments: SegmentStore
+    header: WalHeader, schema: Schema, segments: SegmentStore, live: LiveWrites | None
 ) -> Iterator[pa.RecordBatch]:
-    """Ranges come first: what an ingest deletes is what was there before it."""
+    """Yield ranges first: an ingest deletes rows that were written before it."""
+    entries, lsn = ingested_segments(header, schema, segments.namespace), header.lsn
     seq = 0
     for entry in entries:
         tombstones = range_tombstones_of(segments, entry)
         if tombstones:
-            yield _of_ranges(tombstones, lsn, seq, schema)
+            yield range_changes(tombstones, lsn, seq, schema)
             seq += len(tombstones)
     for entry in entries:
-        numbers = range(len(segments.tail(entry).index))
-        for at in range(0, len(numbers), GROUPS_AT_ONCE):
-            for group in segments.groups(entry, numbers[at : at + GROUPS_AT_ONCE]):
-                rows = _oldest_first(group.rows)
-                yield _to_batch(_numbered(rows, lsn, seq), None, schema)
-                seq += len(rows)
+        rows = segments.tail(entry).index.pages.rows
+        yield from segment_changes(
+            entry, range(len(rows)), lsn, seq, schema=schema, segments=segments, live=live
+        )
+        seq += int(np.sum(rows))
 
 
-def _of_ranges(
+def segment_changes(
+    entry: SegmentEntry,
+    pages: Sequence[int],
+    lsn: int,
+    seq: int,
+    *,
+    schema: Schema,
+    segments: SegmentStore,
+    live: LiveWrites | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of some pages of an ingest's segment, numbered from `seq` on.
+
+    Rows that lose against `live` are left out.
+    """
+    for at in range(0, len(pages), PAGES_AT_ONCE):
+        rows = _oldest_first(segments.rows(entry, pages[at : at + PAGES_AT_ONCE]))
+        changed = _numbered(rows, lsn, seq)
+        if live is not None:
+            changed = live.visible(changed).with_lsn(lsn)
+        yield _to_batch(changed, None, schema)
+        seq += len(rows)
+
+
+def range_changes(
     tombstones: Sequence[RangeTombstone], lsn: int, seq: int, schema: Schema
 ) -> pa.RecordBatch:
+    """Return the ranges that an ingest deletes, numbered from `seq` on."""
     ops = Ops(
         pa.array([tombstone.start for tombstone in tombstones], pa.binary()),
         pa.array([OpKind.DELETE_RANGE] * len(tombstones), pa.uint8()),
@@ -161,11 +208,12 @@ def _numbered(rows: Versions, lsn: int, seq: int) -> Versions:
         rows.fields,
         rows.expires_at_ms,
         rows.touched,
+        merged_at_ms=rows.merged_at_ms,
     )
 
 
 def _oldest_first(rows: Versions) -> Versions:
-    """Segments have the newest version of a key first; changes come as they were made."""
+    """Order the versions of a key oldest first; segments store the newest first."""
     keys = rows.keys
     same = pc.equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)
     if not same.any():
@@ -188,14 +236,14 @@ def _to_batch(rows: Versions, end_keys: pa.Array | None, schema: Schema) -> pa.R
         pa.nulls(len(rows), pa.binary()) if end_keys is None else end_keys,
         pa.array(rows.lsns),
         pa.array(rows.seqs.astype(np.int64)),
-        _touched(rows, schema),
+        *_changed_columns(rows, schema),
         pa.nulls(len(rows), EXPIRES) if expires is None else expires.cast(EXPIRES),
     ]
     return pa.RecordBatch.from_arrays([*own, *columns], schema=change_schema(schema))
 
 
 def _columns(rows: Versions, is_range: pa.Array, schema: Schema) -> list[pa.Array]:
-    """Return the columns; a range has no key of its own, and its bounds need not be text."""
+    """Return the columns, null for ranges, whose bounds need not be valid keys."""
     if not is_range.true_count:
         return list(to_record_batch(rows, schema).columns)
     places = np.flatnonzero(rows.kinds != OpKind.DELETE_RANGE)
@@ -206,23 +254,28 @@ def _columns(rows: Versions, is_range: pa.Array, schema: Schema) -> list[pa.Arra
     return [column.take(chosen) for column in batch.columns]
 
 
-def _touched(rows: Versions, schema: Schema) -> pa.Array:
-    patches = np.flatnonzero(rows.kinds == OpKind.PATCH).tolist()
-    if not patches:
-        return pa.nulls(len(rows), pa.list_(pa.string()))
+def _changed_columns(rows: Versions, schema: Schema) -> tuple[pa.Array, pa.Array]:
+    """Return the columns that patches and merges change, and the operators of merges."""
+    partial = np.flatnonzero(rows.are_partial()).tolist()
+    if not partial:
+        return pa.nulls(len(rows), LIST_OF_NAMES), pa.nulls(len(rows), LIST_OF_NAMES)
     known = [(f.name, rows.touched[f.number]) for f in schema.fields if f.number in rows.touched]
-    flags = [(name, array.to_pylist()) for name, array in known]
+    codes = [(name, codes_of(array, len(rows)).tolist()) for name, array in known]
     names: list[list[str] | None] = [None] * len(rows)
-    for place in patches:
-        names[place] = [name for name, touched in flags if touched[place]]
-    return pa.array(names, pa.list_(pa.string()))
+    operators: list[list[str] | None] = [None] * len(rows)
+    for place in partial:
+        changed = [(name, of_column[place]) for name, of_column in codes if of_column[place]]
+        names[place] = [name for name, _ in changed]
+        if rows.kinds[place] == OpKind.MERGE:
+            operators[place] = [Operator(code).name.lower() for _, code in changed]
+    return pa.array(names, LIST_OF_NAMES), pa.array(operators, LIST_OF_NAMES)
 
 
 # --- Python -------------------------------------------------------------------------
 
 
 def changes_of(batch: pa.RecordBatch, schema: Schema) -> Iterator[Change]:
-    """Yield the rows of a batch of changes."""
+    """Yield a batch of change rows as `Change` objects."""
     for at in range(0, len(batch), ROWS_AT_ONCE):
         for values in _values(batch.slice(at, ROWS_AT_ONCE)):
             yield _change(values, schema)
@@ -230,29 +283,29 @@ def changes_of(batch: pa.RecordBatch, schema: Schema) -> Iterator[Change]:
 
 def _values(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     try:
-        return list(batch.to_pylist())
-    except UNHOLDABLE:
+        return list(batch.to_pylist(maps_as_pydicts="strict"))
+    except UNREPRESENTABLE:
         columns = {name: _each(batch.column(name)) for name in batch.schema.names}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _each(column: pa.Array) -> list[Any]:
-    """Return the values of a column; Arrow scalars in place of those that Python cannot hold."""
+    """Return the values of a column; Arrow scalars where Python cannot represent the value."""
     try:
-        return list(column.to_pylist())
-    except UNHOLDABLE:
+        return list(column.to_pylist(maps_as_pydicts="strict"))
+    except UNREPRESENTABLE:
         return [_value(scalar) for scalar in column]
 
 
 def _value(scalar: pa.Scalar) -> Any:
     try:
-        return scalar.as_py()
-    except UNHOLDABLE:
+        return scalar.as_py(maps_as_pydicts="strict")
+    except UNREPRESENTABLE:
         return scalar
 
 
 def _shown(value: Any) -> str:
-    """Return how a value is printed; Arrow's own words for a scalar may need Python's value."""
+    """Format a value; Arrow's repr of a scalar fails if Python cannot represent the value."""
     if isinstance(value, dict):
         return f"{{{', '.join(f'{name!r}: {_shown(of)}' for name, of in value.items())}}}"
     if isinstance(value, pa.Scalar):
@@ -272,7 +325,28 @@ def _change(values: dict[str, Any], schema: Schema) -> Change:
         row = {column.name: values[column.name] for column in columns}
     elif op == "patch":
         row = {name: values[name] for name in values["_touched"]}
+    elif op == "merge":
+        operators = zip(values["_touched"], values["_operators"], strict=True)
+        row = {name: Operand(NAMES[operator], values[name]) for name, operator in operators}
     return Change(op, key, values["_lsn"], values["_seq"], row, end_key, values["_expires_at"])
+
+
+def merged_row(
+    row: Mapping[str, Any] | None, change: Mapping[str, Any], schema: Schema
+) -> dict[str, Any]:
+    """Return a row after a merge that found it; None where it found none."""
+    numbers = {field.name: field.number for field in schema.fields}
+    versions = []
+    if row is not None:
+        versions.append(Entry(1, 0, OpKind.PUT, {n: row[name] for name, n in numbers.items()}))
+    named = zip(change["_touched"], change["_operators"], strict=True)
+    changes = {numbers[name]: int(NAMES[operator]) for name, operator in named}
+    values = {numbers[name]: change[name] for name in change["_touched"]}
+    versions.append(Entry(2, 0, OpKind.MERGE, values, changes, merged_at_ms=0))
+    merged = resolve(versions, schema)
+    assert merged is not None
+    key = {schema.key.name: change[schema.key.name]}
+    return key | {name: merged.values.get(number) for name, number in numbers.items()}
 
 
 def _text(key: bytes) -> str | bytes:

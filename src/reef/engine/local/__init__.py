@@ -1,11 +1,12 @@
-"""A local log in front of the bucket: a write is acknowledged after one sync of one disk.
+"""A local log before the bucket: a write is acknowledged after one sync of one disk.
 
-    caller ──▶ front ──▶ local log ──▶ overlay, receipt        what a put waits for
+    caller ──▶ buffer ──▶ local log ──▶ overlay, receipt       the path of a put
                   │
-                  └──▶ uploader ──▶ committer ──▶ bucket        in the background, in order
+                  └──▶ uploader ──▶ committer ──▶ bucket       in the background, in order
 
-`entries` says what a batch looks like in the local log, `identity` whose log it is, `front` keeps
-the books of what is on this disk only, `uploader` brings it to the bucket, `opening` takes up what
-a crash has left, `writer` is the face. Every upload carries the log's id and the last index in it
-(`reef.manifest.streams`), so that nothing is applied twice, whatever died and whenever.
+`stream` has the format of a local log's entries, its identity, and its position in the bucket;
+`buffer` keeps the batches that are on this disk only; `uploader` commits them to the bucket; `open`
+recovers them after a crash; `writer` is the public handle; `errors` has the messages. Every upload
+carries the log's id and the last index in it (`reef.manifest.dedup`), so that no entry is applied
+twice, whichever process crashed, and when (protocols §11).
 """

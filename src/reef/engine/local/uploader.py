@@ -1,43 +1,39 @@
-"""The uploader: what has gathered in the local log becomes WAL objects, in order.
+"""The uploader: commits the batches of the local buffer to the bucket, in order (protocols §11).
 
-    gather     until `upload_interval_ms` have passed or `upload_bytes` are there, or somebody waits
-    commit     through the writer's ordinary commit path, each batch with its place in the stream
-    let go     receipts are filled in, rows leave the overlay, the local log loses its head
+    gather     until `upload_interval_ms` have passed, `upload_bytes` are there, or a caller waits
+    commit     through the writer's ordinary commit path, each batch with its position in the stream
+    release    receipts are filled in, rows leave the overlay, the local log is truncated
 
-A PUT without an answer is sent again for as long as the writer lives: nobody waits for it but
-those who ask. A local disk that fails is no reason to stop: what was acknowledged is in memory.
-What the commit path cannot settle, a takeover or an answer that stays unknown, ends the writer;
-all that is not known to be in the bucket stays on the disk, and the next opening finds out by the
-marks in the bucket.
+A PUT without a response is sent again for as long as the writer lives. A local disk that fails is
+no reason to stop: acknowledged batches are in memory. An outcome that the commit path cannot
+settle, a takeover or an unknown one, ends the writer; every batch that is not known to be in the
+bucket stays on the disk, and the next opening resolves it by the marks in the bucket.
 """
 
 import math
 from contextlib import suppress
 
-from reef.engine.commit.flights import Pending, StreamMark
-from reef.engine.local import words
-from reef.engine.local.backlog import Item
-from reef.engine.local.front import LocalFront
-from reef.engine.local.identity import UPLOADED
+from reef.engine.commit.inflight import Pending, StreamMark
+from reef.engine.local import errors
+from reef.engine.local.buffer import BufferedBatch, LocalBuffer
+from reef.engine.local.stream import UPLOADED
 from reef.errors import ClosedError, FencedError, ReefError, UnavailableError
-from reef.runtime import Condition, Deadline, Runtime, Task
-
-__all__ = ["Uploader", "truncate"]
+from reef.runtime import ConditionVariable, Deadline, Runtime, Task
 
 TRUNCATE_BYTES = 16 << 20
-"""The local log loses its head after so many uploaded bytes: that takes two syncs of its own."""
+"""The local log is truncated after so many uploaded bytes: that takes two syncs of its own."""
 TRUNCATE_S = 1.0
-"""Or after so long; or with the last byte of a segment, whose room on the disk is then free."""
+"""Or after so long; or with the last byte of a segment, whose disk space is then free."""
 RETRY_S = 0.05
 """The pause when the bucket's log has no room."""
 IDLE_S = 5.0
-"""How often it looks whether its writer was forgotten."""
+"""How often it checks whether its writer was garbage-collected."""
 STOP_S = 5.0
-"""How long `stop` waits for a PUT that is on its way."""
+"""How long `stop` waits for a PUT that is in flight."""
 
 
 class Patience(Deadline):
-    """Has no end but the writer's."""
+    """A deadline that passes only when the writer ends."""
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime, math.inf)
@@ -48,21 +44,21 @@ class Patience(Deadline):
 
 
 class Uploader:
-    """Uploads for one front, in a thread of its own."""
+    """Uploads for one buffer, in a thread of its own."""
 
-    def __init__(self, front: LocalFront) -> None:
-        self._front = front
-        self._committer = front.committer
-        self._settings = front.settings
-        self._runtime = front.runtime
-        self._patience = Patience(front.runtime)
-        self._wake: Condition = front.runtime.condition()
-        self._poked = False
-        self._truncated = front.runtime.stopwatch()
+    def __init__(self, buffer: LocalBuffer) -> None:
+        self._buffer = buffer
+        self._committer = buffer.committer
+        self._settings = buffer.settings
+        self._runtime = buffer.runtime
+        self._patience = Patience(buffer.runtime)
+        self._wake: ConditionVariable = buffer.runtime.condition()
+        self._wake_upd = False
+        self._truncated = buffer.runtime.stopwatch()
         self._bytes_since = 0
         self._task: Task | None = None
         self._is_abandoned = False
-        front.poke = self._poke
+        buffer.wake_uploader = self._wake_up
 
     def start(self) -> "Uploader":
         """Upload in a thread, until the writer is closed or ends."""
@@ -70,33 +66,35 @@ class Uploader:
         return self
 
     def abandon(self) -> None:
-        """End by and by: the writer was forgotten. What is on the disk stays there.
+        """End soon: the writer was garbage-collected. Pending batches stay on the disk.
 
         Called by the garbage collector, in whatever thread: it takes no lock.
         """
         self._patience.is_over = self._is_abandoned = True
 
     def stop(self) -> None:
-        """Send nothing more; what is on its way may land yet, and counts once all the same."""
+        """Send nothing more; a batch in flight may still land, and counts once in any case."""
         self._patience.is_over = True
-        self._poke()
+        self._wake_up()
         if self._task is not None:
             self._task.join(STOP_S)
 
     # --- the thread ---------------------------------------------------------------
     def _run(self) -> None:
         try:
-            while not self._patience.is_over and self._front.upload_error is None:
+            while not self._patience.is_over and self._buffer.upload_error is None:
                 if not self.step():
                     self._rest()
         except Exception as error:
-            self._front.end_upload(words.broken(self._front.identity.namespace, error))
+            self._buffer.end_upload(errors.broken(self._buffer.identity.namespace, error))
         if self._is_abandoned:
-            self._committer.end(ClosedError(f"{self._front.identity.namespace} was forgotten"))
-            self._front.log.close()
+            self._committer.end(
+                ClosedError(f"{self._buffer.identity.namespace} was garbage-collected")
+            )
+            self._buffer.log.close()
 
     def step(self) -> bool:
-        """Upload what is due, or let the log lose its head; whether there was something to do."""
+        """Upload due batches, or truncate the log; return whether there was something to do."""
         items = self._due()
         if items:
             self._upload(items)
@@ -106,68 +104,69 @@ class Uploader:
             self._truncate()
         return True
 
-    def _due(self) -> list[Item]:
-        front = self._front
-        with front.changed:
-            if not front.backlog.waiting or (self._gathers_for_s() > 0 and not front.hurry):
+    def _due(self) -> list[BufferedBatch]:
+        buffer = self._buffer
+        with buffer.changed:
+            if not buffer.backlog.waiting or (
+                self._gathers_for_s() > 0 and not buffer.upload_waiters
+            ):
                 return []
-            return front.backlog.next_upload(self._settings.upload_bytes)
+            return buffer.backlog.next_upload(self._settings.upload_bytes)
 
     def _gathers_for_s(self) -> float:
-        """How long the first one may wait for others to come; under the lock."""
-        backlog = self._front.backlog
+        """Return how long the first batch may wait for others; under the lock."""
+        backlog = self._buffer.backlog
         if backlog.bytes >= self._settings.upload_bytes or backlog.is_crowded:
             return 0.0
         return self._settings.upload_interval_ms / 1000 - backlog.waiting[0].queued.elapsed_s()
 
     def _rest(self) -> None:
-        with self._front.changed:
-            seconds = self._gathers_for_s() if self._front.backlog.waiting else IDLE_S
+        with self._buffer.changed:
+            seconds = self._gathers_for_s() if self._buffer.backlog.waiting else IDLE_S
         if self._bytes_since:
             seconds = min(seconds, TRUNCATE_S)
         with self._wake:
-            if not self._poked:
+            if not self._wake_upd:
                 self._wake.wait(max(0.001, seconds))
-            self._poked = False
+            self._wake_upd = False
 
-    def _poke(self) -> None:
+    def _wake_up(self) -> None:
         with self._wake:
-            self._poked = True
+            self._wake_upd = True
             self._wake.notify_all()
 
     # --- one upload ---------------------------------------------------------------
-    def _upload(self, items: list[Item]) -> None:
-        """Commit some batches; a refusal by the writer's end is the front's end too."""
+    def _upload(self, items: list[BufferedBatch]) -> None:
+        """Commit some batches; if one is rejected, the writer ends."""
         sent = self._submit(items)
         if not sent:
             self._runtime.sleep(RETRY_S)
         self._runtime.reach("upload queued")
         error: ReefError | None = None
         for _, pending in sent:
-            self._committer.drive(pending.future)
+            self._committer.drive(pending)
         self._runtime.reach("uploaded")
-        with self._front.changed:
+        with self._buffer.changed:
             for item, pending in sent:
-                refused = pending.future.exception()
-                if isinstance(refused, ReefError):
-                    error = refused
+                if isinstance(pending.result, ReefError):
+                    error = pending.result
                     break
-                self._front.note_uploaded(item, pending.future.result())
+                self._buffer.note_uploaded(item, pending.outcome())
                 self._bytes_since += item.batch.size
-            self._front.note_progress()
+            self._buffer.note_progress()
         if error is not None:
             self._end(error)
 
-    def _submit(self, items: list[Item]) -> list[tuple[Item, Pending]]:
+    def _submit(self, items: list[BufferedBatch]) -> list[tuple[BufferedBatch, Pending]]:
         """Queue batches for the bucket, as many as there is room for."""
-        sent: list[tuple[Item, Pending]] = []
+        sent: list[tuple[BufferedBatch, Pending]] = []
         for item in items:
             pending = self._pending(item)
             try:
                 self._committer.submit(pending)
             except UnavailableError as error:
                 if self._committer.is_open:
-                    break  # the log is not folded: on with what has gone in
+                    break  # the log is full until a fold: continue with the queued ones
                 self._end(error)
                 break
             except ReefError as error:
@@ -176,57 +175,56 @@ class Uploader:
             sent.append((item, pending))
         return sent
 
-    def _pending(self, item: Item) -> Pending:
-        batch, stream = item.batch, self._front.identity.stream
+    def _pending(self, item: BufferedBatch) -> Pending:
+        batch, stream = item.batch, self._buffer.identity.stream
         return Pending(
             item.ops,
             batch.record,
             batch.header,
-            self._runtime.future(),
-            self._runtime.stopwatch(),
+            self._runtime.monotonic_s(),
             schema_id=batch.schema_id,
             mark=StreamMark(stream, item.points),
             deadline=self._patience,
         )
 
     def _end(self, error: ReefError) -> None:
-        front = self._front
+        buffer = self._buffer
         if isinstance(error, FencedError):
-            error = words.fenced(error.message, front.identity, front.left(), front.log.path)
+            error = errors.fenced(error.message, buffer.identity, buffer.pending(), buffer.log.path)
         if not isinstance(error, ClosedError):
-            front.end_upload(error)
+            buffer.end_upload(error)
 
-    # --- the local log's head -----------------------------------------------------
+    # --- truncating the local log -----------------------------------------------------
     def _truncation_is_due(self) -> bool:
         if not self._bytes_since:
             return False
         if self._bytes_since >= TRUNCATE_BYTES or self._truncated.elapsed_s() >= TRUNCATE_S:
             return True
         with suppress(ClosedError):
-            return self._front.log.frees_segment(_last_released(self._front))
+            return self._buffer.log.frees_segment(_last_released(self._buffer))
         return False
 
     def _truncate(self) -> None:
         self._bytes_since, self._truncated = 0, self._runtime.stopwatch()
         try:
-            truncate(self._front)
+            truncate(self._buffer)
         except ReefError as error:
-            self._front.end(error)
+            self._buffer.end(error)
 
 
-def truncate(front: LocalFront) -> None:
+def truncate(buffer: LocalBuffer) -> None:
     """Remove entries from the local log that are in the bucket, all but the last one.
 
-    That one keeps the numbers going: an empty log would begin anew.
+    That one keeps the numbering: an empty log would start from 1 again.
     """
-    with suppress(ClosedError):  # by a close that did not wait for us
-        if front.log.get_uint64(UPLOADED) < front.uploaded:
-            front.log.set_uint64(UPLOADED, front.uploaded)
-        front.runtime.reach("upload noted")
-        last = _last_released(front)
-        if front.log.first_index and front.log.first_index <= last:
-            front.log.delete_range(front.log.first_index, last)
+    with suppress(ClosedError):  # by a close() that did not wait for this thread
+        if buffer.log.get_uint64(UPLOADED) < buffer.uploaded:
+            buffer.log.set_uint64(UPLOADED, buffer.uploaded)
+        buffer.runtime.reach("upload noted")
+        last = _last_released(buffer)
+        if buffer.log.first_index and buffer.log.first_index <= last:
+            buffer.log.delete_range(buffer.log.first_index, last)
 
 
-def _last_released(front: LocalFront) -> int:
-    return min(front.uploaded, front.log.last_index - 1)
+def _last_released(buffer: LocalBuffer) -> int:
+    return min(buffer.uploaded, buffer.log.last_index - 1)

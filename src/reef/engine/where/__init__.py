@@ -1,34 +1,41 @@
-"""Conditions of scans: which rows match, and what need not be read to find them.
+"""Filters of scans: which rows match, and which groups can be skipped.
 
-`where="amount > 5 AND id LIKE 'a%'"` is a conjunction of conditions on single columns; the
-grammar is in `where.parser`. A condition is checked against the schema once, and its literals
-become values of their column. Then it answers three questions: which rows of a batch match
-(`mask`), which groups of a segment can have such rows (`groups`), and which keys (`key_range`).
+`where="amount > 5 AND (id LIKE 'a%' OR open = TRUE)"` is a tree of predicates on single columns;
+the grammar is in `where.parser`. A pyarrow expression becomes the same tree (`where.expressions`).
+The tree is checked against the schema once, and literals are cast to the types of their columns. It
+then gives the matching rows of a batch (`mask`), the groups of a segment that can have such rows
+(`groups`), and the key range (`key_range`).
 
-What matches:
+Semantics:
 
-    NULL     only IS NULL; not even != and NOT IN
-    NaN      is unlike every number: only !=, NOT IN and IS NOT NULL
+    NULL     a comparison with it is neither true nor false, and so is its negation (SQL's logic)
+    NaN      is unlike every number: only !=, NOT IN, IS NOT NULL and negated comparisons
     -0.0     equals 0.0
     text     compares by code point, bytes bytewise; for a bytes column text means its UTF-8
     time     without a zone is of UTC where the column has one; DATE is midnight
-    5.5      lies between the integers: x > 5.5 means x >= 6, x = 5.5 never matches
+    5.5      is between two integers: x > 5.5 means x >= 6, x = 5.5 never matches
+
+NOT is moved down to the predicates, `NOT (a < 1 OR b = 2)` becomes `a >= 1 AND b != 2`, which is
+valid in three-valued logic too. Above the predicates there are then only AND and OR, of which a row
+matches if and only if enough predicates are true: whether another one is false or unknown makes no
+difference. So masks have no nulls, and "no row of this group matches" can be decided part by part.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from itertools import product
+from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from reef.engine.where.bounds import COMPARE, Bounds, bound_array, can_match, value_set
+from reef.engine.where.bounds import COMPARE, Bounds, Flags, bound_array, can_match, value_set
+from reef.engine.where.expressions import evaluate, expression_text, parse_expression
 from reef.engine.where.literals import (
     Literal,
-    UnfitError,
+    LiteralError,
     Value,
     cast,
     literal_text,
@@ -36,20 +43,61 @@ from reef.engine.where.literals import (
     prefix_of,
     value_text,
 )
-from reef.engine.where.parser import Op, RawCondition, parse_text, parse_tuples, quote_name
+from reef.engine.where.parser import (
+    Op,
+    Raw,
+    RawAnd,
+    RawExpression,
+    RawNot,
+    RawPredicate,
+    parse_text,
+    parse_tuples,
+    quote_name,
+)
 from reef.errors import InvalidInputError
-from reef.formats.schema import Field, Schema, arrow_type
+from reef.formats.schema import Field, Schema
 from reef.formats.segment_index import SegmentIndex
+from reef.formats.type_names import arrow_type
 from reef.types import KeyRange
 
-__all__ = ["Condition", "Op", "Where", "parse"]
+__all__ = [
+    "COMPARE",
+    "And",
+    "ArrowFilter",
+    "Bounds",
+    "Node",
+    "Op",
+    "Or",
+    "Predicate",
+    "Where",
+    "bound_array",
+    "can_match",
+    "parse",
+    "parse_raw",
+    "value_set",
+]
 
+T = TypeVar("T")
 NO_KEYS = KeyRange(b"", b"")
+CLAUSES_MAX = 64
+"""Of `Where.clauses`; a filter with more of them uses weaker ones."""
+INVERSE = {
+    Op.EQ: Op.NE,
+    Op.IN: Op.NOT_IN,
+    Op.LT: Op.GE,
+    Op.LE: Op.GT,
+    Op.LIKE: Op.NOT_LIKE,
+    Op.IS_NULL: Op.NOT_NULL,
+}
+INVERSE |= {negation: op for op, negation in INVERSE.items()}
+NEGATED = {Op.LT: Op.NOT_LT, Op.LE: Op.NOT_LE, Op.GT: Op.NOT_GT, Op.GE: Op.NOT_GE}
+"""Comparisons of floats; those of NaN are false, and so their negations true."""
+NEGATED_OF = {negation: op for op, negation in NEGATED.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
-    """One condition, checked: its values are of its column's type."""
+class Predicate:
+    """One predicate, with values of its column's type."""
 
     column: str
     number: int
@@ -57,17 +105,19 @@ class Condition:
     is_key: bool
     op: Op
     values: tuple[Value, ...] = ()
-    """One for a comparison; a prefix for LIKE; sorted, without repetition, for lists."""
+    """One for a comparison; a prefix for LIKE; sorted and unique for lists."""
 
     def __str__(self) -> str:
         name = quote_name(self.column)
         if self.op in (Op.IS_NULL, Op.NOT_NULL):
             return f"{name} {self.op}"
-        if self.op is Op.LIKE:
-            return f"{name} LIKE {pattern_text(_bytes(self.values[0]).decode())}"
+        if self.op in (Op.LIKE, Op.NOT_LIKE):
+            return f"{name} {self.op} {pattern_text(_bytes(self.values[0]).decode())}"
         texts = [value_text(value, self.arrow) for value in self.values]
         if self.op in (Op.IN, Op.NOT_IN):
             return f"{name} {self.op} ({', '.join(texts)})"
+        if self.op in NEGATED_OF:
+            return f"NOT {name} {NEGATED_OF[self.op]} {texts[0]}"
         return f"{name} {self.op} {texts[0]}"
 
     @property
@@ -83,16 +133,22 @@ class Condition:
         if column.type != self.arrow:
             column = column.cast(self.arrow)
         if self.op in (Op.IN, Op.NOT_IN):
-            found = pc.is_in(column, value_set=value_set(self.values, self.arrow))
-            return found if self.op is Op.IN else pc.and_not(column.is_valid(), found)
-        if self.op is Op.LIKE:
-            return pc.starts_with(column, pattern=self.values[0]).fill_null(False)
-        value = pa.array(self.values, self.arrow)[0]
-        return COMPARE[self.op](column, value).fill_null(False)
+            among = pc.is_in(column, value_set=value_set(self.values, self.arrow))
+            return among if self.op is Op.IN else pc.and_not(column.is_valid(), among)
+        if self.op in (Op.LIKE, Op.NOT_LIKE):
+            matching = pc.starts_with(column, pattern=self.values[0])
+        else:
+            value = pa.array(self.values, self.arrow)[0]
+            matching = COMPARE[NEGATED_OF.get(self.op, self.op)](column, value)
+        if self.op in NEGATED_OF or self.op is Op.NOT_LIKE:
+            matching = pc.invert(matching)
+        return matching.fill_null(False)
 
-    def can_match(self, bounds: Bounds) -> npt.NDArray[np.bool_]:
+    def can_match(self, bounds: Bounds) -> Flags:
         """Return for each group whether one of its rows may match."""
-        return can_match(self.op, self.values, self.arrow, bounds)
+        # Where bounds are known there is no NaN, so that NOT < is >=.
+        op = INVERSE[NEGATED_OF[self.op]] if self.op in NEGATED_OF else self.op
+        return can_match(op, self.values, self.arrow, bounds)
 
     def key_range(self) -> KeyRange:
         """Return a range that has all keys that match."""
@@ -113,117 +169,265 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
-    """Conditions that all must hold; `str` gives a text that parses to the same."""
+class ArrowFilter:
+    """A pyarrow expression that Arrow evaluates: it excludes rows, but no groups."""
 
-    conditions: tuple[Condition, ...] = ()
+    columns: tuple[str, ...]
+    data: bytes
+    is_key = False
 
     def __str__(self) -> str:
-        return " AND ".join(map(str, self.conditions))
+        return expression_text(self.data)
+
+    def mask(self, batch: pa.RecordBatch) -> pa.Array:
+        """Return for each row whether it matches; never null."""
+        return evaluate(self.data, batch.select(list(self.columns))).fill_null(False)
+
+
+@dataclass(frozen=True, slots=True)
+class And:
+    """A conjunction below an OR."""
+
+    parts: "tuple[Node, ...]"
+
+    @property
+    def is_key(self) -> bool:
+        """Whether all of its predicates are about the key."""
+        return all(part.is_key for part in self.parts)
+
+    def __str__(self) -> str:
+        return " AND ".join(_in_and(part) for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Or:
+    """A disjunction; an empty one is false."""
+
+    parts: "tuple[Node, ...]"
+
+    @property
+    def is_key(self) -> bool:
+        """Whether all of its predicates are about the key."""
+        return all(part.is_key for part in self.parts)
+
+    def __str__(self) -> str:
+        return " OR ".join(map(str, self.parts)) if self.parts else "FALSE"
+
+
+Leaf = Predicate | ArrowFilter
+Node = Leaf | And | Or
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A conjunction of conditions; `str` gives text that parses to the same filter."""
+
+    conditions: tuple[Node, ...] = ()
+
+    def __str__(self) -> str:
+        if len(self.conditions) == 1:
+            return str(self.conditions[0])
+        return " AND ".join(_in_and(condition) for condition in self.conditions)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns to be read, each once."""
-        return tuple(dict.fromkeys(condition.column for condition in self.conditions))
+        """The columns of the predicates, each once."""
+        names: dict[str, None] = {}
+        for leaf in _leaves(self.conditions):
+            names |= dict.fromkeys(
+                leaf.columns if isinstance(leaf, ArrowFilter) else (leaf.column,)
+            )
+        return tuple(names)
 
     def mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
         """Return for each row whether it matches; never null."""
-        masks = [c.mask(batch.column(c.column)) for c in self.conditions]
-        return reduce(pc.and_, masks) if masks else pa.array(np.ones(len(batch), bool))
 
-    def may_match(
-        self,
-        bounds: Mapping[str, tuple[Any, Any]],
-        null_counts: Mapping[str, int] | None = None,
-        rows: int | None = None,
-    ) -> bool:
-        """Whether rows can match whose columns have these (smallest, largest) values.
+        def mask_of(leaf: Leaf) -> pa.Array:
+            source = batch if isinstance(leaf, ArrowFilter) else batch.column(leaf.column)
+            return leaf.mask(source)
 
-        None is a bound that is not known, and so is a column that is not named. With the
-        number of nulls, and of rows, IS NULL and columns without values are judged too.
-        """
-        known = (_bounds_of(c, bounds, null_counts or {}, rows) for c in self.conditions)
-        return all(
-            bool(condition.can_match(found)[0])
-            for condition, found in zip(self.conditions, known, strict=True)
+        return self.fold(
+            mask_of, pc.and_, pc.or_, lambda known: pa.array(np.full(len(batch), known))
         )
 
-    def groups(self, index: SegmentIndex, schema: Schema) -> npt.NDArray[np.bool_]:
+    def groups(self, index: SegmentIndex, schema: Schema) -> Flags:
         """Return for each group of a segment whether it can have rows that match.
 
-        `schema` is the one that the segment was written with. The answer is about versions as
-        they are stored: a group may still hide older rows of other segments that match, or hold
-        a patch for one, so a scan passes over a group only where nothing older lies beneath it.
+        `schema` is the one that the segment was written with. The result is about stored versions:
+        a group may hide older rows of other segments that match, or hold a patch for one, so a
+        scan skips a group only if no older segment overlaps it.
         """
-        possible = np.ones(len(index), bool)
-        for condition in self.conditions:
-            possible &= condition.can_match(_bounds_in(index, condition, schema))
-        return possible
+
+        def possible(leaf: Leaf) -> Flags:
+            if isinstance(leaf, ArrowFilter):
+                return np.ones(len(index), bool)
+            return leaf.can_match(_bounds_in(index, leaf, schema))
+
+        return self.fold(
+            possible, np.logical_and, np.logical_or, lambda known: np.full(len(index), known)
+        )
 
     def key_range(self) -> KeyRange:
         """Return a range that has all keys that match; an empty one ends where it starts."""
-        wanted = reduce(KeyRange.both, (c.key_range() for c in self.conditions), KeyRange())
-        empty = wanted.end is not None and wanted.start >= wanted.end
-        return NO_KEYS if empty else wanted
+
+        def range_of(leaf: Leaf) -> KeyRange:
+            return leaf.key_range() if isinstance(leaf, Predicate) else KeyRange()
+
+        return self.fold(
+            range_of, _intersection, _hull, lambda known: KeyRange() if known else NO_KEYS
+        )
+
+    def clauses(self) -> "list[Where]":
+        """Return filters that each match all rows that this one matches.
+
+        Each is a disjunction of predicates, and fails for a row that is made of several versions
+        if it fails for each of them.
+        """
+        return [
+            Where((_join(Or, clause),)) for node in self.conditions for clause in _clauses(node)
+        ]
+
+    def fold(
+        self,
+        leaf: Callable[[Leaf], T],
+        both: Callable[[T, T], T],
+        either: Callable[[T, T], T],
+        constant: Callable[[bool], T],
+    ) -> T:
+        """Combine what `leaf` returns for each predicate by AND and OR."""
+
+        def of(node: Node) -> T:
+            if isinstance(node, And | Or):
+                is_and = isinstance(node, And)
+                if not node.parts:
+                    return constant(is_and)
+                return reduce(both if is_and else either, map(of, node.parts))
+            return leaf(node)
+
+        return of(And(self.conditions))
 
 
-def parse(where: str | Sequence[Any], schema: Schema) -> Where:
-    """Return the conditions of a text, or of tuples, for the columns of a schema."""
+def parse(where: Any, schema: Schema) -> Where:
+    """Parse a filter for the columns of a schema: text, a list of tuples, a pyarrow expression.
+
+    A filter that was parsed for the same schema is returned as it is.
+    """
+    raw: Raw
+    if isinstance(where, Where):
+        return where
     if isinstance(where, str):
         raw = parse_text(where)
     elif isinstance(where, list | tuple):
         raw = parse_tuples(where)
+    elif isinstance(where, pc.Expression):
+        raw = parse_expression(where, schema.arrow())
     else:
         raise InvalidInputError(
-            f"where is a text or a list of tuples, got {type(where).__name__}",
-            hint="Such as \"amount > 5\" or [('amount', '>', 5)]",
+            f"where must be str or a list of tuples or a pyarrow expression, "
+            f"got {type(where).__name__}",
+            hint="Such as \"amount > 5\", [('amount', '>', 5)] or pc.field('amount') > 5",
         )
-    return Where(tuple(_checked(condition, schema) for condition in raw))
+    return parse_raw(raw, schema)
 
 
-# --- from what was said to what it means for a column ----------------------------------
+def parse_raw(raw: Raw, schema: Schema) -> Where:
+    """Check a tree of predicates against a schema."""
+    try:
+        node = _checked(raw, schema, negated=False)
+    except RecursionError:
+        raise InvalidInputError("where has too many levels of AND, OR and NOT") from None
+    return Where(node.parts if isinstance(node, And) else (node,))
 
 
-def _checked(raw: RawCondition, schema: Schema) -> Condition:
-    fields = {field.name: field for field in (*schema.fields, schema.key)}
-    field = fields.get(raw.column)
-    if field is None:
-        names = ", ".join(map(quote_name, [schema.key.name, *(f.name for f in schema.fields)]))
-        raise raw.place.error(f"there is no column {raw.column!r}", f"The columns are {names}")
+# --- checking against a schema ----------------------------------------------------------
+
+
+def _checked(raw: Raw, schema: Schema, *, negated: bool) -> Node:
+    """Return the node of a part, or of its negation, with values of the columns' types."""
+    if isinstance(raw, RawNot):
+        return _checked(raw.part, schema, negated=not negated)
+    if isinstance(raw, RawPredicate):
+        return _predicate(raw, schema, negated)
+    if isinstance(raw, RawExpression):
+        return _arrow_filter(raw, schema)
+    kind = And if isinstance(raw, RawAnd) is not negated else Or
+    return _join(kind, [_checked(part, schema, negated=negated) for part in raw.parts])
+
+
+def _join(kind: type[And] | type[Or], parts: Sequence[Node]) -> Node:
+    """Return the conjunction or disjunction of nodes, without needless levels and constants."""
+    flat: list[Node] = []
+    for part in parts:
+        flat += part.parts if isinstance(part, kind) else (part,)
+    other = Or if kind is And else And
+    for part in flat:
+        if isinstance(part, other) and not part.parts:
+            return part
+    return flat[0] if len(flat) == 1 else kind(tuple(flat))
+
+
+def _predicate(raw: RawPredicate, schema: Schema, negated: bool) -> Predicate:
+    field = _field(raw.column, raw, schema)
     if pa.types.is_nested(field.arrow) and raw.op not in (Op.IS_NULL, Op.NOT_NULL):
         raise raw.place.error(
-            f"column {field.name} is {field.type}, which is not compared",
-            "A list is asked only for IS NULL and IS NOT NULL",
+            f"column {field.name} is {field.type}, which cannot be compared",
+            "Lists, maps and structs have only IS NULL and IS NOT NULL; use db.sql",
         )
-    op, values = _meaning(raw, field)
-    return Condition(field.name, field.number, field.type, field is schema.key, op, values)
+    keeps = negated and raw.op in NEGATED and pa.types.is_floating(field.arrow)
+    op, values = _meaning(raw, INVERSE[raw.op] if negated and not keeps else raw.op, field)
+    op = NEGATED.get(op, Op.NOT_NULL) if keeps else op
+    return Predicate(field.name, field.number, field.type, field is schema.key, op, values)
 
 
-def _meaning(raw: RawCondition, field: Field) -> tuple[Op, tuple[Value, ...]]:
-    if raw.op in (Op.IS_NULL, Op.NOT_NULL):
-        return raw.op, ()
-    if raw.op is Op.LIKE:
-        return _prefix(raw, field)
+def _field(name: str, raw: RawPredicate | RawExpression, schema: Schema) -> Field:
+    fields = {field.name: field for field in (*schema.fields, schema.key)}
+    field = fields.get(name)
+    if field is None:
+        names = ", ".join(map(quote_name, [schema.key.name, *(f.name for f in schema.fields)]))
+        raise raw.place.error(f"there is no column {name!r}", f"The columns are {names}")
+    return field
+
+
+def _arrow_filter(raw: RawExpression, schema: Schema) -> ArrowFilter:
+    names = raw.columns if raw.columns is not None else tuple(schema.arrow().names)
+    for name in names:
+        _field(name, raw, schema)
+    types = pa.schema([schema.arrow().field(name) for name in names])
+    empty = pa.record_batch([pa.array([], field.type) for field in types], schema=types)
+    try:
+        kind = evaluate(raw.data, empty).type
+    except (pa.ArrowException, TypeError) as error:
+        raise raw.place.error(str(error), "Arrow cannot evaluate this expression") from error
+    if kind != pa.bool_():
+        raise raw.place.error(f"it is {kind}, not a condition", "A filter is true or false")
+    return ArrowFilter(tuple(names), raw.data)
+
+
+def _meaning(raw: RawPredicate, op: Op, field: Field) -> tuple[Op, tuple[Value, ...]]:
+    if op in (Op.IS_NULL, Op.NOT_NULL):
+        return op, ()
+    if op in (Op.LIKE, Op.NOT_LIKE):
+        return _prefix(raw, op, field)
     casts = [_cast(raw, literal, field) for literal in raw.values]
-    if raw.op in (Op.EQ, Op.NE, Op.IN, Op.NOT_IN):
-        return _listed(raw.op in (Op.EQ, Op.IN), casts)
-    return _compared(raw.op, *casts[0])
+    if op in (Op.EQ, Op.NE, Op.IN, Op.NOT_IN):
+        return _listed(op in (Op.EQ, Op.IN), casts)
+    return _compared(op, *casts[0])
 
 
-def _listed(wanted: bool, casts: list[tuple[Any, Any]]) -> tuple[Op, tuple[Value, ...]]:
-    """Return the shortest way to say that a value is one of these, or none of them."""
+def _listed(included: bool, casts: list[tuple[Any, Any]]) -> tuple[Op, tuple[Value, ...]]:
+    """Return the simplest operator for membership in a list, or for its negation."""
     values = tuple(
         sorted({below for below, above in casts if below is not None and below == above})
     )
     if len(values) == 1:
-        return Op.EQ if wanted else Op.NE, values
-    if wanted:
+        return Op.EQ if included else Op.NE, values
+    if included:
         return Op.IN, values
     return (Op.NOT_IN, values) if values else (Op.NOT_NULL, ())
 
 
 def _compared(op: Op, below: Value | None, above: Value | None) -> tuple[Op, tuple[Value, ...]]:
-    """Return the same comparison with a value that the column can hold."""
+    """Return an equivalent comparison with a value that the column can hold."""
     upward = op in (Op.GT, Op.GE)
     nearest = above if upward else below
     if nearest is None:
@@ -233,52 +437,84 @@ def _compared(op: Op, below: Value | None, above: Value | None) -> tuple[Op, tup
     return Op.GE if upward else Op.LE, (nearest,)
 
 
-def _prefix(raw: RawCondition, field: Field) -> tuple[Op, tuple[Value, ...]]:
+def _prefix(raw: RawPredicate, op: Op, field: Field) -> tuple[Op, tuple[Value, ...]]:
     (pattern,) = raw.values
     if not isinstance(pattern, str) or not _is_text(field.arrow):
         raise _unfit(raw, field, pattern, "LIKE compares a text or bytes column with a text")
     try:
         prefix, is_open = prefix_of(pattern)
         value, _ = cast(prefix, field.arrow)
-    except UnfitError as error:
+    except LiteralError as error:
         raise _unfit(raw, field, pattern, str(error)) from None
     assert value is not None
     if not is_open:
-        return Op.EQ, (value,)
-    return (Op.LIKE, (value,)) if value else (Op.NOT_NULL, ())
+        return Op.EQ if op is Op.LIKE else Op.NE, (value,)
+    if value:
+        return op, (value,)
+    return (Op.NOT_NULL, ()) if op is Op.LIKE else (Op.IN, ())
 
 
-def _cast(raw: RawCondition, literal: Literal, field: Field) -> tuple[Value | None, Value | None]:
+def _cast(raw: RawPredicate, literal: Literal, field: Field) -> tuple[Value | None, Value | None]:
     try:
         return cast(literal, field.arrow)
-    except UnfitError as error:
+    except LiteralError as error:
         raise _unfit(raw, field, literal, str(error)) from None
 
 
-def _unfit(raw: RawCondition, field: Field, literal: Any, why: str) -> InvalidInputError:
-    what = f"column {field.name} is {field.type}, compared with {literal_text(literal)}"
-    return raw.place.error(f"{what}: {why}")
+def _unfit(raw: RawPredicate, field: Field, literal: Any, why: str) -> InvalidInputError:
+    comparison = f"column {field.name} is {field.type}, compared with {literal_text(literal)}"
+    return raw.place.error(f"{comparison}: {why}")
 
 
-# --- what is known of a condition's column ------------------------------------------------
+# --- trees ----------------------------------------------------------------------------
 
 
-def _bounds_of(
-    condition: Condition,
-    bounds: Mapping[str, tuple[Any, Any]],
-    null_counts: Mapping[str, int],
-    rows: int | None,
-) -> Bounds:
-    low, high = (
-        None if pa.types.is_nested(condition.arrow) else bound_array([bound], condition.arrow)
-        for bound in bounds.get(condition.column, (None, None))
-    )
-    nulls = 0 if condition.is_key else null_counts.get(condition.column)
-    all_null = None if None in (nulls, rows) else np.array([nulls == rows])
-    return Bounds(1, low, high, all_null, None if nulls is None else np.array([nulls == 0]))
+def _leaves(nodes: Sequence[Node]) -> Iterator[Leaf]:
+    for node in nodes:
+        if isinstance(node, And | Or):
+            yield from _leaves(node.parts)
+        else:
+            yield node
 
 
-def _bounds_in(index: SegmentIndex, condition: Condition, schema: Schema) -> Bounds:
+def _in_and(node: Node) -> str:
+    return f"({node})" if isinstance(node, Or) and node.parts else str(node)
+
+
+def _clauses(node: Node) -> list[list[Node]]:
+    """Return the conjunctive normal form of a node; weaker clauses if they were too many."""
+    if isinstance(node, And):
+        return [clause for part in node.parts for clause in _clauses(part)]
+    if not isinstance(node, Or):
+        return [[node]]
+    choices = [_clauses(part) for part in node.parts]
+    count = 1
+    for place, clauses in enumerate(choices):
+        if count * len(clauses) > CLAUSES_MAX:
+            choices[place] = clauses[:1]  # which each row that matches the part meets
+        count *= len(choices[place])
+    return [[leaf for clause in chosen for leaf in clause] for chosen in product(*choices)]
+
+
+def _intersection(one: KeyRange, other: KeyRange) -> KeyRange:
+    both = one.both(other)
+    empty = both.end is not None and both.start >= both.end
+    return NO_KEYS if empty else both
+
+
+def _hull(one: KeyRange, other: KeyRange) -> KeyRange:
+    """Return the smallest range that has all keys of both."""
+    if NO_KEYS in (one, other):
+        return other if one == NO_KEYS else one
+    ends = (one.end, other.end)
+    end = None if None in ends else max(end for end in ends if end is not None)
+    return KeyRange(min(one.start, other.start), end)
+
+
+# --- bounds of a column -------------------------------------------------------------------
+
+
+def _bounds_in(index: SegmentIndex, condition: Predicate, schema: Schema) -> Bounds:
     count, number = len(index), condition.number
     if condition.is_key:
         no_null = np.ones(count, bool)

@@ -1,8 +1,9 @@
-"""What bounds say: whether rows between a smallest and a largest value can meet a condition.
+"""Bounds: which groups of a segment can have rows that match a predicate.
 
-Answers are for many groups at once, and err on one side only: a bound that is not known, or
-that is wider than the values are (the index cuts long texts), gives True. Texts are compared
-as their UTF-8 bytes, which sort the same and can be cut anywhere.
+Bounds (smallest and largest value of a group) decide for many groups at once, and err on one side
+only: an unknown bound, or one that is wider than the values (the index truncates long text), gives
+True. Text is compared as UTF-8 bytes, which sort the same and can be truncated anywhere. A group
+of floats with a NaN has no bounds.
 """
 
 from collections.abc import Sequence
@@ -18,8 +19,6 @@ from reef.engine.where.literals import Value
 from reef.engine.where.parser import Op
 from reef.types import KeyRange
 
-__all__ = ["COMPARE", "Bounds", "bound_array", "can_match", "value_set"]
-
 Flags = npt.NDArray[np.bool_]
 COMPARE = {
     Op.EQ: pc.equal,
@@ -33,7 +32,7 @@ COMPARE = {
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What is known of one column in each of `count` groups."""
+    """The bounds of one column in each of `count` groups."""
 
     count: int
     low: pa.Array | None = None
@@ -57,7 +56,7 @@ def bound_array(bounds: pa.Array | Sequence[Any], data_type: pa.DataType) -> pa.
 
 
 def value_set(values: Sequence[Value], data_type: pa.DataType) -> pa.Array:
-    """Return values for `is_in`, which looks at bits: zero has two of them."""
+    """Return values for `is_in`, which compares bits: 0.0 and -0.0 differ."""
     both = [*values, -0.0] if pa.types.is_floating(data_type) and 0.0 in values else values
     return pa.array(both, data_type)
 
@@ -75,6 +74,8 @@ def can_match(op: Op, values: Sequence[Value], data_type: pa.DataType, bounds: B
         possible = _not_only(value_set(values, target), bounds)
     elif op is Op.LIKE:
         possible = _prefix_between(values[0], bounds)
+    elif op is Op.NOT_LIKE:
+        possible = _not_only_prefix(values[0], bounds)
     elif op is Op.NOT_NULL:
         possible = np.ones(bounds.count, bool)
     else:
@@ -94,7 +95,7 @@ def _flags(op: Op, side: pa.Array | None, value: pa.Scalar, count: int) -> Flags
 
 
 def _some_between(values: pa.Array, bounds: Bounds) -> Flags:
-    """Whether one of the values, which are sorted, lies between the bounds."""
+    """Return whether one of the sorted values is between the bounds."""
     if not len(values):
         return np.zeros(bounds.count, bool)
     sought = _ordered(values)
@@ -129,10 +130,19 @@ def _prefix_between(prefix: Any, bounds: Bounds) -> Flags:
     return possible
 
 
+def _not_only_prefix(prefix: Any, bounds: Bounds) -> Flags:
+    """Whether a group can have a value without the prefix: one before or after all with it."""
+    span = KeyRange.of_prefix(prefix)
+    possible = _flags(Op.LT, bounds.low, pa.scalar(prefix, pa.binary()), bounds.count)
+    if span.end is not None:
+        possible |= _flags(Op.GE, bounds.high, pa.scalar(span.end, pa.binary()), bounds.count)
+    return possible
+
+
 def _ordered(array: pa.Array) -> npt.NDArray[Any]:
     """Return values that numpy compares as Arrow does."""
     if pa.types.is_temporal(array.type):
-        array = array.view(pa.int32() if pa.types.is_date(array.type) else pa.int64())
+        array = array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())
     values: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
     return values
 

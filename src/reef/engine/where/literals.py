@@ -1,13 +1,13 @@
-"""Literals of `where=`: from what was written to the values of a column, and back to text.
+"""Literals of `where=`: parse them, cast them to the type of a column, format them.
 
-A literal may lie between two values of its column, as 5.5 does among integers, or beyond all
-of them. So a cast gives two values: the largest that is not above the literal and the smallest
-that is not below it. They are the same where the column can hold the literal, and None where
-there is none; `x > 5.5` then means `x >= 6`, and `x = 5.5` never matches. Only against a float
-column is a number rounded to the nearest float, as everywhere in Python.
+A literal may be between two values of its column, as 5.5 is among integers, or out of its range.
+So a cast returns two values: the largest that is not above the literal and the smallest that is
+not below it. They are equal if the column can hold the literal, and None if there is no such value;
+`x > 5.5` becomes `x >= 6`, and `x = 5.5` never matches. Only against a float column is a number
+rounded to the nearest float, as in Python.
 
-Values are plain, so that conditions can be pickled and compared: moments are counts of the
-column's own unit since 1970, dates are days.
+Values are plain, so that predicates can be pickled and compared: timestamps are counts of the
+column's unit since 1970, times of day since midnight, dates are days.
 """
 
 import math
@@ -19,83 +19,79 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-__all__ = [
-    "Literal",
-    "Moment",
-    "UnfitError",
-    "Value",
-    "cast",
-    "literal_of",
-    "literal_text",
-    "parse_date",
-    "parse_moment",
-    "pattern_text",
-    "prefix_of",
-    "value_text",
-]
-
 EPOCH_DAY = date(1970, 1, 1).toordinal()
 DAY_NS = 86_400 * 10**9
 FIRST_NS = (1 - EPOCH_DAY) * DAY_NS
 END_NS = (date.max.toordinal() + 1 - EPOCH_DAY) * DAY_NS
 UNIT_NS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 EXACT = Context(prec=100)
-MOMENT = re.compile(
+TIME = re.compile(
     r"([0-9]{4}-[0-9]{2}-[0-9]{2})"
     r"(?:[ T]([0-9]{2}:[0-9]{2}(?::[0-9]{2})?)(?:\.([0-9]{1,9}))?(Z|[+-][0-9]{2}:[0-9]{2})?)?"
 )
 
 
-class Moment(NamedTuple):
-    """A point in time, in nanoseconds since 1970; of UTC if it has a zone."""
+CLOCK = re.compile(r"([0-9]{2}:[0-9]{2}(?::[0-9]{2})?)(?:\.([0-9]{1,9}))?")
+
+
+class Timestamp(NamedTuple):
+    """Nanoseconds since 1970; in UTC if `zoned`."""
 
     ns: int
     zoned: bool
 
 
-Literal = bool | int | float | Decimal | str | bytes | date | Moment
+class Clock(NamedTuple):
+    """Nanoseconds since midnight."""
+
+    ns: int
+
+
+Literal = bool | int | float | Decimal | str | bytes | date | Timestamp | Clock
 Value = bool | int | float | Decimal | str | bytes
 Neighbours = tuple[Value | None, Value | None]
 
 
-class UnfitError(Exception):
-    """A literal that means nothing, or nothing for its column."""
+class LiteralError(Exception):
+    """An invalid literal, or one that does not fit its column."""
 
 
-# --- reading ------------------------------------------------------------------------
+# --- parsing ------------------------------------------------------------------------
 
 
 def literal_of(value: Any) -> Literal:
-    """Return a Python value as a literal."""
+    """Convert a Python value to a literal."""
     if isinstance(value, np.generic) and not isinstance(value, np.datetime64):
         value = value.item()
     if isinstance(value, datetime):
-        return _moment_of(value)
+        return _timestamp_of(value)
+    if isinstance(value, time):
+        return _clock_of(value)
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
     if isinstance(value, Decimal) and value.is_infinite():
         return float(value)
     if isinstance(value, float | Decimal) and math.isnan(value):
-        raise UnfitError("nothing is equal to NaN")
+        raise LiteralError("NaN equals no value")
     if not isinstance(value, bool | int | float | Decimal | str | bytes | date):
-        raise UnfitError(f"{value!r}, a {type(value).__name__}, is not a literal")
+        raise LiteralError(f"{value!r}, a {type(value).__name__}, is not a literal")
     return value
 
 
 def parse_date(text: str) -> date:
-    """Return the date of a text such as 2024-01-31."""
-    match = MOMENT.fullmatch(text)
+    """Parse a date such as 2024-01-31."""
+    match = TIME.fullmatch(text)
     try:
         if match and not match[2]:
             return date.fromisoformat(text)
     except ValueError:
         pass
-    raise UnfitError(f"{text!r} is not a date such as '2024-01-31'")
+    raise LiteralError(f"{text!r} is not a date such as '2024-01-31'")
 
 
-def parse_moment(text: str) -> Moment:
-    """Return the moment of a text; without a time it is midnight."""
-    match = MOMENT.fullmatch(text)
+def parse_timestamp(text: str) -> Timestamp:
+    """Parse a timestamp; without a time of day it is midnight."""
+    match = TIME.fullmatch(text)
     try:
         if match:
             clock = time.fromisoformat(match[2] or "00:00")
@@ -103,11 +99,30 @@ def parse_moment(text: str) -> Moment:
             seconds = days * 86_400 + clock.hour * 3600 + clock.minute * 60 + clock.second
             fraction_ns = int((match[3] or "").ljust(9, "0"))
             return _checked(
-                Moment((seconds - _offset_s(match[4])) * 10**9 + fraction_ns, bool(match[4]))
+                Timestamp((seconds - _offset_s(match[4])) * 10**9 + fraction_ns, bool(match[4]))
             )
     except ValueError:
         pass
-    raise UnfitError(f"{text!r} is not a time such as '2024-01-31 12:00:00.5+00:00'")
+    raise LiteralError(f"{text!r} is not a time such as '2024-01-31 12:00:00.5+00:00'")
+
+
+def parse_clock(text: str) -> Clock:
+    """Parse a time of day such as 08:30 or 08:30:00.5."""
+    match = CLOCK.fullmatch(text)
+    try:
+        if match:
+            fraction_ns = int((match[2] or "").ljust(9, "0"))
+            return Clock(_clock_of(time.fromisoformat(match[1])).ns + fraction_ns)
+    except ValueError:
+        pass
+    raise LiteralError(f"{text!r} is not a time of day such as '08:30:00.5'")
+
+
+def _clock_of(value: time) -> Clock:
+    if value.tzinfo is not None:
+        raise LiteralError(f"{value} is a time of day with a zone")
+    seconds = value.hour * 3600 + value.minute * 60 + value.second
+    return Clock(seconds * 10**9 + value.microsecond * 1000)
 
 
 def prefix_of(pattern: str) -> tuple[str, bool]:
@@ -118,25 +133,25 @@ def prefix_of(pattern: str) -> tuple[str, bool]:
     """
     text = re.fullmatch(r"((?:[^%_\\]|\\[%_\\])*)(%?)", pattern, re.DOTALL)
     if text is None:
-        raise UnfitError(
+        raise LiteralError(
             f"LIKE {pattern!r}: only a prefix and one % at its end; "
             r"write \%, \_ and \\ for these characters themselves"
         )
     return re.sub(r"\\(.)", r"\1", text[1]), bool(text[2])
 
 
-def _moment_of(value: datetime) -> Moment:
+def _timestamp_of(value: datetime) -> Timestamp:
     offset = value.utcoffset()
     since = value.replace(tzinfo=None) - datetime(1970, 1, 1) - (offset or timedelta())
     seconds = since.days * 86_400 + since.seconds
     fraction_ns = since.microseconds * 1000 + getattr(value, "nanosecond", 0)
-    return _checked(Moment(seconds * 10**9 + fraction_ns, offset is not None))
+    return _checked(Timestamp(seconds * 10**9 + fraction_ns, offset is not None))
 
 
-def _checked(moment: Moment) -> Moment:
-    if not FIRST_NS <= moment.ns < END_NS:
-        raise UnfitError("a time outside the years 1 to 9999 in UTC")
-    return moment
+def _checked(timestamp: Timestamp) -> Timestamp:
+    if not FIRST_NS <= timestamp.ns < END_NS:
+        raise LiteralError("a time outside the years 1 to 9999 in UTC")
+    return timestamp
 
 
 def _offset_s(zone: str | None) -> int:
@@ -151,11 +166,13 @@ def _offset_s(zone: str | None) -> int:
 
 
 def cast(literal: Literal, data_type: pa.DataType) -> Neighbours:
-    """Return the column's values next to a literal: not above it, and not below it."""
+    """Return the nearest values of a column: not above a literal, and not below it."""
     if isinstance(literal, int | float | Decimal) and not isinstance(literal, bool):
         return _among_numbers(literal, data_type)
     if pa.types.is_date(data_type) or pa.types.is_timestamp(data_type):
-        return _among_moments(literal, data_type)
+        return _among_times(literal, data_type)
+    if pa.types.is_time(data_type):
+        return _among_clocks(literal, data_type)
     if isinstance(literal, bool) and pa.types.is_boolean(data_type):
         return literal, literal
     return _among_texts(literal, data_type)
@@ -167,11 +184,11 @@ def _among_texts(literal: Any, data_type: pa.DataType) -> Neighbours:
         try:
             value = literal.encode()
         except UnicodeEncodeError:
-            raise UnfitError("UTF-8 cannot hold this text") from None
+            raise LiteralError("UTF-8 cannot hold this text") from None
         return (value, value) if is_bytes else (literal, literal)
     if isinstance(literal, bytes) and is_bytes:
         return literal, literal
-    raise UnfitError("the types do not fit")
+    raise LiteralError("the types do not fit")
 
 
 def _among_numbers(literal: Any, data_type: pa.DataType) -> Neighbours:
@@ -181,7 +198,7 @@ def _among_numbers(literal: Any, data_type: pa.DataType) -> Neighbours:
         return _among_floats(literal, data_type)
     if pa.types.is_decimal(data_type):
         return _among_decimals(literal, data_type)
-    raise UnfitError("the types do not fit")
+    raise LiteralError("the types do not fit")
 
 
 def _among_integers(literal: Any, data_type: pa.DataType) -> Neighbours:
@@ -224,63 +241,83 @@ def _among_decimals(literal: Any, data_type: pa.DataType) -> Neighbours:
     return EXACT.plus(below), EXACT.plus(above)
 
 
-def _among_moments(literal: Any, data_type: pa.DataType) -> Neighbours:
-    moment = _as_moment(literal)
+def _among_times(literal: Any, data_type: pa.DataType) -> Neighbours:
+    timestamp = _as_timestamp(literal)
     is_date = pa.types.is_date(data_type)
-    if moment.zoned and (is_date or data_type.tz is None):
-        raise UnfitError("a time with a zone, for a column without one")
+    if timestamp.zoned and (is_date or data_type.tz is None):
+        raise LiteralError("a time with a zone, for a column without one")
     unit_ns = DAY_NS if is_date else UNIT_NS[data_type.unit]
-    whole, rest = divmod(moment.ns, unit_ns)
+    whole, rest = divmod(timestamp.ns, unit_ns)
     below, _ = _among_whole(whole, -(1 << 63), (1 << 63) - 1)
     _, above = _among_whole(whole + bool(rest), -(1 << 63), (1 << 63) - 1)
     return below, above
 
 
-def _as_moment(literal: Any) -> Moment:
+def _among_clocks(literal: Any, data_type: pa.DataType) -> Neighbours:
+    clock = parse_clock(literal) if isinstance(literal, str) else literal
+    if not isinstance(clock, Clock):
+        raise LiteralError("the types do not fit")
+    whole, rest = divmod(clock.ns, UNIT_NS[data_type.unit])
+    above = whole + bool(rest)
+    return whole, above if above * UNIT_NS[data_type.unit] < DAY_NS else None
+
+
+def _as_timestamp(literal: Any) -> Timestamp:
     if isinstance(literal, str):
-        return parse_moment(literal)
-    if isinstance(literal, Moment):
+        return parse_timestamp(literal)
+    if isinstance(literal, Timestamp):
         return literal
     if isinstance(literal, date):
-        return Moment((literal.toordinal() - EPOCH_DAY) * DAY_NS, False)
-    raise UnfitError("the types do not fit")
+        return Timestamp((literal.toordinal() - EPOCH_DAY) * DAY_NS, False)
+    raise LiteralError("the types do not fit")
 
 
-# --- writing ------------------------------------------------------------------------
+# --- formatting ---------------------------------------------------------------------
 
 
 def literal_text(literal: Literal) -> str:
-    """Return a literal as it must stand in a text."""
+    """Format a literal as it is written in a filter."""
     if isinstance(literal, bool):
         return "TRUE" if literal else "FALSE"
     if isinstance(literal, str):
         return "'" + literal.replace("'", "''") + "'"
     if isinstance(literal, bytes):
         return f"X'{literal.hex()}'"
-    if isinstance(literal, Moment):
-        return f"TIMESTAMP '{_moment_text(literal.ns)}{'+00:00' if literal.zoned else ''}'"
-    if isinstance(literal, date):
-        return f"DATE '{literal}'"
+    if isinstance(literal, Timestamp | Clock | date):
+        return _temporal_text(literal)
     return str(literal).replace("inf", "INFINITY")
 
 
+def _temporal_text(literal: Timestamp | Clock | date) -> str:
+    if isinstance(literal, Timestamp):
+        return f"TIMESTAMP '{_time_text(literal.ns)}{'+00:00' if literal.zoned else ''}'"
+    if isinstance(literal, Clock):
+        return f"TIME '{_clock_text(literal.ns)}'"
+    return f"DATE '{literal}'"
+
+
 def value_text(value: Value, data_type: pa.DataType) -> str:
-    """Return the text of a column's value, which reads back as the same."""
+    """Format a value of a column, so that it parses to the same value."""
     if isinstance(value, int) and pa.types.is_date(data_type):
         return literal_text(date.fromordinal(value + EPOCH_DAY))
     if isinstance(value, int) and pa.types.is_timestamp(data_type):
-        return literal_text(Moment(value * UNIT_NS[data_type.unit], bool(data_type.tz)))
+        return literal_text(Timestamp(value * UNIT_NS[data_type.unit], bool(data_type.tz)))
+    if isinstance(value, int) and pa.types.is_time(data_type):
+        return literal_text(Clock(value * UNIT_NS[data_type.unit]))
     return literal_text(value)
 
 
 def pattern_text(prefix: str) -> str:
-    """Return the pattern of a prefix, quoted."""
+    """Format a prefix as a quoted LIKE pattern."""
     return literal_text(re.sub(r"([%_\\])", r"\\\1", prefix) + "%")
 
 
-def _moment_text(moment_ns: int) -> str:
-    day, rest = divmod(moment_ns, DAY_NS)
-    seconds, fraction = divmod(rest, 10**9)
-    clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-    text = f"{date.fromordinal(day + EPOCH_DAY)} {clock}"
+def _time_text(time_ns: int) -> str:
+    day, rest = divmod(time_ns, DAY_NS)
+    return f"{date.fromordinal(day + EPOCH_DAY)} {_clock_text(rest)}"
+
+
+def _clock_text(clock_ns: int) -> str:
+    seconds, fraction = divmod(clock_ns, 10**9)
+    text = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     return f"{text}.{fraction:09}".rstrip("0") if fraction else text

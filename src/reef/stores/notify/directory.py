@@ -1,12 +1,12 @@
-"""News of a directory on this machine, from the kernel (inotify, Linux).
+"""Events of a directory on this machine, from the kernel (inotify, Linux).
 
 The store gives a file its name when its bytes are durable, by link or rename: that is the event.
 Folders are watched one by one, each with those above it up to the root, so that one that does not
-exist yet, or is moved away, is noticed when it comes. What is in it by then was missed, so every
-bell rings.
+exist yet, or is moved away, is noticed when it is created. Files that it has by then were missed,
+so every subscription is signaled.
 
-The kernel tells of what this machine does. Files that another machine writes over a network are
-not told of: there readers go on looking at intervals.
+The kernel reports the changes of this machine only. Files that another machine writes over a
+network are not reported: there readers poll at intervals.
 """
 
 import ctypes
@@ -18,11 +18,9 @@ import sys
 from collections.abc import Iterator
 from urllib.parse import unquote, urlsplit
 
-from reef.errors import InvalidInputError, Kind, UnavailableError
+from reef.errors import ErrorKind, InvalidInputError, UnavailableError
 from reef.runtime import REAL, Runtime, leaf_lock
 from reef.stores.notify.base import Notifier
-
-__all__ = ["DirectoryNotifier"]
 
 IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE, IN_DELETE_SELF = 0x40, 0x80, 0x100, 0x400
 IN_Q_OVERFLOW, IN_IGNORED, IN_ISDIR = 0x4000, 0x8000, 0x40000000
@@ -33,7 +31,7 @@ READ_BYTES = 1 << 16
 
 
 class DirectoryNotifier(Notifier):
-    """Listens to what is made below a directory; its path, or the URL of the store in it."""
+    """Watches a directory, given by its path or by the URL of the store in it."""
 
     def __init__(self, path: str | os.PathLike[str], *, runtime: Runtime = REAL) -> None:
         super().__init__(runtime)
@@ -41,7 +39,7 @@ class DirectoryNotifier(Notifier):
         self._inotify = _Inotify()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._folders: dict[int, str] = {}
-        self._wanted: set[str] = set()
+        self._watched_folders: set[str] = set()
         self._arming = leaf_lock()
         self._is_open = True
 
@@ -52,11 +50,11 @@ class DirectoryNotifier(Notifier):
         try:
             while not self._closed:
                 poll.poll()
-                self._hear()
+                self._receive_events()
         finally:
             self._close_files()
 
-    def _hear(self) -> None:
+    def _receive_events(self) -> None:
         moved = False
         keys = []
         for watch, mask, name in self._inotify.read():
@@ -67,19 +65,21 @@ class DirectoryNotifier(Notifier):
                 moved = True
             elif mask & (IN_CREATE | IN_MOVED_TO):
                 keys.append(os.path.relpath(os.path.join(folder, name), self._root))
-        if moved:  # folders came or went, or there were too many events: nothing is sure
+        if moved:  # folders came or went, or there were too many events: the watches are renewed
             self._arm()
             self.notify_all()
         self.notify(keys)
 
-    def _added(self, prefixes: tuple[str, ...]) -> None:
+    def _on_subscribe(self, prefixes: tuple[str, ...]) -> None:
         with self._arming:
-            self._wanted.update(os.path.join(self._root, prefix).rstrip("/") for prefix in prefixes)
+            self._watched_folders.update(
+                os.path.join(self._root, prefix).rstrip("/") for prefix in prefixes
+            )
         self._arm()
 
     def _arm(self) -> None:
         with self._arming:
-            for folder in sorted(self._wanted) if self._is_open else ():
+            for folder in sorted(self._watched_folders) if self._is_open else ():
                 self._watch(folder)
 
     def _watch(self, folder: str) -> bool:
@@ -88,7 +88,7 @@ class DirectoryNotifier(Notifier):
         is_top = len(folder) <= len(self._root) and self._try(folder)
         if is_top or parent == folder:
             return is_top
-        # Its parent first: what appears between the two calls is told of there.
+        # Its parent first: a folder created between the two calls is reported there.
         return self._watch(parent) and self._try(folder)
 
     def _try(self, folder: str) -> bool:
@@ -106,7 +106,7 @@ class DirectoryNotifier(Notifier):
                 os.eventfd_write(self._wake, 1)
 
     def _close_files(self) -> None:
-        """Under the lock: a number that is free may be another file's a moment later."""
+        """Close under the lock: the descriptor may be reused by another file right away."""
         with self._arming:
             self._is_open = False
             os.close(self._wake)
@@ -120,8 +120,8 @@ class _Inotify:
         if sys.platform != "linux":
             raise InvalidInputError(
                 "directories are watched on Linux only",
-                kind=Kind.UNSUPPORTED_BY_STORE,
-                hint="Readers look at intervals: set refresh_interval_ms",
+                kind=ErrorKind.UNSUPPORTED_BY_STORE,
+                hint="Readers poll at intervals: set refresh_interval_ms",
             )
         self._libc = ctypes.CDLL(None, use_errno=True)
         self.fd = self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -139,7 +139,7 @@ class _Inotify:
         raise _failed(f"watching {folder}", error)
 
     def read(self) -> Iterator[tuple[int, int, str]]:
-        """Yield watch, mask and name of what came; nothing if there is nothing."""
+        """Yield watch, mask and name of each pending event."""
         try:
             data = os.read(self.fd, READ_BYTES)
         except BlockingIOError:
@@ -156,22 +156,22 @@ class _Inotify:
 
 
 def _path_of(url: str) -> str:
-    """A watch on another path would never ring, and never say so: read it as the store does."""
+    """Return the path as the store resolves it: a watch on another path would never fire."""
     if "://" not in url:
         return os.path.expanduser(url)
     parts = urlsplit(url, allow_fragments=False)
     if parts.scheme != "file":
         raise InvalidInputError(
             f"{url.split('?', 1)[0]!r} is not a directory",
-            kind=Kind.INVALID_URL,
-            hint="News of a bucket comes through QueueNotifier or PushNotifier",
+            kind=ErrorKind.INVALID_URL,
+            hint="Use QueueNotifier or PushNotifier for a bucket",
         )
     return unquote(parts.path)
 
 
-def _failed(what: str, error: int) -> UnavailableError:
+def _failed(action: str, error: int) -> UnavailableError:
     limits = error in (errno.ENOSPC, errno.EMFILE)
     return UnavailableError(
-        f"{what} failed: {os.strerror(error)}",
+        f"{action} failed: {os.strerror(error)}",
         hint="Raise fs.inotify.max_user_watches or max_user_instances" if limits else "",
     )

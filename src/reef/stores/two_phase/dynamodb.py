@@ -1,13 +1,13 @@
 """A register in a DynamoDB table, through boto3.
 
 The table's partition key is the scope and its sort key the destination, so that a bucket's records
-are read in order, by consistent queries. It is made, billed by request, if it is not there. An
+are read in order, by consistent queries. It is created, billed by request, if it does not exist. An
 insert is a put with the condition that there is no such item; the client's own retries may make
 that fail on our own item, which reading it shows.
 
 A backup is always restored to a new table. So the incarnation's item names the table that it was
-drawn in, and the first process that finds another one draws again (H72). Conditions on two items
-would need a transaction for each commit: here the incarnation is read behind it instead.
+generated in, and the first process that finds another one generates a new id (H72). Conditions on
+two items would need a transaction for each commit: here the incarnation is read after it instead.
 """
 
 import os
@@ -26,12 +26,9 @@ from botocore.exceptions import (
     PartialCredentialsError,
 )
 
-from reef.errors import InvalidInputError, Kind, ReefError, UnavailableError
+from reef.errors import ErrorKind, InvalidInputError, ReefError, UnavailableError
 from reef.runtime import REAL, leaf_lock
-from reef.stores.two_phase.record import Record
-from reef.stores.two_phase.register import INCARNATION, PAGE, RESERVED, Holding, Register
-
-__all__ = ["DynamoOptions", "DynamoRegister"]
+from reef.stores.two_phase.register import INCARNATION, PAGE, RESERVED, Holding, Record, Register
 
 IDENTITY = {"scope": {"S": RESERVED}, "destination": {"S": "id"}}
 INCARNATION_KEY = {"scope": {"S": RESERVED}, "destination": {"S": INCARNATION}}
@@ -48,7 +45,7 @@ REFUSALS = (
 
 @dataclass(frozen=True, slots=True)
 class DynamoOptions:
-    """Where the table is; whatever is not given comes from the usual `AWS_…` variables."""
+    """Location and credentials; the usual `AWS_…` variables are the defaults."""
 
     region: str | None = None
     endpoint: str | None = None
@@ -92,13 +89,13 @@ class DynamoRegister(Register):
             if name not in known:
                 raise InvalidInputError(
                     f"a register of dynamodb:// has no option {name!r}",
-                    kind=Kind.INVALID_OPTION,
+                    kind=ErrorKind.INVALID_OPTION,
                     hint=f"It takes: {', '.join([*known, 'scope'])}",
                 )
         if not table or "/" in table or "@" in table:
             raise InvalidInputError(
                 "option 'cas' names no table",
-                kind=Kind.INVALID_OPTION,
+                kind=ErrorKind.INVALID_OPTION,
                 hint="Write dynamodb://table?region=eu-west-1",
             )
         return cls(table, DynamoOptions(**words), scope)
@@ -116,12 +113,12 @@ class DynamoRegister(Register):
         return f"dynamodb-{self._identity()} for {self.scope}"
 
     def _identity(self) -> str:
-        with self._asking() as client:
+        with self._session() as client:
             found = client.get_item(TableName=self.table, Key=IDENTITY, ConsistentRead=True)
         return str(found["Item"]["id"]["S"])
 
     def _make(self, client: Any) -> None:
-        """Make the table and draw the id, if nobody has; several may do so at once."""
+        """Create the table and its id, unless they exist; several processes may do so at once."""
         try:
             client.describe_table(TableName=self.table)
         except client.exceptions.ResourceNotFoundException:
@@ -139,12 +136,12 @@ class DynamoRegister(Register):
         client.get_waiter("table_exists").wait(
             TableName=self.table, WaiterConfig={"Delay": 1, "MaxAttempts": 60}
         )
-        self._made = True
-        self._put({**IDENTITY, "id": {"S": REAL.ulid()}})
-        table_id = client.describe_table(TableName=self.table)["Table"].get("TableId", "")
-        self._draw(table_id, "attribute_not_exists(destination) OR #drawn_in <> :drawn_in")
+        self._put(client, {**IDENTITY, "id": {"S": REAL.ulid()}})
+        self._generate_id(client, "attribute_not_exists(destination) OR #drawn_in <> :drawn_in")
+        self._made = True  # not before: a register without an id is made again by the next call
 
-    def _draw(self, table_id: str, condition: str | None) -> None:
+    def _generate_id(self, client: Any, condition: str | None) -> None:
+        table_id = client.describe_table(TableName=self.table)["Table"].get("TableId", "")
         request: dict[str, Any] = {
             "TableName": self.table,
             "Key": INCARNATION_KEY,
@@ -154,13 +151,11 @@ class DynamoRegister(Register):
         }
         if condition is not None:
             request["ConditionExpression"] = condition
-        with self._asking() as client:
-            _holds(lambda: client.update_item(**request))
+        _holds(lambda: client.update_item(**request))
 
     def begin_incarnation(self) -> str:
-        with self._asking() as client:
-            table_id = client.describe_table(TableName=self.table)["Table"].get("TableId", "")
-        self._draw(table_id, None)
+        with self._session() as client:
+            self._generate_id(client, None)
         return self.incarnation()
 
     def incarnation(self) -> str:
@@ -180,17 +175,17 @@ class DynamoRegister(Register):
             "checksum": {"S": record.checksum},
             "committed": {"BOOL": False},
         }
-        return self._put(item)
+        with self._session() as client:
+            return self._put(client, item)
 
-    def _put(self, item: dict[str, Any]) -> bool:
-        with self._asking() as client:
-            return _holds(
-                lambda: client.put_item(
-                    TableName=self.table,
-                    Item=item,
-                    ConditionExpression="attribute_not_exists(destination)",
-                )
+    def _put(self, client: Any, item: dict[str, Any]) -> bool:
+        return _holds(
+            lambda: client.put_item(
+                TableName=self.table,
+                Item=item,
+                ConditionExpression="attribute_not_exists(destination)",
             )
+        )
 
     def read(self, destinations: Sequence[str]) -> list[Record]:
         found: list[Record] = []
@@ -200,21 +195,21 @@ class DynamoRegister(Register):
             found += map(_record, items)
         return found
 
-    def _items(self, asked: dict[str, Any]) -> list[dict[str, Any]]:
-        """What was left out is asked for again, as long as it gets less; then it is throttled."""
+    def _items(self, pending: dict[str, Any]) -> list[dict[str, Any]]:
+        """Request unprocessed keys again while their number shrinks; then it is throttled."""
         found: list[dict[str, Any]] = []
-        while asked:
-            with self._asking() as client:
-                answer = client.batch_get_item(RequestItems=asked)
-            found += answer["Responses"].get(self.table, [])
-            left = answer.get("UnprocessedKeys") or {}
-            if _keys_in(left) >= _keys_in(asked):
-                raise UnavailableError(f"{self!r} has no room for reads", kind=Kind.THROTTLED)
-            asked = left
+        while pending:
+            with self._session() as client:
+                response = client.batch_get_item(RequestItems=pending)
+            found += response["Responses"].get(self.table, [])
+            left = response.get("UnprocessedKeys") or {}
+            if _keys_in(left) >= _keys_in(pending):
+                raise UnavailableError(f"{self!r} throttles reads", kind=ErrorKind.THROTTLED)
+            pending = left
         return found
 
     def commit(self, record: Record) -> None:
-        with self._asking() as client:
+        with self._session() as client:
             _holds(
                 lambda: client.update_item(
                     TableName=self.table,
@@ -226,7 +221,7 @@ class DynamoRegister(Register):
 
     def delete(self, records: Sequence[Record]) -> None:
         for record in records:
-            with self._asking() as client:
+            with self._session() as client:
                 _holds(
                     lambda record=record: client.delete_item(
                         TableName=self.table,
@@ -236,14 +231,14 @@ class DynamoRegister(Register):
                 )
 
     def page(self, prefix: str, start_after: str, *, unfinished: bool) -> list[Record]:
-        """A page of the table may have none that is asked for: go on until there is one."""
+        """Read pages of the table until one has a record that matches."""
         start = self._key(max(start_after, prefix)) if start_after else None
         found: list[Record] = []
         while True:
-            with self._asking() as client:
-                answer = client.query(**self._query(prefix, start, unfinished=unfinished))
-            found += map(_record, answer["Items"])
-            start = answer.get("LastEvaluatedKey")
+            with self._session() as client:
+                response = client.query(**self._query(prefix, start, unfinished=unfinished))
+            found += map(_record, response["Items"])
+            start = response.get("LastEvaluatedKey")
             if found or start is None:
                 return found
 
@@ -262,7 +257,7 @@ class DynamoRegister(Register):
             "ExpressionAttributeNames": {"#scope": "scope"},
             "ExpressionAttributeValues": values,
         }
-        if unfinished:  # few of many: a page is what the service reads, not what it finds
+        if unfinished:  # few of many: Limit bounds the records that are read, not those that match
             values[":no"] = {"BOOL": False}
             query["FilterExpression"] = "committed = :no"
         else:
@@ -274,7 +269,7 @@ class DynamoRegister(Register):
 
     # --- the client ---------------------------------------------------------------
     @contextmanager
-    def _asking(self) -> Iterator[Any]:
+    def _session(self) -> Iterator[Any]:
         try:
             client = self._connect()
             if not self._made:
@@ -288,7 +283,7 @@ class DynamoRegister(Register):
         code = (getattr(error, "response", None) or {}).get("Error", {}).get("Code", "")
         missing = (NoCredentialsError, NoRegionError, PartialCredentialsError)
         if code in REFUSALS or isinstance(error, missing):
-            return InvalidInputError(f"{self!r} refuses: {error}", kind=Kind.REFUSED_BY_STORE)
+            return InvalidInputError(f"{self!r} refuses: {error}", kind=ErrorKind.REFUSED_BY_STORE)
         return UnavailableError(f"{self!r} cannot be used: {error}")
 
     def _connect(self) -> Any:
@@ -313,8 +308,8 @@ def _holds(call: Any) -> bool:
     return True
 
 
-def _keys_in(asked: dict[str, Any]) -> int:
-    return sum(len(table["Keys"]) for table in asked.values())
+def _keys_in(request: dict[str, Any]) -> int:
+    return sum(len(table["Keys"]) for table in request.values())
 
 
 def _if_source(record: Record, values: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Making the object of a record appear, whoever inserted the record (H23, H72).
+"""Makes the object of a record appear, for the writer that inserted it and for others (H23, H72).
 
 `place` is the only way by which a source gets to a destination, for the winner of an insert, for
 helpers and for recovery. Each COPY comes directly after two checks:
@@ -8,17 +8,17 @@ helpers and for recovery. Each COPY comes directly after two checks:
                                 nothing                continue
     2  read the record          gone, another's, committed: no copy
        and the incarnation      another one than before: begin again with check 1
-    3  COPY the source          once: a COPY without an answer is preceded by both checks, too
+    3  COPY the source          once: a COPY without a response is preceded by both checks, too
 
 The checks are for a register that was restored from a backup. It has forgotten records, so that a
-writer may hold a name which somebody else has won since. A restore before check 2 is noticed, and
+writer may hold a name which another writer has won since. A restore before check 2 is noticed, and
 one after it is noticed by the commit, which is conditional on the record and on the incarnation.
-What remains is a COPY that is on its way while the register is restored *and* the name is created
-again: a store without conditions takes it.
+One case remains: a COPY that is on its way while the register is restored *and* the name is
+created again. A store without conditions takes it.
 
 The insert was the durable point. So a record whose bytes are nowhere is reported, and stays:
 "stuck". A record goes only where it counts for nothing: other bytes were first at its destination,
-or its writer has withdrawn it (`reef.stores.two_phase.record`). Its source goes before it does,
+or its writer has withdrawn it (`reef.stores.two_phase.register`). Its source goes before it does,
 since no copy can be made once the source is gone. All of this may be done by any number of helpers
 at once, and by the first writer too.
 """
@@ -26,13 +26,16 @@ at once, and by the first writer too.
 from collections.abc import Callable
 from enum import StrEnum
 
-from reef.errors import CorruptionError, InvalidInputError, Kind, NotFoundError, UnavailableError
+from reef.errors import (
+    CorruptionError,
+    ErrorKind,
+    InvalidInputError,
+    NotFoundError,
+    UnavailableError,
+)
 from reef.stores.base import Store
-from reef.stores.two_phase.record import Record, checksum_of, withdrawal_of
-from reef.stores.two_phase.register import Register
-from reef.stores.wrappers.retry import Backoff, Retry, RetryPolicy
-
-__all__ = ["Content", "Finish", "Finisher", "Placement", "stuck_error", "two_winners"]
+from reef.stores.two_phase.register import Record, Register, checksum_of, withdrawal_of
+from reef.stores.wrappers.policies import Backoff, Retry, RetryPolicy
 
 COPIES_MAX = 5
 """How often a source is copied, or put again by its writer, before the object counts as stuck."""
@@ -54,18 +57,18 @@ class Content(StrEnum):
 class Placement(StrEnum):
     """How a copy to the destination ended."""
 
-    HERE = "here"
+    DONE = "done"
     """The record's bytes are at the destination."""
     TAKEN = "taken"
     """Other bytes are: the record is superseded, and gone."""
     MOVED = "moved"
-    """The record is gone, another's, or committed by somebody else."""
+    """The record is gone, another's, or committed by another process."""
     STUCK = "stuck"
     """Its bytes are nowhere: the name stays taken."""
 
 
 class Finish(StrEnum):
-    """What became of a record that was found unfinished."""
+    """The result for a record that was found unfinished."""
 
     FINISHED = "finished"
     DONE = "done"
@@ -104,9 +107,9 @@ class Finisher:
             self._incarnation = register.incarnation()
 
     def finish(self, record: Record) -> Finish:
-        """Bring a record to its end; UnavailableError if store or register do not respond."""
+        """Finish a record; UnavailableError if store or register do not respond."""
         placed = self.place(record)
-        if placed is not Placement.HERE:
+        if placed is not Placement.DONE:
             return FINISHES[placed]
         return Finish.FINISHED if self.seal(record) else Finish.DONE
 
@@ -114,9 +117,8 @@ class Finisher:
         """Copy the source to the destination, if it may be.
 
         The winner of the insert has the bytes, and puts its source again if that is gone;
-        somebody else checks the source before the copy, and the destination behind it.
+        another process checks the source before the copy, and the destination after it.
         """
-        backoff = Backoff(self._store.runtime, self._policy)
         self.prepare()
         backoff = Backoff(self._store.runtime, self._policy)
         missing, copies = False, 0
@@ -131,7 +133,7 @@ class Finisher:
             try:
                 self._unretried.copy(record.source, record.destination)
                 if put_again is not None:
-                    return Placement.HERE
+                    return Placement.DONE
                 copies += 1
             except NotFoundError:
                 missing, copies = True, copies + 1
@@ -145,7 +147,7 @@ class Finisher:
         for _ in range(ADOPTIONS_MAX):
             content = self.content(record)
             if content is Content.RIGHT:
-                return Placement.HERE
+                return Placement.DONE
             if copies == COPIES_MAX or (copies and content is Content.OTHER):
                 return Placement.STUCK  # copies come out wrong: nothing is thrown away
             if content is Content.OTHER:
@@ -192,7 +194,7 @@ class Finisher:
         return self._compare(record.destination, record.checksum)
 
     def withdraw(self, record: Record) -> None:
-        """See to it that an INSERT of this record, should it arrive later, counts for nothing."""
+        """Make an INSERT of this record, should it arrive later, count for nothing."""
         self._store.put(withdrawal_of(record.source), b"")
         self._store.delete(record.source)
 
@@ -211,7 +213,7 @@ class Finisher:
         # No copy can land any more: this is how the destination stays.
         content = self.content(record)
         if content is Content.RIGHT:
-            return Placement.HERE
+            return Placement.DONE
         if content is Content.OTHER:
             return self._supersede(record)
         if not self._is_withdrawn(record):
@@ -245,7 +247,7 @@ class Finisher:
         if name != self._name:
             raise InvalidInputError(
                 f"the register {self._name!r} was replaced by {name!r} while it is in use",
-                kind=Kind.OTHER_CAS,
+                kind=ErrorKind.OTHER_CAS,
                 hint="Restore it from a backup; the page on two-phase says what to do without one",
             )
         self._incarnation = incarnation
@@ -272,8 +274,8 @@ def two_winners(record: Record, holder: Record) -> CorruptionError:
     """Return the alarm for a copy that may have replaced an acknowledged object."""
     return CorruptionError(
         f"object {record.destination} has the bytes of {record.source}, and the register says "
-        f"that {holder.source} won: the register was restored while this writer was at it",
-        kind=Kind.REGISTER_RESTORED,
+        f"that {holder.source} won: the register was restored while this writer was creating it",
+        kind=ErrorKind.REGISTER_RESTORED,
         hint="Stop all writers, and follow the page on two-phase: a register that was restored",
         object=record.destination,
         expected=holder.checksum,

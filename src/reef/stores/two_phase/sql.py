@@ -23,26 +23,24 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Connection, Dialect, Engine, make_url
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-from reef.errors import InvalidInputError, Kind, ReefError, UnavailableError
+from reef.errors import ErrorKind, InvalidInputError, ReefError, UnavailableError
 from reef.runtime import REAL, leaf_lock
-from reef.stores.two_phase.record import Record
 from reef.stores.two_phase.register import (
     INCARNATION,
     PAGE,
     RESERVED,
     Holding,
+    Record,
     Register,
     end_of,
 )
-
-__all__ = ["SqlRegister"]
 
 NAME_BYTES_MAX = 1024
 SOURCE_BYTES_MAX = 1200
 CHECKSUM_CHARS = 32
 NAMES_AT_ONCE = 500
 POOL_SIZE = 8
-"""Connections of a process, each held for one statement; who finds none waits for one."""
+"""Connections of a process, each held for one statement."""
 TIMEOUT_S = 30
 MAKES_MAX = 3
 DRIVERS = {
@@ -59,7 +57,7 @@ REFUSALS = (
     "Access denied",
     "permission denied",
 )
-"""Words of a server that will say the same tomorrow: a refused connection comes without a code."""
+"""Texts of permanent refusals: a refused connection comes without a code."""
 CONNECT_ARGUMENTS: dict[str, dict[str, Any]] = {
     "psycopg": {
         "connect_timeout": TIMEOUT_S,
@@ -74,7 +72,7 @@ CONNECT_ARGUMENTS: dict[str, dict[str, Any]] = {
         "write_timeout": TIMEOUT_S,
     },
 }
-"""Nobody waits for ever for a register that went away."""
+"""Every call has a timeout."""
 
 
 class _Name(TypeDecorator[str]):
@@ -144,8 +142,8 @@ class SqlRegister(Register):
         self._process_id = -1
         self._name: str | None = None
         self._made = False
-        kind = self._connect().dialect.name  # a missing driver is told here
-        self._kind = "mysql" if kind == "mariadb" else kind  # one server goes by both names
+        kind = self._connect().dialect.name  # a missing driver raises here
+        self._kind = "mysql" if kind == "mariadb" else kind  # one server has both names
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SqlRegister, (self._url, self.scope)
@@ -160,11 +158,11 @@ class SqlRegister(Register):
         return f"{self._kind}-{self._identity()} for {self.scope}"
 
     def _identity(self) -> str:
-        with self._asking() as connection:
+        with self._session() as connection:
             return str(connection.execute(sa.select(IDENTITY.c.id)).scalar_one())
 
     def _make(self, engine: Engine) -> None:
-        """Make the tables and draw the id, if nobody has; several may do so at once."""
+        """Create the tables and the id, unless they exist; several processes may do so at once."""
         for attempt in range(MAKES_MAX):
             try:
                 METADATA.create_all(engine)
@@ -188,7 +186,7 @@ class SqlRegister(Register):
             "checksum": record.checksum,
             "committed": 0,
         }
-        with self._asking() as connection:
+        with self._session() as connection:
             try:
                 connection.execute(sa.insert(RECORDS).values(row))
             except exc.IntegrityError:  # the primary key is taken
@@ -204,7 +202,7 @@ class SqlRegister(Register):
 
     def commit(self, record: Record) -> None:
         update = sa.update(RECORDS).where(*self._is(record)).values(committed=1)
-        with self._asking() as connection:
+        with self._session() as connection:
             connection.execute(update)
 
     def incarnation(self) -> str:
@@ -213,27 +211,27 @@ class SqlRegister(Register):
     def holding(self, destination: str) -> Holding:
         now = sa.select(self._witnessed().label("incarnation")).subquery("now")
         key = sa.and_(RECORDS.c.scope == self.scope, RECORDS.c.destination == destination)
-        asked = sa.select(
+        query = sa.select(
             now.c.incarnation,
             RECORDS.c.destination,
             RECORDS.c.source,
             RECORDS.c.checksum,
             RECORDS.c.committed,
         ).select_from(now.outerjoin(RECORDS, key))
-        with self._asking() as connection:
-            shown, *row = connection.execute(asked).one()
+        with self._session() as connection:
+            shown, *row = connection.execute(query).one()
         found = None if row[0] is None else Record(row[0], row[1], row[2], committed=bool(row[3]))
         return Holding(found, str(shown))
 
     def commit_in(self, record: Record, incarnation: str) -> bool:
         update = sa.update(RECORDS).where(*self._is(record), self._witnessed() == incarnation)
-        with self._asking() as connection:
+        with self._session() as connection:
             return connection.execute(update.values(committed=1)).rowcount == 1
 
     def begin_incarnation(self) -> str:
         row = _incarnation_row()
         own = (RECORDS.c.scope == RESERVED, RECORDS.c.destination == INCARNATION)
-        with self._asking() as connection:
+        with self._session() as connection:
             changed = sa.update(RECORDS).where(*own).values(source=row["source"])
             if connection.execute(changed).rowcount == 0:
                 connection.execute(sa.insert(RECORDS).values(row))
@@ -244,20 +242,20 @@ class SqlRegister(Register):
 
     def delete(self, records: Sequence[Record]) -> None:
         for record in records:
-            with self._asking() as connection:
+            with self._session() as connection:
                 connection.execute(sa.delete(RECORDS).where(*self._is(record)))
 
     def page(self, prefix: str, start_after: str, *, unfinished: bool) -> list[Record]:
         name = RECORDS.c.destination
-        asked = self._mine().where(name > start_after, name >= prefix, name < end_of(prefix))
+        query = self._mine().where(name > start_after, name >= prefix, name < end_of(prefix))
         if unfinished:
-            asked = asked.where(RECORDS.c.committed == 0)
-        return self._select(asked.order_by(name).limit(PAGE))
+            query = query.where(RECORDS.c.committed == 0)
+        return self._select(query.order_by(name).limit(PAGE))
 
     def _mine(self) -> sa.Select[Any]:
         columns = RECORDS.c
-        asked = sa.select(columns.destination, columns.source, columns.checksum, columns.committed)
-        return asked.where(columns.scope == self.scope)
+        query = sa.select(columns.destination, columns.source, columns.checksum, columns.committed)
+        return query.where(columns.scope == self.scope)
 
     def _is(self, record: Record) -> tuple[sa.ColumnElement[bool], ...]:
         return (
@@ -266,14 +264,14 @@ class SqlRegister(Register):
             RECORDS.c.source == record.source,
         )
 
-    def _select(self, asked: sa.Select[Any]) -> list[Record]:
-        with self._asking() as connection:
-            rows = connection.execute(asked).all()
+    def _select(self, query: sa.Select[Any]) -> list[Record]:
+        with self._session() as connection:
+            rows = connection.execute(query).all()
         return [Record(row[0], row[1], row[2], committed=bool(row[3])) for row in rows]
 
     # --- the connections ----------------------------------------------------------
     @contextmanager
-    def _asking(self) -> Iterator[Connection]:
+    def _session(self) -> Iterator[Connection]:
         """Yield a connection; turn the driver's errors into Reef's own, without any secret."""
         try:
             engine = self._connect()
@@ -285,13 +283,15 @@ class SqlRegister(Register):
             raise self._translated(error) from None
 
     def _translated(self, error: exc.SQLAlchemyError) -> ReefError:
-        """What the database refuses for good is told apart from what may pass."""
+        """Distinguish permanent refusals from transient failures."""
         original = getattr(error, "orig", None) or error
-        told = self._without_secrets(f"{type(original).__name__}: {original}".strip())
+        message = self._without_secrets(f"{type(original).__name__}: {original}".strip())
         wrong = isinstance(error, exc.ProgrammingError | exc.DataError | exc.ArgumentError)
-        if wrong or any(words in told for words in REFUSALS):
-            return InvalidInputError(f"{self!r} refuses: {told}", kind=Kind.REFUSED_BY_STORE)
-        return UnavailableError(f"{self!r} cannot be used: {told}")
+        if wrong or any(text in message for text in REFUSALS):
+            return InvalidInputError(
+                f"{self!r} refuses: {message}", kind=ErrorKind.REFUSED_BY_STORE
+            )
+        return UnavailableError(f"{self!r} cannot be used: {message}")
 
     def _without_secrets(self, text: str) -> str:
         password = make_url(self._url).password
@@ -326,7 +326,8 @@ class SqlRegister(Register):
             )
         except (exc.SQLAlchemyError, ValueError, TypeError):
             raise InvalidInputError(
-                "option 'cas' is not a URL that SQLAlchemy understands", kind=Kind.INVALID_OPTION
+                "option 'cas' is not a URL that SQLAlchemy understands",
+                kind=ErrorKind.INVALID_OPTION,
             ) from None
 
     def __repr__(self) -> str:
@@ -345,6 +346,6 @@ def _incarnation_row() -> dict[str, Any]:
 
 
 def _close(engine: Engine, process_id: int) -> None:
-    """Hang up, when nobody has the register any more; a forked child leaves that to its parent."""
+    """Close the pool with its register; a forked child leaves that to its parent."""
     if REAL.process_id() == process_id:
         engine.dispose()

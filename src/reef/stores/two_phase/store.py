@@ -1,40 +1,64 @@
 """`TwoPhase`: a store that creates by a register, and does everything else by itself.
 
-`create` goes through five steps (protocol section 9, H23, H72):
+`create` goes through five steps (protocols §9, H23, H72):
 
     0  HEAD the destination: an object that is there exists, whether the register knows it or not
     1  PUT the bytes at a source of their own
     2  INSERT the record: this decides, and from here on the object is durable
-    3  check destination and record again, and COPY the source: from here on everybody sees it
+    3  check destination and record again, and COPY the source: from here on all readers see it
     4  set the record to committed, on condition that the register still has it
     5  delete the source
 
 CREATED is reported only after step 4, and EXISTS only when the winner's record is finished, so that
 readers of the bucket, who need no register, see everything that was acknowledged. A commit that
 does not respond leaves CREATED as it is: the object can be read. One that finds no such record was
-overtaken by a restore of the register, or by a deletion; `_decide` reports what became of it.
+overtaken by a restore of the register, or by a deletion; `_decide` returns its outcome.
 
 An insert without a response is settled by reading the record: its source shows whose it is. One
-that may still land is withdrawn before a definite result (`reef.stores.two_phase.record`).
-A death anywhere leaves either a source that nothing names, or a record that the next writer, helper
+that may still land is withdrawn before a definite result (`reef.stores.two_phase.register`).
+A crash anywhere leaves either a source that nothing names, or a record that the next writer, helper
 or recovery finishes.
 
 A name is freed in an order that leaves no way back: the record is set to committed, then the
 source goes, then the object, then the record. Once the source is gone no copy of it can land, so
-that a helper that stood still cannot bring back what was deleted, or write over what came after.
-A committed record whose object is gone is what a death leaves there: the next `create` of the
-name takes it away.
+that a paused helper cannot bring back a deleted object, or overwrite its successor. A crash there
+leaves a committed record whose object is gone: the next `create` of the name removes it.
+
+**Recovery and collection** finish records and remove the leftovers of crashes. `recover` runs on
+every opening for writing, for the namespace that is opened, and for the whole bucket by `reef store
+recover URL`. It may run at any time, concurrently with writers and other recoveries: it does what
+every loser of a race does (`reef.stores.two_phase.finishing`). A record whose bytes are nowhere is
+reported, and stays.
+
+`after_restore` is for an operator who has restored the register from a backup (H72), with all
+writers stopped:
+
+    1  begin an incarnation    creations that began before the restore notice it at their commit
+    2  delete the sources that no record names    a forgotten writer's COPY finds nothing to copy
+    3  recover                 records of the backup are finished, or superseded by existing objects
+
+`collect` is for the sweep (H23, H24); the caller knows the collected boundary: the log numbers and
+generations that no root needs.
+
+- A temporary object is removed when it is old and its destination is decided: the record there
+  names another source, or is committed. A source that no record names is kept while its destination
+  is open, however old it is: its writer may only be paused, and its insert may yet win. Below the
+  collected boundary no insert can win any more, and it is removed.
+- A record is removed when its destination is below the collected boundary and has no object. A
+  record without an object above the boundary is either in progress or an alarm; one with an object
+  keeps the name taken. Deleting an object deletes its record, so these are the leftovers of a crash
+  in between.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from reef.errors import (
     CorruptionError,
+    ErrorKind,
     InvalidInputError,
-    Kind,
     NotFoundError,
     ReefError,
     UnavailableError,
@@ -48,36 +72,41 @@ from reef.stores.two_phase.finishing import (
     stuck_error,
     two_winners,
 )
-from reef.stores.two_phase.record import Record, is_temporary, new_record
-from reef.stores.two_phase.register import Patient, Register
+from reef.stores.two_phase.register import (
+    Record,
+    Register,
+    RetryingRegister,
+    destination_of,
+    is_temporary,
+    new_record,
+    same_attempt,
+)
 from reef.stores.wrappers.base import Wrapper
-from reef.stores.wrappers.retry import Backoff, RetryPolicy
-
-__all__ = ["TwoPhase", "find_two_phase"]
+from reef.stores.wrappers.policies import Backoff, RetryPolicy
 
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """What became of an insert."""
+    """The result of an insert."""
 
     holder: Record | None
-    """Whose the destination is; None where nobody can say."""
+    """The record that holds the destination; None if it is unknown."""
     doubt: Exception | None = None
-    """An insert of ours had no answer, and may land yet."""
+    """Set if an insert had no response, and may still land."""
 
 
 class TwoPhase(Wrapper):
-    """Stands on the retrying store, and below the read-back: unknown outcomes are sent again."""
+    """Wraps the retrying store, inside the read-back: unknown outcomes are sent again."""
 
     def __init__(self, inner: Store, register: Register, policy: RetryPolicy | None = None) -> None:
         super().__init__(inner)
         self.policy = policy or RetryPolicy()
-        # If-Match would need a register of versions; the engine does without (ADR of leases).
+        # If-Match would need a register of versions; the engine does without (docs/adr/0013).
         self.capabilities = replace(inner.capabilities, create_only=True, if_match=False)
-        self.register = Patient(register, self.runtime, self.policy)
+        self.register = RetryingRegister(register, self.runtime, self.policy)
         self.finisher = Finisher(inner, self.register)
         self._in_doubt: dict[str, list[Record]] = {}
-        """Records of this process whose INSERT had no answer, until their names are decided."""
+        """Records of this process whose INSERT had no response, until their names are decided."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TwoPhase, (self.inner, self.register.inner, self.policy)
@@ -169,7 +198,7 @@ class TwoPhase(Wrapper):
         try:
             is_sealed = self.finisher.seal(record)
         except ReefError as error:  # readable is enough; the rest is left to recovery
-            if error.kind is Kind.OTHER_CAS:
+            if error.kind is ErrorKind.OTHER_CAS:
                 return WriteResult(Outcome.UNKNOWN, cause=error)
             is_sealed = True
         try:
@@ -178,17 +207,17 @@ class TwoPhase(Wrapper):
             return WriteResult(Outcome.UNKNOWN, cause=error)
 
     def _decide(self, record: Record) -> WriteResult:
-        """The register does not have the record as it was inserted: see what became of it."""
+        """Return the outcome if the register no longer has the record as it was inserted."""
         holder = self.register.read_one(record.destination)
         if holder is not None and holder.source != record.source:
             return self._yield_to(record, holder)
         content = self.finisher.content(record)
         if holder is None or holder.committed:
             self._drop(record.source)
+        if content is Content.OTHER:  # also if committed: DynamoDB commits, and compares then
+            return WriteResult(Outcome.EXISTS)
         if content is Content.RIGHT or (holder is not None and holder.committed):
             return WriteResult(Outcome.CREATED)
-        if content is Content.OTHER:
-            return WriteResult(Outcome.EXISTS)
         gone = UnavailableError(
             f"the register has no record of {record.destination} any more: the object was deleted "
             "meanwhile, or the register was restored from a backup",
@@ -210,7 +239,7 @@ class TwoPhase(Wrapper):
         return WriteResult(Outcome.CREATED) if is_ours else result
 
     def _help(self, record: Record, holder: Record, doubt: Exception | None) -> WriteResult:
-        """Finish the winner's record: EXISTS is the answer when readers can see it."""
+        """Finish the winner's record: EXISTS is reported when readers can see the object."""
         if doubt is None:
             self._drop(record.source)
         if not holder.committed:
@@ -225,7 +254,7 @@ class TwoPhase(Wrapper):
         return WriteResult(Outcome.EXISTS)
 
     def _settled(self, key: str, result: WriteResult) -> WriteResult:
-        """Withdraw the inserts of this name that had no answer, before a definite result is given.
+        """Withdraw the inserts of this name that had no response, before a definite result.
 
         One of them could land when the name was deleted, and bring back bytes of which its writer
         knows for certain that they are not there.
@@ -259,7 +288,7 @@ class TwoPhase(Wrapper):
     def replace(self, key: str, body: bytes, tag: str) -> WriteResult:
         raise InvalidInputError(
             f"{self.url} with a register has create-only writes, and no If-Match",
-            kind=Kind.UNSUPPORTED_BY_STORE,
+            kind=ErrorKind.UNSUPPORTED_BY_STORE,
             object=check_key(key),
         )
 
@@ -269,7 +298,7 @@ class TwoPhase(Wrapper):
         records = self.register.read([check_key(key) for key in keys]) if keys else []
         for record in records:
             if not record.committed:
-                self.register.commit(record)  # by decree: who is at it finds it done
+                self.register.commit(record)  # a helper that is finishing it finds it done
         if records:
             self.inner.delete_many([record.source for record in records])
         self.inner.delete_many(keys)
@@ -296,7 +325,7 @@ class TwoPhase(Wrapper):
         if is_temporary(check_key(key)):
             raise InvalidInputError(
                 f"key {key!r} is named like a temporary object of a two-phase write",
-                kind=Kind.INVALID_KEY,
+                kind=ErrorKind.INVALID_KEY,
                 object=key,
             )
         return key
@@ -313,3 +342,129 @@ def find_two_phase(store: Store) -> TwoPhase | None:
             return store
         store = store.inner
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterRecovery:
+    """The records that a recovery found unfinished, by their results: destinations."""
+
+    finished: tuple[str, ...] = ()
+    done: tuple[str, ...] = ()
+    """Finished by another process meanwhile."""
+    stuck: tuple[Record, ...] = ()
+    """Their bytes are nowhere. Never deleted by itself."""
+    superseded: tuple[Record, ...] = ()
+    """Their destinations have other bytes, of a creation that a restored register forgot."""
+    sources_removed: tuple[str, ...] = ()
+    """After a restore: temporary objects that no record names."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields; those that only a restore fills are left out while they are empty."""
+        fields = asdict(self)
+        restored = ("superseded", "sources_removed")
+        return {name: value for name, value in fields.items() if value or name not in restored}
+
+
+def recover(store: Store, prefix: str = "") -> RegisterRecovery:
+    """Finish all records below a prefix; does nothing on a store without a register."""
+    two_phase = find_two_phase(store)
+    if two_phase is None:
+        return RegisterRecovery()
+    ended: dict[Finish, list[Record]] = {finish: [] for finish in Finish}
+    for record in two_phase.register.all(prefix, unfinished=True):
+        ended[two_phase.finisher.finish(record)].append(record)
+    return RegisterRecovery(
+        tuple(record.destination for record in ended[Finish.FINISHED]),
+        tuple(record.destination for record in ended[Finish.DONE]),
+        tuple(ended[Finish.STUCK]),
+        tuple(ended[Finish.SUPERSEDED]),
+    )
+
+
+def after_restore(store: Store) -> RegisterRecovery:
+    """Recover a bucket whose register was restored from a backup; no writer may be open."""
+    two_phase = find_two_phase(store)
+    if two_phase is None:
+        return RegisterRecovery()
+    two_phase.register.begin_incarnation()
+    sources = {
+        info.key: destination
+        for info in two_phase.inner.list()
+        if (destination := destination_of(info.key)) is not None
+    }
+    records = two_phase.register.read(sorted(set(sources.values())))
+    named = {record.destination: record.source for record in records}
+    removed = tuple(
+        source
+        for source, destination in sources.items()
+        if not same_attempt(named.get(destination, ""), source)
+    )
+    if removed:
+        two_phase.inner.delete_many(removed)
+    return replace(recover(store), sources_removed=removed)
+
+
+# --- collection -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Leftovers:
+    """The leftovers that were removed, or would be."""
+
+    temporaries: tuple[str, ...] = ()
+    records: tuple[str, ...] = ()
+    """Their destinations."""
+
+
+def collect(
+    store: Store,
+    prefix: str,
+    *,
+    is_below: Callable[[str], bool],
+    older_than_s: float,
+    apply: bool,
+) -> Leftovers:
+    """Remove leftovers below a prefix; nothing on a store without a register.
+
+    `is_below` returns whether a destination is below the collected boundary.
+    """
+    two_phase = find_two_phase(store)
+    if two_phase is None:
+        return Leftovers()
+    # Records before objects: an object of a record that is finished by now is in the listing.
+    records = {record.destination: record for record in two_phase.register.all(prefix)}
+    infos = list(two_phase.inner.list(prefix))
+    sources = tuple(_old_sources(two_phase, infos, is_below, older_than_s))
+    there = {info.key for info in infos}
+    gone = tuple(key for key in records if key not in there and is_below(key))
+    if apply:
+        two_phase.inner.delete_many(sources)
+        two_phase.delete_many(gone)
+    return Leftovers(sources, gone)
+
+
+def _old_sources(
+    two_phase: TwoPhase,
+    infos: list[ObjectInfo],
+    is_below: Callable[[str], bool],
+    older_than_s: float,
+) -> Iterator[str]:
+    temporary = {i.key: key for i in infos if (key := destination_of(i.key)) is not None}
+    if not temporary:
+        return
+    latest_s = two_phase.now() - older_than_s - two_phase.capabilities.clock_resolution_s
+    old = [info.key for info in infos if info.key in temporary and info.last_modified_s < latest_s]
+    # Read now: decided once is decided for ever.
+    destinations = sorted({temporary[key] for key in old})
+    records = {record.destination: record for record in two_phase.register.read(destinations)}
+    for source in old:
+        destination = temporary[source]
+        if _is_useless(source, records.get(destination), below=is_below(destination)):
+            yield source
+
+
+def _is_useless(source: str, record: Record | None, *, below: bool) -> bool:
+    """Whether no process will ever copy from a source."""
+    if record is None:
+        return below
+    return not same_attempt(record.source, source) or record.committed

@@ -1,39 +1,37 @@
-"""Stores around stores: each adds one thing and passes the rest on.
+"""Store wrappers: policies on one request hook, and the disk cache.
 
-From the bucket outwards: latency, faults, recorder, meter, throttle, retry, read-back, disk
-cache. The
-meter sits inside the retries, so that it counts what really goes over the wire; what the
-cache has on disk does not.
+From the bucket outwards: meter, throttle, retry, read-back, disk cache. The meter is inside the
+retries, so that it counts the requests that are sent; ranges from the disk cache are not requests.
+A policy overrides `Hooked.around`; wrappers for tests are in `reef.testing`.
 """
 
-from reef.stores.wrappers.base import Wrapper
+from reef.stores.wrappers.base import Hooked, Meter, Operation, Request, Send, Wrapper
 from reef.stores.wrappers.disk_cache import DiskCache
-from reef.stores.wrappers.faults import Fault, Faults, Rule
-from reef.stores.wrappers.latency import PROFILES, Latency, LatencyProfile
-from reef.stores.wrappers.meter import Meter
-from reef.stores.wrappers.pacing import Pace, Paced, PaceEnded
-from reef.stores.wrappers.readback import ReadBack
-from reef.stores.wrappers.recorder import Call, Recorder
-from reef.stores.wrappers.retry import Retry, RetryPolicy
-from reef.stores.wrappers.throttle import Throttle
+from reef.stores.wrappers.policies import (
+    Pace,
+    Paced,
+    PaceEnded,
+    Proved,
+    ReadBack,
+    Retry,
+    RetryPolicy,
+    Throttle,
+)
 
 __all__ = [
-    "PROFILES",
-    "Call",
     "DiskCache",
-    "Fault",
-    "Faults",
-    "Latency",
-    "LatencyProfile",
+    "Hooked",
     "Meter",
+    "Operation",
     "Pace",
     "PaceEnded",
     "Paced",
+    "Proved",
     "ReadBack",
-    "Recorder",
+    "Request",
     "Retry",
     "RetryPolicy",
-    "Rule",
+    "Send",
     "Throttle",
     "Wrapper",
 ]

@@ -1,0 +1,295 @@
+"""`python -m benchmarks.streams`: micro-batches into Reef and into Parquet, in one run.
+
+    rows/s     Spark's `rate-micro-batch` source into each sink, in turns, with micro-batches of
+               1,000, 100,000 and 1,000,000 rows; the median micro-batch, without the first ones
+    latency    from a micro-batch's commit, by the date of its object, to a reader that sees it
+    requests   of one micro-batch in the steady state, by kind
+
+With `--keep` the table goes to docs/benchmarks-streams.md. Exits with 1 if a query has lost rows.
+"""
+
+import argparse
+import pickle
+import platform
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+import reef
+import reef.spark
+from reef.spark import options, stream_sink
+from reef.spark.stream_source import ReefStreamReader
+from reef.telemetry import RequestMeter
+
+PAGE = Path(__file__).parent.parent / "docs" / "benchmarks-streams.md"
+SIZES = {1000: 12, 100_000: 8, 1_000_000: 5}
+"""Rows of a micro-batch, and how many of them are measured."""
+WARM = 2
+SINKS = ("reef", "parquet")
+
+
+# --- throughput -----------------------------------------------------------------------
+
+
+def source(spark: SparkSession, rows: int) -> Any:
+    """Return the rows of a micro-batch: a key of 16 bytes and 100 bytes."""
+    rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows)
+    value = (
+        "concat(sha2(cast(value AS STRING), 256), substr(sha2(cast(value AS STRING), 224), 1, 36))"
+    )
+    return (
+        rate.option("numPartitions", 2)
+        .load()
+        .selectExpr("lpad(value, 16, '0') AS id", f"{value} AS v")
+    )
+
+
+def run_query(spark: SparkSession, home: Path, sink: str, rows: int, batches: int) -> list[float]:
+    """Run some micro-batches; return the seconds that each took, without the first ones."""
+    place = home / f"{sink}-{rows}-{time.monotonic_ns()}"
+    writer = source(spark, rows).writeStream.format(sink)
+    writer = writer.option("checkpointLocation", str(place / "checkpoint"))
+    if sink == "reef":
+        writer = writer.options(namespace="t", key="id")
+    query = writer.start(str(place / "data"))
+    try:
+        while query.isActive and (query.lastProgress or {"batchId": 0})["batchId"] < WARM + batches:
+            time.sleep(0.05)
+    finally:
+        query.stop()
+    if query.exception() is not None:
+        raise SystemExit(str(query.exception()))
+    progress = query.recentProgress
+    check_rows(spark, place, sink, progress)
+    shutil.rmtree(place)
+    return [p["durationMs"]["triggerExecution"] / 1000 for p in progress[WARM : WARM + batches]]
+
+
+def check_rows(spark: SparkSession, place: Path, sink: str, progress: list[Any]) -> None:
+    """Stop if rows are missing: a quick sink that loses some is no peer."""
+    at_least = sum(p["numInputRows"] for p in progress)
+    if sink == "reef":
+        found = reef.open(str(place / "data")).reader("t").count()
+    else:
+        found = spark.read.parquet(str(place / "data")).count()
+    if found < at_least:
+        raise SystemExit(f"{sink} has {found} of {at_least} rows")
+
+
+def throughput(spark: SparkSession, home: Path, scale: float, rounds: int) -> list[str]:
+    """Return a row of the table for each size."""
+    lines = []
+    for rows, batches in SIZES.items():
+        count = max(1, int(rows * scale))
+        took: dict[str, list[float]] = {sink: [] for sink in SINKS}
+        for _ in range(rounds):
+            for sink in SINKS:
+                took[sink] += run_query(spark, home, sink, count, batches)
+        median = {sink: statistics.median(took[sink]) for sink in SINKS}
+        ours, theirs = (count / median[sink] for sink in SINKS)
+        lines.append(
+            f"| {count:,} rows | {median['reef']:.2f} s, {ours:,.0f} rows/s | "
+            f"{median['parquet']:.2f} s, {theirs:,.0f} rows/s | {ours / theirs:.2f} × |"
+        )
+        print(lines[-1], flush=True)
+    return lines
+
+
+# --- latency --------------------------------------------------------------------------
+
+
+def latency(spark: SparkSession, home: Path, seconds: float) -> list[str]:
+    """Return rows of the table: how long after its commit a reader sees a micro-batch."""
+    lines = []
+    for name, settings in (
+        ("a reader that refreshes every 2 s, the default", {}),
+        ("every 100 ms", {"refresh_interval_ms": 100}),
+    ):
+        delays = _delays(spark, home / f"latency-{len(lines)}", seconds, settings)
+        p50, p99 = np.percentile(delays, [50, 99])
+        lines.append(f"| {name} | {p50 * 1000:,.0f} ms | {p99 * 1000:,.0f} ms | {len(delays)} |")
+        print(lines[-1], flush=True)
+    return lines
+
+
+def _delays(
+    spark: SparkSession, place: Path, seconds: float, settings: dict[str, Any]
+) -> list[float]:
+    db = reef.open(str(place / "data"))
+    db.create("t", pa.schema([("id", pa.string()), ("v", pa.string())]))
+    seen: dict[int, float] = {}
+    over = threading.Event()
+
+    def watch() -> None:
+        with db.reader("t", **settings) as reader:
+            while not over.wait(0.002):
+                reader.get("0")  # refreshes by itself, when it is due
+                seen.setdefault(reader.last_lsn, time.time())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    writer = source(spark, 1000).writeStream.format("reef").options(namespace="t")
+    query = writer.option("checkpointLocation", str(place / "checkpoint")).start(
+        str(place / "data")
+    )
+    time.sleep(seconds)
+    query.stop()
+    time.sleep(3)
+    over.set()
+    thread.join()
+    times = sorted(seen.items())
+    delays = []
+    for path in (place / "data").rglob("*.wal"):
+        lsn, written = int(path.stem), path.stat().st_mtime
+        visible = [at for last, at in times if last >= lsn]
+        if visible:
+            delays.append(max(0.0, visible[0] - written))
+    shutil.rmtree(place)
+    return delays
+
+
+# --- requests -------------------------------------------------------------------------
+
+
+def requests(home: Path) -> list[str]:
+    """Return rows of the table: the requests of one micro-batch, in the steady state."""
+    lines = []
+    for name, size, rows in (("appended", 4 << 20, 1000), ("staged by 2 tasks", 1, 1000)):
+        counts = _requests(home / name.replace(" ", "-"), size, rows)
+        lines.append(f"| {name} | {_text(counts)} |")
+        print(lines[-1], flush=True)
+    counts = _read_requests(home / "appended")
+    lines.append(f"| read as changes | {_text(counts)} |")
+    print(lines[-1], flush=True)
+    return lines
+
+
+def _text(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {kind.upper()}" for kind, count in sorted(counts.items()) if count)
+
+
+class _Metered:
+    """Counts the requests of everything that opens a store by the options of a query."""
+
+    def __init__(self) -> None:
+        self.meter = RequestMeter()
+        self._open = options.TableLocation.open
+
+    def __enter__(self) -> RequestMeter:
+        meter = self.meter
+        options.TableLocation.open = lambda self: reef.stores.open(self.url, meter=meter)  # type: ignore[method-assign]
+        return meter
+
+    def __exit__(self, *error: object) -> None:
+        options.TableLocation.open = self._open  # type: ignore[method-assign]
+
+
+def _requests(place: Path, size: int, rows: int) -> dict[str, int]:
+    from pyspark.sql import types as st
+
+    given = {"path": str(place), "namespace": "t", "key": "id", "appendbytes": str(size)}
+    given["checkpointlocation"] = "/checkpoint"
+    columns = st.StructType(
+        [st.StructField("id", st.StringType()), st.StructField("v", st.StringType())]
+    )
+    share, stream_sink.SHARE_BYTES_MIN = stream_sink.SHARE_BYTES_MIN, 1
+    current = stream_sink.StreamTask.current
+    try:
+        with _Metered() as meter:
+            for batch in range(4):
+                meter.reset()
+                sink = reef.spark.ReefSource(given).streamWriter(columns, False)
+                messages: list[Any] = []
+                for part in range(2):
+                    task = stream_sink.StreamTask("q", "run", str(batch), part, 0)
+                    stream_sink.StreamTask.current = lambda task=task: task  # type: ignore[method-assign,assignment,misc]
+                    ids = [f"{part}{batch}{n:014}" for n in range(rows // 2)]
+                    table = pa.table({"id": ids, "v": ["x" * 100] * len(ids)})
+                    messages.append(sink.write(iter(table.to_batches())))
+                reef.spark.ReefSource(given).streamWriter(columns, False).commit(messages, batch)
+            return dict(meter.requests())
+    finally:
+        stream_sink.SHARE_BYTES_MIN = share
+        stream_sink.StreamTask.current = current  # type: ignore[method-assign]
+
+
+def _read_requests(place: Path) -> dict[str, int]:
+    given = {"path": str(place), "namespace": "t", "startingLsn": "0", "cursorSeconds": "0"}
+    given |= {"pollMs": "0", "maxRowsPerTrigger": "1000"}
+    source = reef.spark.ReefSource(given)
+    reader = ReefStreamReader(given, source.schema())
+    start: dict[str, Any] = reader.initialOffset()
+    with _Metered() as meter:
+        for _ in range(4):
+            meter.reset()
+            end = reader.latestOffset(start, reader.getDefaultReadLimit())
+            parts = reader.partitions(start, end)
+            for part in parts:
+                task, sent = pickle.loads(pickle.dumps((reader, part)))
+                for _ in task.read(sent):
+                    pass
+            reader.commit(end)
+            start = end
+        return dict(meter.requests())
+
+
+# --- the page -------------------------------------------------------------------------
+
+
+def main() -> int:
+    """Measure everything, print it, and keep it if asked to."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--scale", type=float, default=1.0, help="of the rows in a micro-batch")
+    arguments.add_argument("--rounds", type=int, default=2)
+    arguments.add_argument("--seconds", type=float, default=40.0, help="of each latency run")
+    arguments.add_argument("--keep", action="store_true", help="write the page in docs/")
+    given = arguments.parse_args()
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    builder = builder.config("spark.log.level", "ERROR").config("spark.sql.shuffle.partitions", "2")
+    spark = reef.spark.configure(builder).getOrCreate()
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        machine = f"{platform.system()} {platform.machine()}, local[2]"
+        lines = [
+            "# Benchmarks of streams",
+            "",
+            "Made by `python -m benchmarks.streams --keep`.",
+            "",
+            f"Measured {datetime.now(UTC):%Y-%m-%d} on {machine}.",
+            "",
+            "Rows of 16 + 100 bytes from the source `rate-micro-batch`; the median micro-batch.",
+            "",
+            "| micro-batch | Reef | Parquet sink | ratio of rows/s |",
+            "|---|---|---|---|",
+            *throughput(spark, home, given.scale, given.rounds),
+            "",
+            "From the commit of a micro-batch of 1,000 rows until a reader sees it:",
+            "",
+            "| reader | p50 | p99 | micro-batches |",
+            "|---|---|---|---|",
+            *latency(spark, home, given.seconds),
+            "",
+            "Requests of one micro-batch, all processes together, in the steady state:",
+            "",
+            "| micro-batch | requests |",
+            "|---|---|",
+            *requests(home),
+        ]
+    if given.keep:
+        PAGE.write_text("\n".join(lines) + "\n")
+    spark.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

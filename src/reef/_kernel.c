@@ -1,0 +1,1567 @@
+/* The inner loops of reads: checksums, LZ4, search in key pages, joining and picking of rows.
+ *
+ * Optional: reef.kernel uses it if it was built, and the Python code of reef.formats.pages
+ * and reef.formats.block otherwise. Every function returns either the same result as that code, or
+ * None: "undecided". The caller then runs the Python code, which also reports damage. So nothing
+ * is refused here, and no error message has a second version.
+ *
+ * Input is hostile until checked: every length and offset is compared with the bytes that are left
+ * before it is used. Buffers are held while the GIL is released. Little-endian machines only.
+ *
+ *   block    u32 length | u32 crc32c | u8 kind | u8 codec | u16 0 | u32 raw length | payload | zeros
+ *   key page u32 0 | u32 0 | u32 rows | u32 4 | 4 columns of { u16 number | u16 buffers | lengths }
+ *   column   u32 rows | u32 1 | u16 number | u16 buffers | lengths of validity, [offsets,] data
+ */
+
+#define PY_SSIZE_T_CLEAN
+#ifndef Py_LIMITED_API
+#define Py_LIMITED_API 0x030B0000
+#endif
+#include <Python.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#ifndef _WIN32
+#include <sys/stat.h>
+#include <unistd.h>
+#endif
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+#define HAS_SSE42 1
+#elif defined(__aarch64__) && defined(__ARM_FEATURE_CRC32)
+#include <arm_acle.h>
+#define HAS_ARM_CRC 1
+#endif
+
+#define KERNEL_VERSION 1
+#define ABSENT 0xFFFFFFFFu
+#define OFFSET_MAX 0x7FFFFFFF
+#define BLOCK_HEAD 16
+#define CHECKED_FROM 8
+#define KEY_HEAD 72
+#define COLUMN_HEAD 24
+#define KIND_MAX 3
+#define RATIO_MAX 1024
+#define RATIO_SLACK (64 * 1024)
+#define CODEC_NONE 0
+#define CODEC_LZ4 1
+#define FILTER_BLOCK 32
+#define RELEASE_BYTES (256 * 1024) /* shorter work would wait longer for the GIL than it takes */
+
+static inline uint16_t u16_at(const uint8_t *p) { uint16_t v; memcpy(&v, p, 2); return v; }
+static inline uint32_t u32_at(const uint8_t *p) { uint32_t v; memcpy(&v, p, 4); return v; }
+static inline uint64_t u64_at(const uint8_t *p) { uint64_t v; memcpy(&v, p, 8); return v; }
+static inline int32_t i32_at(const uint8_t *p) { int32_t v; memcpy(&v, p, 4); return v; }
+static inline uint64_t padded(uint64_t length) { return (length + 7) & ~(uint64_t)7; }
+
+static PyObject *undecided(void) { Py_RETURN_NONE; }
+
+/* --- crc32c ------------------------------------------------------------------------------- */
+
+#define POLYNOMIAL 0x82F63B78u
+#define LANE 512 /* three lanes of this many bytes are computed at a time */
+
+static uint32_t crc_table[8][256];
+static uint32_t lane_shift[4][256]; /* the effect of LANE zero bytes on each byte of a crc */
+
+static uint32_t crc_plain(uint32_t crc, const uint8_t *p, size_t size)
+{
+    for (; size >= 8; size -= 8, p += 8) {
+        uint64_t word = u64_at(p) ^ crc;
+        crc = crc_table[7][word & 255] ^ crc_table[6][word >> 8 & 255] ^
+              crc_table[5][word >> 16 & 255] ^ crc_table[4][word >> 24 & 255] ^
+              crc_table[3][word >> 32 & 255] ^ crc_table[2][word >> 40 & 255] ^
+              crc_table[1][word >> 48 & 255] ^ crc_table[0][word >> 56];
+    }
+    while (size--)
+        crc = crc_table[0][(crc ^ *p++) & 255] ^ crc >> 8;
+    return crc;
+}
+
+static void init_crc(void)
+{
+    for (uint32_t n = 0; n < 256; n++) {
+        uint32_t crc = n;
+        for (int bit = 0; bit < 8; bit++)
+            crc = crc & 1 ? crc >> 1 ^ POLYNOMIAL : crc >> 1;
+        crc_table[0][n] = crc;
+    }
+    for (int k = 1; k < 8; k++)
+        for (uint32_t n = 0; n < 256; n++)
+            crc_table[k][n] = crc_table[0][crc_table[k - 1][n] & 255] ^ crc_table[k - 1][n] >> 8;
+    static const uint8_t zeros[LANE];
+    for (int k = 0; k < 4; k++)
+        for (uint32_t n = 0; n < 256; n++)
+            lane_shift[k][n] = crc_plain(n << 8 * k, zeros, LANE);
+}
+
+#ifdef HAS_SSE42
+static inline uint32_t shifted(uint32_t crc)
+{
+    return lane_shift[0][crc & 255] ^ lane_shift[1][crc >> 8 & 255] ^
+           lane_shift[2][crc >> 16 & 255] ^ lane_shift[3][crc >> 24];
+}
+
+__attribute__((target("sse4.2"))) static uint32_t crc_sse42(
+    uint32_t crc, const uint8_t *p, size_t size)
+{
+    uint64_t a = crc;
+    while (size >= 3 * LANE) {
+        uint64_t b = 0, c = 0;
+        for (const uint8_t *end = p + LANE; p < end; p += 8) {
+            a = _mm_crc32_u64(a, u64_at(p));
+            b = _mm_crc32_u64(b, u64_at(p + LANE));
+            c = _mm_crc32_u64(c, u64_at(p + 2 * LANE));
+        }
+        a = shifted(shifted((uint32_t)a) ^ (uint32_t)b) ^ (uint32_t)c;
+        p += 2 * LANE;
+        size -= 3 * LANE;
+    }
+    for (; size >= 8; size -= 8, p += 8)
+        a = _mm_crc32_u64(a, u64_at(p));
+    uint32_t rest = (uint32_t)a;
+    while (size--)
+        rest = _mm_crc32_u8(rest, *p++);
+    return rest;
+}
+#endif
+
+static uint32_t crc32c(const uint8_t *p, size_t size)
+{
+#ifdef HAS_SSE42
+    if (__builtin_cpu_supports("sse4.2"))
+        return ~crc_sse42(~0u, p, size);
+#elif defined(HAS_ARM_CRC)
+    uint32_t crc = ~0u;
+    for (; size >= 8; size -= 8, p += 8)
+        crc = __crc32cd(crc, u64_at(p));
+    while (size--)
+        crc = __crc32cb(crc, *p++);
+    return ~crc;
+#endif
+    return ~crc_plain(~0u, p, size);
+}
+
+/* --- LZ4 ---------------------------------------------------------------------------------- */
+
+/* Copy a match, whose source may overlap its target: what is there already doubles each time. */
+static void copy_match(uint8_t *target, size_t offset, size_t length)
+{
+    const uint8_t *source = target - offset;
+    while (length) {
+        size_t some = (size_t)(target - source) < length ? (size_t)(target - source) : length;
+        memcpy(target, source, some);
+        target += some;
+        length -= some;
+    }
+}
+
+static int more_length(const uint8_t **in, const uint8_t *end, size_t *length, size_t most)
+{
+    uint8_t byte;
+    do {
+        if (*in >= end || *length > most)
+            return 0;
+        byte = *(*in)++;
+        *length += byte;
+    } while (byte == 255);
+    return 1;
+}
+
+/* Decompress to exactly `size` bytes; 0 if the input is damaged, or the library refuses it. */
+static int lz4_decode(const uint8_t *in, size_t in_size, uint8_t *out, size_t size)
+{
+    const uint8_t *in_end = in + in_size, *start = out, *end = out + size;
+    while (in < in_end) {
+        unsigned token = *in++;
+        size_t length = token >> 4;
+        if (length == 15 && !more_length(&in, in_end, &length, size))
+            return 0;
+        if (length > (size_t)(in_end - in) || length > (size_t)(end - out))
+            return 0;
+        if (length <= 64 && in_end - in >= 64 && end - out >= 64) {
+            memcpy(out, in, 32);
+            if (length > 32)
+                memcpy(out + 32, in + 32, 32);
+        } else {
+            memcpy(out, in, length);
+        }
+        in += length;
+        out += length;
+        if (in == in_end)
+            return out == end;
+        /* The library takes literals this close to either end for the last ones. */
+        if (in_end - in < 8 || end - out < 12)
+            return 0;
+        size_t offset = u16_at(in);
+        in += 2;
+        length = token & 15;
+        if (length == 15 && !more_length(&in, in_end, &length, size))
+            return 0;
+        length += 4;
+        if (!offset || offset > (size_t)(out - start) || length + 5 > (size_t)(end - out))
+            return 0;
+        if (offset >= 16 && length <= 64 && end - out >= 64) {
+            for (size_t at = 0; at < length; at += 16)
+                memcpy(out + at, out + at - offset, 16);
+        } else {
+            copy_match(out, offset, length);
+        }
+        out += length;
+    }
+    return 0;
+}
+
+/* --- blocks ------------------------------------------------------------------------------- */
+
+typedef struct {
+    const uint8_t *stored;
+    uint32_t length, raw_length;
+    int codec;
+} Block;
+
+/* Check a block; 0 if it is damaged, or of a codec that is not decompressed here. */
+static int open_block(const uint8_t *data, size_t size, int kind, Block *block)
+{
+    if (size < BLOCK_HEAD)
+        return 0;
+    block->length = u32_at(data);
+    block->raw_length = u32_at(data + 12);
+    block->codec = data[9];
+    block->stored = data + BLOCK_HEAD;
+    if (padded(block->length) != size - BLOCK_HEAD || data[8] != kind || u16_at(data + 10))
+        return 0;
+    if (block->raw_length > (uint64_t)block->length * RATIO_MAX + RATIO_SLACK)
+        return 0;
+    if (block->codec == CODEC_NONE)
+        block->raw_length = block->length;
+    else if (block->codec != CODEC_LZ4 || !block->raw_length)
+        return 0;
+    return crc32c(data + CHECKED_FROM, size - CHECKED_FROM) == u32_at(data + 4);
+}
+
+static PyObject *block_payload(const uint8_t *data, size_t size, int kind)
+{
+    Block block;
+    if (!open_block(data, size, kind, &block))
+        return undecided();
+    if (block.codec == CODEC_NONE)
+        return PyBytes_FromStringAndSize((const char *)block.stored, block.length);
+    PyObject *raw = PyBytes_FromStringAndSize(NULL, block.raw_length);
+    if (raw == NULL)
+        return NULL;
+    uint8_t *out = (uint8_t *)PyBytes_AsString(raw);
+    if (lz4_decode(block.stored, block.length, out, block.raw_length))
+        return raw;
+    Py_DECREF(raw);
+    return undecided();
+}
+
+/* Bytes of Python objects, held until they are released. */
+typedef struct {
+    Py_buffer *views;
+    Py_ssize_t count;
+} Held;
+
+static void release(Held *held)
+{
+    for (Py_ssize_t n = 0; n < held->count; n++)
+        PyBuffer_Release(&held->views[n]);
+    PyMem_Free(held->views);
+    held->views = NULL;
+    held->count = 0;
+}
+
+static int hold(PyObject *list, Held *held)
+{
+    held->views = NULL;
+    held->count = 0;
+    if (!PyList_Check(list)) {
+        PyErr_SetString(PyExc_TypeError, "a list of buffers is expected");
+        return 0;
+    }
+    Py_ssize_t count = PyList_Size(list);
+    held->views = PyMem_Calloc(count ? count : 1, sizeof(Py_buffer));
+    if (held->views == NULL) {
+        PyErr_NoMemory();
+        return 0;
+    }
+    for (Py_ssize_t n = 0; n < count; n++, held->count++) {
+        PyObject *item = PyList_GetItem(list, n); /* fails if the list became shorter */
+        if (item == NULL || PyObject_GetBuffer(item, &held->views[n], PyBUF_SIMPLE) < 0) {
+            release(held);
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* An array of numbers that Python gives as a buffer. */
+static int numbers_of(PyObject *object, Py_buffer *view, size_t width, Py_ssize_t count)
+{
+    if (PyObject_GetBuffer(object, view, PyBUF_SIMPLE) < 0)
+        return 0;
+    if (view->len == (Py_ssize_t)width * count)
+        return 1;
+    PyBuffer_Release(view);
+    PyErr_SetString(PyExc_ValueError, "an array has another length than expected");
+    return 0;
+}
+
+PyDoc_STRVAR(decode_block_doc,
+    "decode_block(data, kind)\n--\n\n"
+    "Return the payload of a block as bytes; None if undecided.");
+
+static PyObject *decode_block(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_buffer data;
+    int kind;
+    if (!PyArg_ParseTuple(args, "y*i:decode_block", &data, &kind))
+        return NULL;
+    PyObject *payload = block_payload(data.buf, data.len, kind);
+    PyBuffer_Release(&data);
+    return payload;
+}
+
+/* Stored blocks within bodies that were read together: [start, end) of each, by object offset. */
+typedef struct {
+    Held bodies;
+    Py_buffer bases, starts, ends;
+    Py_ssize_t count;
+} Stored;
+
+static void release_stored(Stored *stored)
+{
+    if (stored->ends.obj)
+        PyBuffer_Release(&stored->ends);
+    if (stored->starts.obj)
+        PyBuffer_Release(&stored->starts);
+    if (stored->bases.obj)
+        PyBuffer_Release(&stored->bases);
+    release(&stored->bodies);
+}
+
+static int hold_stored(
+    PyObject *bodies, PyObject *bases, PyObject *starts, PyObject *ends, Stored *stored)
+{
+    memset(stored, 0, sizeof *stored);
+    if (!hold(bodies, &stored->bodies))
+        return 0;
+    if (numbers_of(bases, &stored->bases, 8, stored->bodies.count) &&
+        PyObject_GetBuffer(starts, &stored->starts, PyBUF_SIMPLE) == 0) {
+        stored->count = stored->starts.len / 8;
+        if (numbers_of(ends, &stored->ends, 8, stored->count))
+            return 1;
+    }
+    release_stored(stored);
+    return 0;
+}
+
+/* Find the bytes of a block; 0 if no body has them. */
+static int stored_block(const Stored *stored, Py_ssize_t n, const uint8_t **data, size_t *size)
+{
+    const int64_t *bases = stored->bases.buf;
+    int64_t start = ((const int64_t *)stored->starts.buf)[n];
+    int64_t end = ((const int64_t *)stored->ends.buf)[n];
+    Py_ssize_t low = 0, high = stored->bodies.count;
+    while (low < high) {
+        Py_ssize_t middle = low + (high - low) / 2;
+        if (bases[middle] <= start)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    if (!low || start < 0 || start > end)
+        return 0;
+    const Py_buffer *body = &stored->bodies.views[low - 1];
+    uint64_t skipped = (uint64_t)start - (uint64_t)bases[low - 1];
+    if (bases[low - 1] < 0 || skipped > (uint64_t)body->len)
+        return 0;
+    if ((uint64_t)(end - start) > (uint64_t)body->len - skipped)
+        return 0;
+    *data = (const uint8_t *)body->buf + skipped;
+    *size = (size_t)(end - start);
+    return 1;
+}
+
+PyDoc_STRVAR(decode_blocks_doc,
+    "decode_blocks(bodies, bases, starts, ends, kinds)\n--\n\n"
+    "Return the payloads of blocks as a list of bytes, None for each that is undecided.\n\n"
+    "`bodies` are ranges of one object that begin at `bases`, in order; `starts` and `ends` are\n"
+    "where the blocks are (arrays of int64), `kinds` has a byte for each.");
+
+static PyObject *decode_blocks(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *bodies, *bases, *starts, *ends, *kinds_object;
+    if (!PyArg_ParseTuple(
+            args, "OOOOO:decode_blocks", &bodies, &bases, &starts, &ends, &kinds_object))
+        return NULL;
+    Stored stored;
+    Py_buffer kinds;
+    if (!hold_stored(bodies, bases, starts, ends, &stored))
+        return NULL;
+    if (!numbers_of(kinds_object, &kinds, 1, stored.count)) {
+        release_stored(&stored);
+        return NULL;
+    }
+    PyObject *payloads = PyList_New(stored.count);
+    for (Py_ssize_t n = 0; payloads != NULL && n < stored.count; n++) {
+        const uint8_t *data;
+        size_t size;
+        PyObject *payload = stored_block(&stored, n, &data, &size)
+                                ? block_payload(data, size, ((const uint8_t *)kinds.buf)[n])
+                                : undecided();
+        if (payload == NULL) {
+            Py_DECREF(payloads);
+            payloads = NULL;
+        } else {
+            PyList_SetItem(payloads, n, payload);
+        }
+    }
+    PyBuffer_Release(&kinds);
+    release_stored(&stored);
+    return payloads;
+}
+
+/* --- key pages ---------------------------------------------------------------------------- */
+
+typedef struct {
+    uint32_t rows;
+    uint32_t width; /* of each key; 0 if there are offsets */
+    uint32_t data_size;
+    const uint8_t *offsets, *data, *lsns, *seqs, *kinds;
+} KeyPage;
+
+/* Read the head of a plain key page; 0 if it has another shape. Offsets are not checked yet. */
+static int open_key_page(const uint8_t *p, size_t size, int64_t rows, KeyPage *page)
+{
+    static const uint8_t LSN[8] = {2, 0, 2, 0, 255, 255, 255, 255};
+    static const uint8_t SEQ[8] = {3, 0, 2, 0, 255, 255, 255, 255};
+    static const uint8_t KIND[8] = {4, 0, 2, 0, 255, 255, 255, 255};
+    if (size < KEY_HEAD || rows <= 0 || u64_at(p) || u32_at(p + 8) != rows || u32_at(p + 12) != 4)
+        return 0;
+    if (u16_at(p + 16) != 1 || u16_at(p + 18) != 3 || u32_at(p + 20) != ABSENT)
+        return 0;
+    if (memcmp(p + 32, LSN, 8) || memcmp(p + 44, SEQ, 8) || memcmp(p + 56, KIND, 8))
+        return 0;
+    uint64_t count = (uint64_t)rows, offsets = u32_at(p + 24), data = u32_at(p + 28);
+    if (u32_at(p + 40) != 8 * count || u32_at(p + 52) != 4 * count || u32_at(p + 64) != count)
+        return 0;
+    uint64_t data_at = KEY_HEAD;
+    if (offsets == ABSENT) {
+        if (!data || data % count)
+            return 0;
+        page->width = (uint32_t)(data / count);
+    } else {
+        if (offsets != 4 * (count + 1))
+            return 0;
+        page->width = 0;
+        data_at += padded(offsets);
+    }
+    uint64_t lsns_at = data_at + padded(data), seqs_at = lsns_at + 8 * count;
+    uint64_t kinds_at = seqs_at + padded(4 * count);
+    if (kinds_at + padded(count) != size)
+        return 0;
+    page->rows = (uint32_t)count;
+    page->data_size = (uint32_t)data;
+    page->offsets = p + KEY_HEAD;
+    page->data = p + data_at;
+    page->lsns = p + lsns_at;
+    page->seqs = p + seqs_at;
+    page->kinds = p + kinds_at;
+    return 1;
+}
+
+/* Whether offsets rise from 0 to the size of the data. */
+static int offsets_rise(const uint8_t *offsets, uint32_t rows, uint32_t size)
+{
+    int32_t before = i32_at(offsets);
+    int falls = before != 0;
+    for (uint32_t n = 1; n <= rows; n++) {
+        int32_t next = i32_at(offsets + 4 * (size_t)n);
+        falls |= next < before;
+        before = next;
+    }
+    return !falls && before >= 0 && (uint32_t)before == size;
+}
+
+static int rows_are_valid(const KeyPage *page)
+{
+    uint8_t highest = 0;
+    for (uint32_t n = 0; n < page->rows; n++)
+        highest = page->kinds[n] > highest ? page->kinds[n] : highest;
+    return highest <= KIND_MAX &&
+           (page->width || offsets_rise(page->offsets, page->rows, page->data_size));
+}
+
+/* The bytes of a key; 0 if its offsets are outside of the page. */
+static inline int key_at(const KeyPage *page, uint32_t row, const uint8_t **key, uint32_t *size)
+{
+    if (page->width) {
+        *key = page->data + (size_t)row * page->width;
+        *size = page->width;
+        return 1;
+    }
+    int32_t first = i32_at(page->offsets + 4 * (size_t)row);
+    int32_t last = i32_at(page->offsets + 4 * (size_t)row + 4);
+    if (first < 0 || first > last || (uint32_t)last > page->data_size)
+        return 0;
+    *key = page->data + first;
+    *size = (uint32_t)(last - first);
+    return 1;
+}
+
+/* The first row whose key is not below the given one; or, with `above`, is above it. -1: damage. */
+static int64_t key_bound(
+    const KeyPage *page, const uint8_t *key, size_t size, uint32_t low, int above)
+{
+    uint32_t high = page->rows;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2, length;
+        const uint8_t *other;
+        if (!key_at(page, middle, &other, &length))
+            return -1;
+        int order = memcmp(other, key, length < size ? length : size);
+        if (!order)
+            order = (length > size) - (length < size);
+        if (order < 0 || (above && !order))
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* The rows [first, last) of a key; 0 if the page is damaged. */
+static int find_in_page(
+    const KeyPage *page, const uint8_t *key, size_t size, int64_t *first, int64_t *last)
+{
+    const uint8_t *other;
+    uint32_t length;
+    *first = *last = key_bound(page, key, size, 0, 0);
+    if (*first < 0)
+        return 0;
+    for (int n = 0; n < 2; n++, ++*last) { /* most keys have one version */
+        if (*last == page->rows)
+            return 1;
+        if (!key_at(page, (uint32_t)*last, &other, &length))
+            return 0;
+        if (length != size || memcmp(other, key, size))
+            return 1;
+    }
+    *last = key_bound(page, key, size, (uint32_t)*last, 1);
+    return *last >= 0;
+}
+
+PyDoc_STRVAR(find_key_doc,
+    "find_key(payload, key, rows)\n--\n\n"
+    "Return (first, last, lsn, seq, kind) of a key in a key page: its versions are the rows\n"
+    "[first, last), the stamp is that of the first. None if undecided.");
+
+static PyObject *find_key(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_buffer payload, key;
+    long long rows;
+    if (!PyArg_ParseTuple(args, "y*y*L:find_key", &payload, &key, &rows))
+        return NULL;
+    KeyPage page;
+    int64_t first, last, lsn = 0;
+    uint32_t seq = 0;
+    int kind = 0;
+    int decided = open_key_page(payload.buf, payload.len, rows, &page) &&
+                  find_in_page(&page, key.buf, key.len, &first, &last);
+    if (decided && first < last) {
+        memcpy(&lsn, page.lsns + 8 * first, 8);
+        seq = u32_at(page.seqs + 4 * first);
+        kind = page.kinds[first];
+    }
+    PyBuffer_Release(&key);
+    PyBuffer_Release(&payload);
+    if (!decided)
+        return undecided();
+    return Py_BuildValue("(LLLIi)", (long long)first, (long long)last, (long long)lsn, seq, kind);
+}
+
+/* --- column pages ------------------------------------------------------------------------- */
+
+typedef struct {
+    uint32_t rows;
+    uint32_t width; /* of each value; 0 if there are offsets */
+    uint32_t data_size;
+    const uint8_t *validity, *offsets, *data; /* NULL if absent */
+} ColumnPage;
+
+/* Read the head of a column page. `width` is that of the type: 0 for texts and bytes, negative for
+ * vectors, whose values have a bitmap of their own, which must be absent. */
+static int open_column_page(
+    const uint8_t *p, size_t size, int64_t rows, int number, int64_t width, ColumnPage *page)
+{
+    int buffers = width > 0 ? 2 : 3;
+    if (size < COLUMN_HEAD || rows <= 0 || u32_at(p) != rows || u32_at(p + 4) != 1)
+        return 0;
+    if (u16_at(p + 8) != number || u16_at(p + 10) != buffers)
+        return 0;
+    uint64_t count = (uint64_t)rows, validity = u32_at(p + 12), at = COLUMN_HEAD;
+    uint64_t offsets = buffers == 3 ? u32_at(p + 16) : ABSENT;
+    uint64_t data = u32_at(p + (buffers == 3 ? 20 : 16));
+    page->rows = (uint32_t)count;
+    page->data_size = (uint32_t)data;
+    page->validity = page->offsets = NULL;
+    if (validity != ABSENT) {
+        if (validity != (count + 7) / 8)
+            return 0;
+        page->validity = p + at;
+        at += padded(validity);
+    }
+    if (width) {
+        page->width = (uint32_t)(width < 0 ? -width : width);
+        if (offsets != ABSENT || data != page->width * count)
+            return 0;
+    } else if (offsets == ABSENT) {
+        if (!data || data % count)
+            return 0;
+        page->width = (uint32_t)(data / count);
+    } else {
+        if (offsets != 4 * (count + 1))
+            return 0;
+        page->width = 0;
+        if (at + padded(offsets) > size)
+            return 0;
+        page->offsets = p + at;
+        at += padded(offsets);
+    }
+    if (at + padded(data) != size)
+        return 0;
+    page->data = p + at;
+    return 1;
+}
+
+static inline int is_valid(const ColumnPage *page, uint32_t row)
+{
+    return page->validity == NULL || page->validity[row >> 3] >> (row & 7) & 1;
+}
+
+static PyObject *value_at(const uint8_t *p, size_t size, int64_t row, int64_t rows)
+{
+    ColumnPage page;
+    if (row < 0 || row >= rows || size < COLUMN_HEAD ||
+        !open_column_page(p, size, rows, u16_at(p + 8), 0, &page))
+        return undecided();
+    if (!is_valid(&page, (uint32_t)row))
+        return Py_BuildValue("(O)", Py_None);
+    int64_t first = row * (int64_t)page.width, last = first + page.width;
+    if (page.offsets) {
+        first = i32_at(page.offsets + 4 * row);
+        last = i32_at(page.offsets + 4 * row + 4);
+        if (first < 0 || first > last || last > page.data_size)
+            return undecided();
+    }
+    return Py_BuildValue("(y#)", page.data + first, (Py_ssize_t)(last - first));
+}
+
+PyDoc_STRVAR(bytes_at_doc,
+    "bytes_at(payload, row, rows)\n--\n\n"
+    "Return (value,) of a row in a page of texts or bytes, (None,) if it is null; None if\n"
+    "undecided.");
+
+static PyObject *bytes_at(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_buffer payload;
+    long long row, rows;
+    if (!PyArg_ParseTuple(args, "y*LL:bytes_at", &payload, &row, &rows))
+        return NULL;
+    PyObject *found = value_at(payload.buf, payload.len, row, rows);
+    PyBuffer_Release(&payload);
+    return found;
+}
+
+/* --- many pages --------------------------------------------------------------------------- */
+
+/* The payloads of pages: given as they are, or decompressed from stored blocks one by one. */
+typedef struct {
+    Held payloads;
+    Stored stored;
+    int is_stored, kind;
+    Py_ssize_t count;
+    uint8_t *scratch;
+    size_t room;
+    uint64_t bytes; /* an upper bound of all payloads together */
+} Pages;
+
+static void release_pages(Pages *pages)
+{
+    if (pages->is_stored)
+        release_stored(&pages->stored);
+    else
+        release(&pages->payloads);
+    free(pages->scratch);
+}
+
+static int hold_pages(PyObject *source, int kind, Pages *pages)
+{
+    memset(pages, 0, sizeof *pages);
+    pages->kind = kind;
+    if (!PyTuple_Check(source)) {
+        if (!hold(source, &pages->payloads))
+            return 0;
+        pages->count = pages->payloads.count;
+        for (Py_ssize_t n = 0; n < pages->count; n++)
+            pages->bytes += (uint64_t)pages->payloads.views[n].len;
+        return 1;
+    }
+    PyObject *bodies, *bases, *starts, *ends;
+    if (!PyArg_ParseTuple(source, "OOOO", &bodies, &bases, &starts, &ends) ||
+        !hold_stored(bodies, bases, starts, ends, &pages->stored))
+        return 0;
+    pages->is_stored = 1;
+    pages->count = pages->stored.count;
+    for (Py_ssize_t n = 0; n < pages->count; n++) {
+        const uint8_t *data;
+        size_t size;
+        /* What a damaged head claims is no reason to allocate: it is refused later. */
+        if (!stored_block(&pages->stored, n, &data, &size) || size < BLOCK_HEAD)
+            continue;
+        uint64_t raw = data[9] == CODEC_NONE ? u32_at(data) : u32_at(data + 12);
+        pages->bytes += raw <= size * (uint64_t)RATIO_MAX + RATIO_SLACK ? raw : 0;
+    }
+    return 1;
+}
+
+/* The payload of the next page, valid until the one after it; 0 if undecided. No GIL needed. */
+static int payload_of(Pages *pages, Py_ssize_t n, const uint8_t **payload, size_t *size)
+{
+    if (!pages->is_stored) {
+        *payload = pages->payloads.views[n].buf;
+        *size = (size_t)pages->payloads.views[n].len;
+        return 1;
+    }
+    const uint8_t *data;
+    Block block;
+    if (!stored_block(&pages->stored, n, &data, size) ||
+        !open_block(data, *size, pages->kind, &block))
+        return 0;
+    *size = block.raw_length;
+    *payload = block.stored;
+    if (block.codec == CODEC_NONE)
+        return 1;
+    if (pages->room < *size) {
+        free(pages->scratch);
+        pages->room = *size + *size / 2;
+        pages->scratch = malloc(pages->room);
+        if (pages->scratch == NULL) {
+            pages->room = 0;
+            return 0;
+        }
+    }
+    *payload = pages->scratch;
+    return lz4_decode(block.stored, block.length, pages->scratch, *size);
+}
+
+/* The sum of the rows of all pages; -1 if one is negative or the sum too large for offsets. */
+static int64_t count_rows(const Py_buffer *rows, Py_ssize_t count)
+{
+    int64_t total = 0;
+    for (Py_ssize_t n = 0; n < count; n++) {
+        int64_t some = ((const int64_t *)rows->buf)[n];
+        if (some <= 0 || some > OFFSET_MAX || (total += some) >= OFFSET_MAX)
+            return -1;
+    }
+    return total;
+}
+
+/* An upper bound of the data in pages, besides their heads and some bytes of each row. */
+static uint64_t room_for(const Pages *pages, uint64_t head, uint64_t row, int64_t rows)
+{
+    uint64_t other = head * (uint64_t)pages->count + row * (uint64_t)rows;
+    return pages->bytes > other ? pages->bytes - other : 0;
+}
+
+/* The rows of a page that are picked: pairs of page and row, in the order of the pages. */
+typedef struct {
+    const int32_t *pairs; /* NULL: every row */
+    Py_ssize_t count, at;
+} Picks;
+
+/* Values that are put together; without offsets if all have the width of their type. */
+typedef struct {
+    int32_t *offsets;
+    uint8_t *data;
+    uint64_t room, used;
+    int64_t rows;
+    int is_growing;
+} Variable;
+
+/* The data as bytes; those that grew are copied. */
+static int end_data(Variable *out, PyObject **target)
+{
+    if (out->is_growing)
+        *target = PyBytes_FromStringAndSize((const char *)out->data, (Py_ssize_t)out->used);
+    return *target != NULL;
+}
+
+/* Picked values go to memory that grows: of all pages together they are a small part. */
+static int grow(Variable *out, uint64_t size)
+{
+    uint64_t room = 2 * (out->used + size) + 1024;
+    uint8_t *data = out->is_growing ? realloc(out->data, room) : NULL;
+    if (data == NULL)
+        return 0;
+    out->data = data;
+    out->room = room;
+    return 1;
+}
+
+static int append_range(Variable *out, const uint8_t *data, uint64_t size)
+{
+    if (out->used + size > OFFSET_MAX || (size > out->room - out->used && !grow(out, size)))
+        return 0;
+    memcpy(out->data + out->used, data, size);
+    out->used += size;
+    return 1;
+}
+
+static int append_all(
+    Variable *out, const uint8_t *offsets, uint32_t width, const uint8_t *data, uint32_t size,
+    uint32_t rows)
+{
+    int32_t base = (int32_t)out->used;
+    if (!append_range(out, data, size))
+        return 0;
+    int32_t *target = out->offsets + out->rows;
+    if (offsets)
+        for (uint32_t n = 0; n < rows; n++)
+            target[n] = base + i32_at(offsets + 4 * (size_t)n);
+    else
+        for (uint32_t n = 0; n < rows; n++)
+            target[n] = base + (int32_t)(n * width);
+    out->rows += rows;
+    return 1;
+}
+
+static int append_one(
+    Variable *out, const uint8_t *offsets, uint32_t width, const uint8_t *data, uint32_t row)
+{
+    int64_t first = (int64_t)row * width, last = first + width;
+    if (offsets) {
+        first = i32_at(offsets + 4 * (size_t)row);
+        last = i32_at(offsets + 4 * (size_t)row + 4);
+    }
+    out->offsets[out->rows++] = (int32_t)out->used;
+    return append_range(out, data + first, (uint64_t)(last - first));
+}
+
+static void end_variable(Variable *out)
+{
+    out->offsets[out->rows] = (int32_t)out->used;
+    if (!out->is_growing)
+        memset(out->data + out->used, 0, out->room - out->used);
+}
+
+typedef struct {
+    Variable keys;
+    uint8_t *lsns, *seqs, *kinds;
+} KeyRows;
+
+static int append_keys(KeyRows *out, const KeyPage *page, Py_ssize_t number, Picks *picks)
+{
+    const uint8_t *offsets = page->width ? NULL : page->offsets;
+    int64_t at = out->keys.rows;
+    if (picks->pairs == NULL) {
+        memcpy(out->lsns + 8 * at, page->lsns, 8 * (size_t)page->rows);
+        memcpy(out->seqs + 4 * at, page->seqs, 4 * (size_t)page->rows);
+        memcpy(out->kinds + at, page->kinds, page->rows);
+        return append_all(
+            &out->keys, offsets, page->width, page->data, page->data_size, page->rows);
+    }
+    for (; picks->at < picks->count && picks->pairs[2 * picks->at] == number; picks->at++, at++) {
+        uint32_t row = (uint32_t)picks->pairs[2 * picks->at + 1];
+        if (row >= page->rows || !append_one(&out->keys, offsets, page->width, page->data, row))
+            return 0;
+        memcpy(out->lsns + 8 * at, page->lsns + 8 * (size_t)row, 8);
+        memcpy(out->seqs + 4 * at, page->seqs + 4 * (size_t)row, 4);
+        out->kinds[at] = page->kinds[row];
+    }
+    return 1;
+}
+
+static int join_key_pages(Pages *pages, const int64_t *rows, Picks *picks, KeyRows *out)
+{
+    for (Py_ssize_t n = 0; n < pages->count; n++) {
+        const uint8_t *payload;
+        size_t size;
+        KeyPage page;
+        if (!payload_of(pages, n, &payload, &size) ||
+            !open_key_page(payload, size, rows[n], &page) || !rows_are_valid(&page) ||
+            !append_keys(out, &page, n, picks))
+            return 0;
+    }
+    end_variable(&out->keys);
+    return picks->at == picks->count;
+}
+
+static int open_picks(PyObject *object, Py_buffer *view, Picks *picks)
+{
+    memset(picks, 0, sizeof *picks);
+    memset(view, 0, sizeof *view);
+    if (object == Py_None)
+        return 1;
+    if (PyObject_GetBuffer(object, view, PyBUF_SIMPLE) < 0)
+        return 0;
+    picks->pairs = view->buf;
+    picks->count = view->len / 8;
+    return 1;
+}
+
+static void *new_bytes(PyObject **target, uint64_t size)
+{
+    *target = size > PY_SSIZE_T_MAX ? PyErr_NoMemory()
+                                    : PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
+    return *target == NULL ? NULL : PyBytes_AsString(*target);
+}
+
+PyDoc_STRVAR(join_keys_doc,
+    "join_keys(pages, kind, rows, picks)\n--\n\n"
+    "Return (offsets, data, lsns, seqs, kinds) of plain key pages, as bytes; None if undecided.\n\n"
+    "`pages` is a list of payloads, or a tuple of the arguments of `decode_blocks` up to `ends`;\n"
+    "`rows` those of each page (int64). With `picks`, only these rows: pairs of page and row\n"
+    "(int32), in the order of pages. The data may be followed by some zeros.");
+
+static PyObject *join_keys(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *source, *rows_object, *picks_object;
+    int kind;
+    if (!PyArg_ParseTuple(args, "OiOO:join_keys", &source, &kind, &rows_object, &picks_object))
+        return NULL;
+    Pages pages;
+    Py_buffer rows = {0}, picks_view = {0};
+    Picks picks;
+    PyObject *parts[5] = {NULL}, *result = NULL;
+    KeyRows out = {0};
+    if (!hold_pages(source, kind, &pages))
+        return NULL;
+    if (!numbers_of(rows_object, &rows, 8, pages.count) ||
+        !open_picks(picks_object, &picks_view, &picks))
+        goto end;
+    int64_t total = count_rows(&rows, pages.count);
+    int decided = total >= 0 && picks.count <= total;
+    if (decided) {
+        uint64_t count = (uint64_t)(picks.pairs ? picks.count : total);
+        if (picks.pairs)
+            out.keys.is_growing = 1;
+        else
+            out.keys.room = room_for(&pages, KEY_HEAD, 13, total);
+        if (!(out.keys.offsets = new_bytes(&parts[0], 4 * (count + 1))) ||
+            (!picks.pairs && !(out.keys.data = new_bytes(&parts[1], out.keys.room))) ||
+            !(out.lsns = new_bytes(&parts[2], 8 * count)) ||
+            !(out.seqs = new_bytes(&parts[3], 4 * count)) ||
+            !(out.kinds = new_bytes(&parts[4], count)))
+            goto end;
+        if (pages.bytes > RELEASE_BYTES) {
+            Py_BEGIN_ALLOW_THREADS
+            decided = join_key_pages(&pages, rows.buf, &picks, &out);
+            Py_END_ALLOW_THREADS
+        } else {
+            decided = join_key_pages(&pages, rows.buf, &picks, &out);
+        }
+        if (decided && !end_data(&out.keys, &parts[1]))
+            goto end;
+    }
+    result = decided ? Py_BuildValue("(OOOOO)", parts[0], parts[1], parts[2], parts[3], parts[4])
+                     : undecided();
+end:
+    if (out.keys.is_growing)
+        free(out.keys.data);
+    for (int n = 0; n < 5; n++)
+        Py_XDECREF(parts[n]);
+    if (picks_view.obj)
+        PyBuffer_Release(&picks_view);
+    if (rows.obj)
+        PyBuffer_Release(&rows);
+    release_pages(&pages);
+    return result;
+}
+
+typedef struct {
+    Variable values; /* of texts and bytes; otherwise only `data` and `rows` */
+    uint8_t *validity;
+    int has_nulls;
+} ColumnRows;
+
+static inline void append_validity(
+    ColumnRows *out, int64_t at, const ColumnPage *page, uint32_t row)
+{
+    if (is_valid(page, row))
+        return;
+    out->validity[at >> 3] &= (uint8_t)~(1 << (at & 7));
+    out->has_nulls = 1;
+}
+
+static int append_column(
+    ColumnRows *out, const ColumnPage *page, Py_ssize_t number, int64_t width, Picks *picks)
+{
+    Variable *values = &out->values;
+    int64_t at = values->rows;
+    if (picks->pairs == NULL) {
+        for (uint32_t row = 0; page->validity != NULL && row < page->rows; row++)
+            append_validity(out, at + row, page, row);
+        if (width) {
+            values->rows += page->rows;
+            return append_range(values, page->data, page->data_size);
+        }
+        return append_all(
+            values, page->offsets, page->width, page->data, page->data_size, page->rows);
+    }
+    for (; picks->at < picks->count && picks->pairs[2 * picks->at] == number; picks->at++, at++) {
+        uint32_t row = (uint32_t)picks->pairs[2 * picks->at + 1];
+        if (row >= page->rows)
+            return 0;
+        append_validity(out, at, page, row);
+        if (width) {
+            values->rows++;
+            if (!append_range(values, page->data + (size_t)row * page->width, page->width))
+                return 0;
+        } else if (!append_one(values, page->offsets, page->width, page->data, row)) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static int join_column_pages(
+    Pages *pages, const int64_t *rows, int number, int64_t width, Picks *picks, ColumnRows *out)
+{
+    for (Py_ssize_t n = 0; n < pages->count; n++) {
+        const uint8_t *payload;
+        size_t size;
+        ColumnPage page;
+        if (!payload_of(pages, n, &payload, &size) ||
+            !open_column_page(payload, size, rows[n], number, width, &page) ||
+            (page.offsets && !offsets_rise(page.offsets, page.rows, page.data_size)) ||
+            !append_column(out, &page, n, width, picks))
+            return 0;
+    }
+    if (!width)
+        end_variable(&out->values);
+    return picks->at == picks->count;
+}
+
+PyDoc_STRVAR(join_column_doc,
+    "join_column(pages, kind, rows, number, width, picks)\n--\n\n"
+    "Return (validity, offsets, data) of column pages, as bytes or None; None if undecided.\n\n"
+    "`width` is that of a value in bytes: 0 for texts and bytes, negative for vectors. The other\n"
+    "arguments are those of `join_keys`.");
+
+static PyObject *join_column(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *source, *rows_object, *picks_object;
+    int kind, number;
+    long long width;
+    if (!PyArg_ParseTuple(args, "OiOiLO:join_column", &source, &kind, &rows_object, &number, &width,
+            &picks_object))
+        return NULL;
+    Pages pages;
+    Py_buffer rows = {0}, picks_view = {0};
+    Picks picks;
+    PyObject *parts[3] = {NULL}, *result = NULL;
+    ColumnRows out = {0};
+    if (!hold_pages(source, kind, &pages))
+        return NULL;
+    if (!numbers_of(rows_object, &rows, 8, pages.count) ||
+        !open_picks(picks_object, &picks_view, &picks))
+        goto end;
+    int64_t total = count_rows(&rows, pages.count), each = width < 0 ? -width : width;
+    int decided = total >= 0 && picks.count <= total && each <= OFFSET_MAX;
+    if (decided) {
+        uint64_t count = (uint64_t)(picks.pairs ? picks.count : total);
+        if (width)
+            out.values.room = count * (uint64_t)each;
+        else if (picks.pairs)
+            out.values.is_growing = 1;
+        else
+            out.values.room = room_for(&pages, COLUMN_HEAD, 0, total);
+        /* A page has all its values: no more can come out than is in there. */
+        decided = out.values.room <= pages.bytes;
+        if (decided) {
+            if (!(out.validity = new_bytes(&parts[0], (count + 7) / 8)) ||
+                !(out.values.offsets = new_bytes(&parts[1], width ? 0 : 4 * (count + 1))) ||
+                (!out.values.is_growing &&
+                    !(out.values.data = new_bytes(&parts[2], out.values.room))))
+                goto end;
+            memset(out.validity, 255, (count + 7) / 8);
+            if (count % 8)
+                out.validity[count / 8] = (uint8_t)((1 << count % 8) - 1);
+            if (pages.bytes > RELEASE_BYTES) {
+                Py_BEGIN_ALLOW_THREADS
+                decided = join_column_pages(&pages, rows.buf, number, width, &picks, &out);
+                Py_END_ALLOW_THREADS
+            } else {
+                decided = join_column_pages(&pages, rows.buf, number, width, &picks, &out);
+            }
+            if (decided && !end_data(&out.values, &parts[2]))
+                goto end;
+        }
+    }
+    result = decided ? Py_BuildValue("(OOO)", out.has_nulls ? parts[0] : Py_None,
+                           width ? Py_None : parts[1], parts[2])
+                     : undecided();
+end:
+    if (out.values.is_growing)
+        free(out.values.data);
+    for (int n = 0; n < 3; n++)
+        Py_XDECREF(parts[n]);
+    if (picks_view.obj)
+        PyBuffer_Release(&picks_view);
+    if (rows.obj)
+        PyBuffer_Release(&rows);
+    release_pages(&pages);
+    return result;
+}
+
+PyDoc_STRVAR(search_doc,
+    "search(pages, rows, keys, places)\n--\n\n"
+    "Return the rows of some keys as pairs of page and row (int32, as bytes); None if undecided.\n\n"
+    "`pages` is a list of payloads of key pages, `places` (int64) the page of each key, rising.");
+
+static PyObject *search(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *source, *rows_object, *keys, *places_object, *result = NULL;
+    if (!PyArg_ParseTuple(args, "OOO!O:search", &source, &rows_object, &PyList_Type, &keys,
+            &places_object))
+        return NULL;
+    Held pages;
+    Py_buffer rows = {0}, places = {0};
+    Py_ssize_t room = 0, used = 0, opened = -1;
+    int32_t *pairs = NULL;
+    if (!hold(source, &pages))
+        return NULL;
+    if (!numbers_of(rows_object, &rows, 8, pages.count) ||
+        !numbers_of(places_object, &places, 8, PyList_Size(keys)))
+        goto end;
+    KeyPage page;
+    for (Py_ssize_t n = 0; n < PyList_Size(keys); n++) {
+        int64_t place = ((const int64_t *)places.buf)[n], first, last;
+        PyObject *key = PyList_GetItem(keys, n);
+        char *bytes;
+        Py_ssize_t size;
+        if (key == NULL || PyBytes_AsStringAndSize(key, &bytes, &size) < 0)
+            goto end;
+        if (place < 0 || place >= pages.count || place > INT32_MAX || place < opened)
+            goto unknown;
+        if (place != opened) {
+            const Py_buffer *view = &pages.views[place];
+            if (!open_key_page(view->buf, view->len, ((const int64_t *)rows.buf)[place], &page) ||
+                !rows_are_valid(&page))
+                goto unknown;
+            opened = place;
+        }
+        if (!find_in_page(&page, (const uint8_t *)bytes, size, &first, &last) || last > INT32_MAX)
+            goto unknown;
+        if (used + last - first > room) {
+            room = 2 * (used + last - first) + PyList_Size(keys);
+            int32_t *grown = PyMem_Realloc(pairs, (size_t)room * 8);
+            if (grown == NULL) {
+                PyErr_NoMemory();
+                goto end;
+            }
+            pairs = grown;
+        }
+        for (; first < last; first++, used++) {
+            pairs[2 * used] = (int32_t)place;
+            pairs[2 * used + 1] = (int32_t)first;
+        }
+    }
+    result = PyBytes_FromStringAndSize((const char *)pairs, used * 8);
+    goto end;
+unknown:
+    result = undecided();
+end:
+    PyMem_Free(pairs);
+    if (places.obj)
+        PyBuffer_Release(&places);
+    if (rows.obj)
+        PyBuffer_Release(&rows);
+    release(&pages);
+    return result;
+}
+
+/* --- small things ------------------------------------------------------------------------- */
+
+PyDoc_STRVAR(may_have_doc,
+    "may_have(filter, key_hash)\n--\n\n"
+    "Whether a filter may have a key with this hash.");
+
+static PyObject *may_have(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    static const uint32_t odd[8] = {0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1,
+        0xD6E8FEB9, 0xA5CB9243, 0x5851F42D};
+    const char *data;
+    Py_ssize_t size;
+    unsigned long long hash;
+    if (!PyArg_ParseTuple(args, "y#K:may_have", &data, &size, &hash))
+        return NULL;
+    uint64_t blocks = (uint64_t)size / FILTER_BLOCK;
+    if (!blocks || blocks > UINT32_MAX) {
+        PyErr_SetString(PyExc_ValueError, "not a filter");
+        return NULL;
+    }
+    const uint8_t *block = (const uint8_t *)data + ((hash >> 32) * blocks >> 32) * FILTER_BLOCK;
+    uint32_t low = (uint32_t)hash, missing = 0;
+    for (int word = 0; word < 8; word++)
+        missing |= ~u32_at(block + 4 * word) >> (low * odd[word] >> 27) & 1;
+    return PyBool_FromLong(!missing);
+}
+
+PyDoc_STRVAR(key_place_doc,
+    "key_place(offsets, data, first, count, key, above)\n--\n\n"
+    "Return how many of the sorted keys [first, first + count) of an Arrow array are below a key,\n"
+    "with `above` also those that equal it; None if undecided.");
+
+static PyObject *key_place(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_buffer offsets, data, key;
+    long long first, count;
+    int above;
+    if (!PyArg_ParseTuple(
+            args, "y*y*LLy*p:key_place", &offsets, &data, &first, &count, &key, &above))
+        return NULL;
+    long long known = offsets.len / 4;
+    int64_t place = -1;
+    if (first >= 0 && count >= 0 && count < OFFSET_MAX && first <= known &&
+        count + 1 <= known - first) {
+        /* A page whose data end where the buffer does: offsets are checked as they are used. */
+        KeyPage page = {.rows = (uint32_t)count, .data = data.buf};
+        page.data_size = data.len > OFFSET_MAX ? OFFSET_MAX : (uint32_t)data.len;
+        page.offsets = (const uint8_t *)offsets.buf + 4 * first;
+        place = key_bound(&page, key.buf, key.len, 0, above);
+    }
+    PyBuffer_Release(&key);
+    PyBuffer_Release(&data);
+    PyBuffer_Release(&offsets);
+    return place < 0 ? undecided() : PyLong_FromLongLong(place);
+}
+
+PyDoc_STRVAR(bytes_list_doc,
+    "bytes_list(offsets, data, first, count)\n--\n\n"
+    "Return the values [first, first + count) of an Arrow array without nulls, as a list of\n"
+    "bytes; None if undecided.");
+
+static PyObject *bytes_list(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_buffer offsets, data;
+    long long first, count;
+    if (!PyArg_ParseTuple(args, "y*y*LL:bytes_list", &offsets, &data, &first, &count))
+        return NULL;
+    PyObject *values = NULL;
+    long long known = offsets.len / 4;
+    if (first < 0 || count < 0 || first > known || count + 1 > known - first) {
+        values = undecided();
+        goto end;
+    }
+    values = PyList_New(count);
+    const uint8_t *ends = (const uint8_t *)offsets.buf + 4 * first;
+    for (long long n = 0; values != NULL && n < count; n++) {
+        int32_t from = i32_at(ends + 4 * n), to = i32_at(ends + 4 * n + 4);
+        if (from < 0 || from > to || to > data.len) {
+            Py_DECREF(values);
+            values = undecided();
+            break;
+        }
+        PyObject *value = PyBytes_FromStringAndSize((const char *)data.buf + from, to - from);
+        if (value == NULL) {
+            Py_DECREF(values);
+            values = NULL;
+        } else {
+            PyList_SetItem(values, n, value);
+        }
+    }
+end:
+    PyBuffer_Release(&data);
+    PyBuffer_Release(&offsets);
+    return values;
+}
+
+/* --- files -------------------------------------------------------------------------------- */
+
+#ifndef _WIN32
+
+PyDoc_STRVAR(read_ranges_doc,
+    "read_ranges(fd, ranges)\n--\n\n"
+    "Return the bytes of [start, end) for each of a list of pairs; None if the file does not\n"
+    "return them all at once.");
+
+static PyObject *read_ranges(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    int fd;
+    PyObject *ranges;
+    if (!PyArg_ParseTuple(args, "iO:read_ranges", &fd, &ranges))
+        return NULL;
+    Py_ssize_t count = PySequence_Size(ranges);
+    if (count < 0)
+        return NULL;
+    struct Range { char *target; long long start; size_t size; } few[8], *all = few;
+    if (count > 8 && (all = PyMem_Calloc(count, sizeof *all)) == NULL)
+        return PyErr_NoMemory();
+    PyObject *bodies = PyList_New(count);
+    int is_whole = 1;
+    for (Py_ssize_t n = 0; bodies != NULL && n < count; n++) {
+        long long start, end;
+        PyObject *range = PySequence_GetItem(ranges, n), *body = NULL;
+        if (range != NULL && PyTuple_Check(range) && PyArg_ParseTuple(range, "LL", &start, &end)) {
+            if (start < 0 || end < start || end - start > PY_SSIZE_T_MAX)
+                PyErr_SetString(PyExc_ValueError, "not a range");
+            else
+                body = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(end - start));
+        } else if (range != NULL && !PyErr_Occurred()) {
+            PyErr_SetString(PyExc_TypeError, "a range is a pair of numbers");
+        }
+        Py_XDECREF(range);
+        if (body == NULL) {
+            Py_DECREF(bodies);
+            bodies = NULL;
+            break;
+        }
+        all[n].target = PyBytes_AsString(body);
+        all[n].start = start;
+        all[n].size = (size_t)(end - start);
+        PyList_SetItem(bodies, n, body);
+    }
+    if (bodies != NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t n = 0; is_whole && n < count; n++)
+            is_whole = pread(fd, all[n].target, all[n].size, (off_t)all[n].start) ==
+                       (ssize_t)all[n].size;
+        Py_END_ALLOW_THREADS
+    }
+    if (all != few)
+        PyMem_Free(all);
+    if (bodies == NULL || is_whole)
+        return bodies;
+    Py_DECREF(bodies);
+    return undecided();
+}
+
+PyDoc_STRVAR(file_identity_doc,
+    "file_identity(path)\n--\n\n"
+    "Return size, inode, device and times of the file at a path (UTF-8), packed as bytes; None\n"
+    "if there is no regular file.");
+
+static PyObject *file_identity(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    const char *path;
+    if (!PyArg_ParseTuple(args, "s:file_identity", &path))
+        return NULL;
+    struct stat found;
+    int failed;
+    Py_BEGIN_ALLOW_THREADS
+    failed = stat(path, &found);
+    Py_END_ALLOW_THREADS
+    if (failed || !S_ISREG(found.st_mode))
+        return undecided();
+#ifdef __APPLE__
+    struct timespec changed = found.st_ctimespec, modified = found.st_mtimespec;
+#else
+    struct timespec changed = found.st_ctim, modified = found.st_mtim;
+#endif
+    int64_t identity[7] = {found.st_size, (int64_t)found.st_ino, (int64_t)found.st_dev,
+        modified.tv_sec, modified.tv_nsec, changed.tv_sec, changed.tv_nsec};
+    return PyBytes_FromStringAndSize((const char *)identity, sizeof identity);
+}
+
+#endif
+
+/* --- merging ------------------------------------------------------------------------------ */
+
+#define PARTS_MAX 16
+#define MERGED_ROWS_RELEASE 20000 /* fewer would wait longer for the GIL than they take */
+
+/* One sorted part of a merge, and the row that is next. */
+typedef struct {
+    Py_buffer offsets, data, lsns, seqs;
+    KeyPage page;
+    int64_t base; /* the place of its first row among the rows of all parts */
+    uint32_t row;
+    const uint8_t *key;
+    uint32_t size;
+} Part;
+
+static void release_parts(Part *parts, int count)
+{
+    for (int n = 0; n < count; n++) {
+        PyBuffer_Release(&parts[n].offsets);
+        PyBuffer_Release(&parts[n].data);
+        PyBuffer_Release(&parts[n].lsns);
+        PyBuffer_Release(&parts[n].seqs);
+    }
+}
+
+/* Hold a part that Python gives as a tuple. 1: held, 0: an error, -1: of another shape. */
+static int hold_part(PyObject *tuple, Part *part)
+{
+    long long first, count;
+    if (!PyArg_ParseTuple(tuple, "y*y*LLy*y*:merge_places", &part->offsets, &part->data, &first,
+                          &count, &part->lsns, &part->seqs))
+        return 0;
+    long long known = part->offsets.len / 4;
+    memset(&part->page, 0, sizeof part->page);
+    part->row = 0;
+    if (first < 0 || count <= 0 || count >= OFFSET_MAX || first > known ||
+        count + 1 > known - first || part->lsns.len != 8 * count || part->seqs.len != 4 * count) {
+        release_parts(part, 1);
+        return -1;
+    }
+    part->page.rows = (uint32_t)count;
+    part->page.offsets = (const uint8_t *)part->offsets.buf + 4 * first;
+    part->page.data = part->data.buf;
+    part->page.data_size = part->data.len > OFFSET_MAX ? OFFSET_MAX : (uint32_t)part->data.len;
+    return 1;
+}
+
+static int key_order(const uint8_t *a, uint32_t a_size, const uint8_t *b, uint32_t b_size)
+{
+    int order = memcmp(a, b, a_size < b_size ? a_size : b_size);
+    return order ? order : (a_size > b_size) - (a_size < b_size);
+}
+
+/* Compare the next row of a part with a row of another: by key, and the newest first. */
+static int row_order(const Part *a, const Part *b)
+{
+    int order = key_order(a->key, a->size, b->key, b->size);
+    if (order)
+        return order;
+    int64_t a_lsn = ((const int64_t *)a->lsns.buf)[a->row];
+    int64_t b_lsn = ((const int64_t *)b->lsns.buf)[b->row];
+    if (a_lsn != b_lsn)
+        return a_lsn > b_lsn ? -1 : 1;
+    uint32_t a_seq = ((const uint32_t *)a->seqs.buf)[a->row];
+    uint32_t b_seq = ((const uint32_t *)b->seqs.buf)[b->row];
+    return (a_seq < b_seq) - (a_seq > b_seq);
+}
+
+/* Go to the next row; 0 if the rows are damaged or not in order. */
+static int advance(Part *part)
+{
+    Part before = *part;
+    if (++part->row >= part->page.rows)
+        return 1;
+    return key_at(&part->page, part->row, &part->key, &part->size) && row_order(&before, part) <= 0;
+}
+
+/* Write the places of all rows, or of the first row of each key, in order. -1: undecided. */
+static int64_t merge_parts(Part *parts, int count, int every, int64_t *places)
+{
+    const uint8_t *last = NULL;
+    uint32_t last_size = 0;
+    int64_t found = 0;
+    for (int n = 0; n < count; n++)
+        if (!key_at(&parts[n].page, 0, &parts[n].key, &parts[n].size))
+            return -1;
+    for (;;) {
+        Part *next = NULL;
+        for (int n = 0; n < count; n++)
+            if (parts[n].row < parts[n].page.rows &&
+                (next == NULL || row_order(&parts[n], next) < 0))
+                next = &parts[n];
+        if (next == NULL)
+            return found;
+        if (every || last == NULL || key_order(last, last_size, next->key, next->size))
+            places[found++] = next->base + next->row;
+        last = next->key;
+        last_size = next->size;
+        if (!advance(next))
+            return -1;
+    }
+}
+
+PyDoc_STRVAR(merge_places_doc,
+    "merge_places(parts, every)\n--\n\n"
+    "Return the order of the rows of sorted parts, as int64 places among all rows one part after\n"
+    "the other: by key, and the newest first; without `every` only the first row of each key.\n"
+    "A part is (offsets, data, first, count, lsns, seqs). None if undecided: parts that are empty,\n"
+    "not sorted, or too many.");
+
+static PyObject *merge_places(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *list;
+    int every, held = 0, state = 1;
+    if (!PyArg_ParseTuple(args, "Op:merge_places", &list, &every))
+        return NULL;
+    if (!PyList_Check(list)) {
+        PyErr_SetString(PyExc_TypeError, "a list of parts is expected");
+        return NULL;
+    }
+    Py_ssize_t count = PyList_Size(list);
+    if (count < 1 || count > PARTS_MAX)
+        return undecided();
+    Part parts[PARTS_MAX];
+    int64_t rows = 0, found = -1;
+    for (; held < count && state == 1; held += state == 1) {
+        PyObject *tuple = PyList_GetItem(list, held); /* fails if the list became shorter */
+        state = tuple == NULL ? 0 : hold_part(tuple, &parts[held]);
+        if (state == 1) {
+            parts[held].base = rows;
+            rows += parts[held].page.rows;
+        }
+    }
+    int64_t *places = NULL;
+    if (state == 1) {
+        places = malloc((size_t)rows * sizeof *places);
+        if (places == NULL) {
+            PyErr_NoMemory();
+            state = 0;
+        } else if (rows < MERGED_ROWS_RELEASE) {
+            found = merge_parts(parts, held, every, places);
+        } else {
+            Py_BEGIN_ALLOW_THREADS
+            found = merge_parts(parts, held, every, places);
+            Py_END_ALLOW_THREADS
+        }
+    }
+    release_parts(parts, held);
+    PyObject *result = NULL;
+    if (state && found < 0)
+        result = undecided();
+    else if (state)
+        result = PyBytes_FromStringAndSize((const char *)places, (Py_ssize_t)found * 8);
+    free(places);
+    return result;
+}
+
+static PyMethodDef methods[] = {
+#ifndef _WIN32
+    {"file_identity", file_identity, METH_VARARGS, file_identity_doc},
+    {"read_ranges", read_ranges, METH_VARARGS, read_ranges_doc},
+#endif
+    {"bytes_at", bytes_at, METH_VARARGS, bytes_at_doc},
+    {"bytes_list", bytes_list, METH_VARARGS, bytes_list_doc},
+    {"decode_block", decode_block, METH_VARARGS, decode_block_doc},
+    {"decode_blocks", decode_blocks, METH_VARARGS, decode_blocks_doc},
+    {"find_key", find_key, METH_VARARGS, find_key_doc},
+    {"join_column", join_column, METH_VARARGS, join_column_doc},
+    {"join_keys", join_keys, METH_VARARGS, join_keys_doc},
+    {"key_place", key_place, METH_VARARGS, key_place_doc},
+    {"may_have", may_have, METH_VARARGS, may_have_doc},
+    {"merge_places", merge_places, METH_VARARGS, merge_places_doc},
+    {"search", search, METH_VARARGS, search_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static int start(PyObject *module)
+{
+    const uint16_t one = 1;
+    if (*(const uint8_t *)&one != 1) {
+        PyErr_SetString(PyExc_ImportError, "the kernel needs a little-endian machine");
+        return -1;
+    }
+    init_crc();
+    return PyModule_AddIntConstant(module, "VERSION", KERNEL_VERSION);
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, start}, {0, NULL}};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "reef._kernel", "The inner loops of reads.", 0, methods, slots, NULL,
+    NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__kernel(void) { return PyModuleDef_Init(&definition); }

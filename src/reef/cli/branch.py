@@ -1,0 +1,193 @@
+"""Branches and history: `reef branch`, `diff`, `history` and `rollback`."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import click
+
+from reef.cli.options import (
+    ReefCommand,
+    as_of_options,
+    engine_options,
+    executing,
+    on_namespace,
+)
+from reef.cli.output import Output
+from reef.engine.handles.database import Database
+from reef.engine.handles.pinned import PinnedReader
+from reef.engine.history.diff import Difference
+from reef.manifest.branching import check_is_branch
+from reef.manifest.head import locate
+from reef.paths import Namespace
+
+DIFF_COLUMNS = ("op", "key", "a", "b")
+
+
+@click.group()
+def branch() -> None:
+    """Create, list, compare, merge and drop branches."""
+
+
+@branch.command("create", cls=ReefCommand)
+@on_namespace
+@click.argument("name")
+@as_of_options
+def create_branch(
+    output: Output, db: Database, namespace: str, *, name: str, as_of: dict[str, Any]
+) -> None:
+    """Create a namespace with the rows of another one, without copying them.
+
+    Example: reef branch create ./data users experiment
+    """
+    made = db.branch(namespace, name, _point(db, namespace, as_of))
+    output.record(f"branch of {namespace}", {"name": name, "generation": made.generation})
+
+
+def _point(db: Database, namespace: str, as_of: dict[str, Any]) -> Any:
+    if "snapshot" not in as_of:
+        return as_of or None
+    wanted = as_of["snapshot"]
+    return next((s for s in db.snapshots(namespace) if wanted in (s.id, s.name)), wanted)
+
+
+@branch.command("list", cls=ReefCommand)
+@on_namespace
+def list_branches(output: Output, db: Database, namespace: str) -> None:
+    """List the branches that share objects of a namespace.
+
+    Example: reef branch list ./data users
+    """
+    head = locate(db.store, namespace).found.manifest
+    rows = [
+        {"id": branch_id, "folder": pin.root, "generation": pin.generation, "lsn": pin.last_lsn}
+        for branch_id, pin in sorted(head.branches.items())
+    ]
+    output.table(f"branches of {namespace}", ("id", "folder", "generation", "lsn"), rows)
+
+
+@branch.command("diff", cls=ReefCommand)
+@on_namespace
+@click.argument("other")
+@click.option("--limit", type=int, metavar="N", help="Print at most this many rows.")
+def diff_branch(
+    output: Output, db: Database, namespace: str, *, other: str, limit: int | None
+) -> None:
+    """Print the rows that differ between two namespaces.
+
+    Example: reef branch diff ./data users experiment
+    """
+    _print(output, f"from {namespace} to {other}", db.diff(namespace, other), limit)
+
+
+@branch.command("merge", cls=ReefCommand)
+@on_namespace
+@click.argument("parent", required=False)
+@click.option(
+    "--on-conflict",
+    type=click.Choice(["error", "ours", "theirs"]),
+    default="error",
+    show_default=True,
+    help="Rows changed on both sides: fail, keep the parent's, or take the branch's.",
+)
+@engine_options
+def merge_branch(
+    output: Output,
+    db: Database,
+    namespace: str,
+    *,
+    parent: str | None,
+    on_conflict: str,
+    engine: str,
+    master: str | None,
+) -> None:
+    """Apply the changes of a branch to the namespace that it was made of, or to another.
+
+    Example: reef branch merge ./data experiment users
+    """
+    target = parent or _parent(db, namespace)
+    with executing(output, db, f"merging {namespace}", engine=engine, master=master) as executor:
+        report = db.merge(namespace, target, on_conflict, executor=executor)
+    output.record(f"merged {namespace} into {target}", report.to_dict())
+
+
+def _parent(db: Database, namespace: str) -> str:
+    origin = check_is_branch(locate(db.store, namespace).found.manifest, namespace)
+    folder = Namespace.of_root(origin.root).name
+    return locate(db.store, folder).names.name
+
+
+@branch.command("drop", cls=ReefCommand)
+@on_namespace
+def drop_branch(output: Output, db: Database, namespace: str) -> None:
+    """Drop a branch; a sweep of it releases the objects that it shares.
+
+    Example: reef branch drop ./data experiment
+    """
+    check_is_branch(locate(db.store, namespace).found.manifest, namespace)
+    db.drop(namespace)
+    output.record("dropped branch", {"name": namespace})
+
+
+@click.command("diff", cls=ReefCommand)
+@on_namespace
+@click.option("--from", "start", required=True, metavar="POINT", help="The earlier state.")
+@click.option("--to", "end", metavar="POINT", help="The later state. Default: the newest.")
+@click.option("--limit", type=int, metavar="N", help="Print at most this many rows.")
+def diff(
+    output: Output, db: Database, namespace: str, *, start: str, end: str | None, limit: int | None
+) -> None:
+    """Print the rows that differ between two states of a namespace.
+
+    A POINT is a generation, lsn:N, or a time such as 2026-01-31T12:00.
+
+    Example: reef diff ./data users --from 1
+    """
+    with ExitStack() as stack:
+        views = [stack.enter_context(_view(db, namespace, at)) for at in (start, end)]
+        _print(output, f"changes of {namespace}", db.diff(*views), limit)
+
+
+def _view(db: Database, namespace: str, at: str | None) -> PinnedReader:
+    return db.reader(namespace, pin=True) if at is None else db.reader(namespace, as_of=_parsed(at))
+
+
+def _parsed(at: str) -> Any:
+    if at.isdigit():
+        return int(at)
+    return {"lsn": int(at[4:])} if at.startswith("lsn:") and at[4:].isdigit() else at
+
+
+@click.command("history", cls=ReefCommand)
+@on_namespace
+def history(output: Output, db: Database, namespace: str) -> None:
+    """List the retained generations, newest first, with what each of them changed.
+
+    Example: reef history ./data users
+    """
+    columns = ("generation", "published_at", "lsn", "rows", "bytes", "segments", "change")
+    rows = [{name: getattr(one, name) for name in columns} for one in db.history(namespace)]
+    output.table(f"history of {namespace}", columns, rows)
+
+
+@click.command("rollback", cls=ReefCommand)
+@on_namespace
+@click.argument("to", metavar="POINT")
+def rollback(output: Output, db: Database, namespace: str, *, to: str) -> None:
+    """Give a namespace the rows that it had at a POINT, in one commit.
+
+    A POINT is a generation, lsn:N, or a time such as 2026-01-31T12:00.
+
+    Example: reef rollback ./data users 1
+    """
+    report = db.rollback(namespace, _parsed(to))
+    output.record(f"rolled back {namespace}", report.to_dict())
+
+
+def _print(output: Output, title: str, found: Iterator[Difference], limit: int | None) -> None:
+    rows = []
+    for number, one in enumerate(found):
+        if number == limit:
+            break
+        rows.append({name: getattr(one, name) for name in DIFF_COLUMNS})
+    output.table(title, DIFF_COLUMNS, rows)

@@ -1,0 +1,201 @@
+"""`reef sql`: queries over the namespaces of a bucket, as one command or in a shell.
+
+DuckDB and the writers of CSV and Parquet are imported when they are used: other commands need not
+wait for them.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+import pyarrow as pa
+
+from reef.cli.options import ReefCommand, encoding_option, on_bucket
+from reef.cli.output import Output, python_rows
+from reef.engine.handles.database import Database
+from reef.errors import ErrorKind, InvalidInputError, ReefError
+
+if TYPE_CHECKING:
+    from reef.engine.handles.sql import SqlResult
+
+FORMATS = ("text", "json", "csv", "parquet")
+HELP = """\
+A statement ends with a semicolon. Namespaces are tables; the past is users AS OF 12 (a generation),
+AS OF 'nightly' (a snapshot), AS OF TIMESTAMP '2026-01-31 12:00', or AS OF LSN 42.
+
+.tables         list the namespaces
+.schema NAME    show the columns of a namespace
+.help           show this text
+.quit           leave; so does Ctrl-D"""
+
+
+@click.command("sql", cls=ReefCommand)
+@on_bucket
+@click.argument("query", required=False)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    help="Print the rows in this format. Default: that of --output.",
+)
+@click.option("--to", metavar="FILE", help="Write the rows to this file.")
+@encoding_option
+def sql_command(
+    output: Output, db: Database, *, query: str | None, form: str | None, to: str | None
+) -> int:
+    """Run a query, or a shell for queries.
+
+    Every namespace is a table. The past is a table too: "users@12" or users AS OF 12 is generation
+    12, users AS OF 'nightly' a snapshot, users AS OF TIMESTAMP '2026-01-31 12:00' a time. Queries
+    only read. Without a query, statements are read from stdin; on a terminal, with a prompt.
+    Needs the extra sql.
+
+    Example: reef sql ./data "SELECT count(*) FROM users"
+    """
+    from reef.engine.handles.sql import split_statements
+
+    form = form or output.form
+    if query is not None:
+        write_result(output, db.sql_stream(query), form, to)
+        return 0
+    if to is not None or form == "parquet":
+        raise click.UsageError("--to and --format parquet require a query")
+    if sys.stdin.isatty():
+        Shell(output, db, form).run()
+        return 0
+    statements, rest = split_statements(sys.stdin.read())
+    for statement in [*statements, *([rest] if rest.strip() else [])]:
+        write_result(output, db.sql_stream(statement), form, None)
+    return 0
+
+
+# --- results ----------------------------------------------------------------------------
+
+
+def write_result(output: Output, result: "SqlResult", form: str, to: str | None) -> None:
+    """Print the rows of a result, or write them to a file."""
+    with result:
+        if to is not None:
+            _write_file(result, form, Path(to))
+        elif form in ("csv", "parquet"):
+            if form == "parquet" and sys.stdout.isatty():
+                raise InvalidInputError(
+                    "Parquet is not for a terminal",
+                    kind=ErrorKind.INVALID_OPTION,
+                    hint="Name a file with --to, or redirect stdout",
+                )
+            sys.stdout.flush()
+            WRITERS[form](result, sys.stdout.buffer)
+            sys.stdout.flush()
+        else:
+            before, output.form = output.form, form
+            output.stream(result.schema.names, _rows(result))
+            output.form = before
+
+
+def _rows(result: "SqlResult") -> Iterator[dict[str, Any]]:
+    for batch in result._rows():
+        yield from python_rows(batch)
+
+
+def _write_file(result: "SqlResult", form: str, target: Path) -> None:
+    """Write to a file; a query that fails leaves none."""
+    if form not in WRITERS:
+        raise click.UsageError("--to requires --format csv or --format parquet")
+    try:
+        with target.open("xb") as file:
+            WRITERS[form](result, file)
+    except FileExistsError:
+        raise InvalidInputError(f"{target} exists", hint="Choose another file") from None
+    except BaseException:
+        with suppress(OSError):
+            target.unlink()
+        raise
+
+
+def _write_csv(result: "SqlResult", file: IO[bytes]) -> None:
+    from pyarrow.csv import CSVWriter
+
+    with CSVWriter(file, result.schema) as writer:
+        for batch in result._rows():
+            writer.write_batch(batch)
+
+
+def _write_parquet(result: "SqlResult", file: IO[bytes]) -> None:
+    from pyarrow.parquet import ParquetWriter
+
+    with ParquetWriter(file, result.schema) as writer:
+        for batch in result._rows():
+            writer.write_batch(batch)
+
+
+WRITERS: dict[str, Callable[["SqlResult", IO[bytes]], None]] = {
+    "csv": _write_csv,
+    "parquet": _write_parquet,
+}
+
+
+# --- the shell --------------------------------------------------------------------------
+
+
+class Shell:
+    """Reads statements from a terminal until Ctrl-D."""
+
+    def __init__(
+        self, output: Output, db: Database, form: str, read: Callable[[str], str] = input
+    ) -> None:
+        self._output, self._db, self._form = output, db, form
+        self._read = read
+
+    def run(self) -> None:
+        """Read and run statements; an error does not end the shell."""
+        from reef.engine.handles.sql import split_statements
+
+        with suppress(ImportError):
+            import readline  # noqa: F401 - gives `input` line editing and a history of this session
+        self._output.note(f"reef sql {self._db.store.url}; .help shows commands, .quit leaves")
+        pending = ""
+        while True:
+            try:
+                line = self._read("   ...> " if pending.strip() else "reef> ")
+            except KeyboardInterrupt:
+                self._output.line("")
+                pending = ""
+                continue
+            except EOFError:
+                self._output.line("")
+                return
+            if not pending.strip() and line.strip().startswith("."):
+                if line.strip() in (".quit", ".exit"):
+                    return
+                self._guarded(self._dot, line.strip())
+                continue
+            statements, pending = split_statements(f"{pending}{line}\n")
+            for statement in statements:
+                self._guarded(self._query, statement)
+
+    def _guarded(self, step: Callable[[str], None], text: str) -> None:
+        try:
+            step(text)
+        except ReefError as error:
+            self._output.error(error)
+        except KeyboardInterrupt:
+            self._output.note("interrupted")
+
+    def _query(self, statement: str) -> None:
+        write_result(self._output, self._db.sql_stream(statement), self._form, None)
+
+    def _dot(self, line: str) -> None:
+        command, _, name = line.partition(" ")
+        if command == ".tables":
+            for namespace in self._db.namespaces():
+                self._output.line(namespace)
+        elif command == ".schema" and name:
+            schema: pa.Schema = self._db.info(name.strip().rstrip(";").strip('"')).schema
+            for field in schema:
+                self._output.line(f"{field.name}  {field.type}")
+        else:
+            self._output.line(HELP)

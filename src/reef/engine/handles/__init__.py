@@ -1,0 +1,1 @@
+"""Handles that users hold: database, writer, reader, transaction, batch."""

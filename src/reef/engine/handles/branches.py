@@ -1,0 +1,162 @@
+"""Branches of namespaces: create one at a point in time, and compare states (protocols §8)."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from reef.catalog import Catalog, WriteSession
+from reef.engine.handles.pinned import PinnedReader
+from reef.engine.history.as_of import ConcurrentSweep, History, ReadTarget, read_target
+from reef.engine.history.diff import Difference, DifferingRows, Side, differing
+from reef.engine.history.snapshots import Snapshot, resolve_snapshot
+from reef.engine.log.log import SlotGone
+from reef.engine.namespaces import BranchPoint, Namespaces
+from reef.engine.read.caches import ByteCache
+from reef.engine.read.segments import SegmentStore
+from reef.engine.registry import Registry
+from reef.errors import ConflictError, NotFoundError, UnavailableError
+from reef.formats.manifest import Manifest
+from reef.manifest.head import HeadFinder, locate
+
+if TYPE_CHECKING:
+    from reef.engine.handles.database import Database
+
+RESTARTS_MAX = 10
+
+
+def make_branch(namespaces: Namespaces, source: str, name: str, at: Any) -> Manifest:
+    """Create a branch of a namespace at a point in time; return its first manifest."""
+    heads, target = _located(namespaces, source, at)
+    history = _history(namespaces, heads)
+
+    def find(head: Manifest) -> BranchPoint:
+        if target is None:
+            return BranchPoint(head, 0, history.end_of_log(head))
+        manifest, last_lsn = history.resolve(head, target)
+        return BranchPoint(manifest, manifest.generation, last_lsn)
+
+    for _ in range(RESTARTS_MAX):
+        try:
+            return namespaces.branch(heads, name, find)
+        except (ConcurrentSweep, SlotGone):
+            heads.forget()
+    raise UnavailableError(f"sweeps of {source} outran {RESTARTS_MAX} attempts to branch it")
+
+
+def _located(namespaces: Namespaces, source: str, at: Any) -> tuple[HeadFinder, ReadTarget | None]:
+    """Return the incarnation to branch, and the point in time; None for its newest state."""
+    if isinstance(at, Snapshot):
+        heads, entry = resolve_snapshot(namespaces.store, source, at)
+        return heads, ReadTarget(generation=entry.generation)
+    return locate(namespaces.store, source), None if at is None else read_target(at)
+
+
+def _history(namespaces: Namespaces, heads: HeadFinder) -> History:
+    segments = SegmentStore(namespaces.store, heads.names, ByteCache(0, namespaces.metrics))
+    return History(namespaces.store, heads.names, segments, heads, dropped=True)
+
+
+def branch_job(name: str) -> Callable[..., Any]:
+    """Return a job of `reef.jobs.branches`, a layer above; it is loaded on first use."""
+    job: Callable[..., Any] = getattr(import_module("reef.jobs.branches"), name)
+    return job
+
+
+# --- snapshots of a bucket --------------------------------------------------------------
+
+SNAPSHOTS = "snapshot/"
+"""The prefix of their records in the catalog."""
+
+
+def take_all(db: "Database", name: str, ttl_s: float | None) -> dict[str, Snapshot]:
+    """Take a snapshot of every namespace, and record them in one commit of the catalog.
+
+    One that is dropped meanwhile is left out. If it fails, the snapshots taken so far are released.
+    """
+    catalog, key = _catalog(db), SNAPSHOTS + name
+    if catalog.get_latest(key) is not None:
+        raise _taken(name)
+    taken: dict[str, Snapshot] = {}
+    try:
+        for namespace in db.namespaces():
+            with suppress(NotFoundError):
+                taken[namespace] = db.snapshot(namespace, name, ttl_s=ttl_s)
+        record = {namespace: pin.id for namespace, pin in taken.items()}
+        catalog.transact(lambda session: _record(session, key, record))
+    except BaseException:
+        for pin in taken.values():
+            pin.release()
+        raise
+    return taken
+
+
+def _record(session: WriteSession, key: str, record: dict[str, str]) -> None:
+    if session.get(key) is not None:
+        raise _taken(key.removeprefix(SNAPSHOTS))
+    session.put(key, record)
+
+
+def find_all(db: "Database", name: str) -> dict[str, Snapshot]:
+    """Return the recorded snapshots that are still there; NotFoundError if there is no record."""
+    record = _catalog(db).get_latest(SNAPSHOTS + name)
+    if record is None:
+        raise NotFoundError(f"there is no snapshot {name!r} of the bucket", snapshot=name)
+    found = {}
+    for namespace, snapshot_id in record.items():
+        with suppress(NotFoundError):
+            heads, entry = resolve_snapshot(db.store, namespace, snapshot_id)
+            found[namespace] = Snapshot(db.store, heads.names, entry)
+    return found
+
+
+def _catalog(db: "Database") -> Catalog:
+    return (db._registry or Registry(db.store)).catalog
+
+
+def _taken(name: str) -> ConflictError:
+    return ConflictError(
+        f"there is a snapshot {name!r} of the bucket already", hint="Choose another name"
+    )
+
+
+# --- differences ----------------------------------------------------------------------
+
+
+def differences(
+    db: "Database", a: str | PinnedReader, b: str | PinnedReader
+) -> Iterator[Difference]:
+    """Yield the rows that differ between two states; names are pinned while this runs."""
+    with ExitStack() as stack:
+        readers = [
+            stack.enter_context(db.reader(state, pin=True)) if isinstance(state, str) else state
+            for state in (a, b)
+        ]
+        left, right = (Side(one._view(), one._now_ms(), one._runtime) for one in readers)
+        for rows in differing(left, right):
+            yield from _as_differences(rows, left, right)
+
+
+def _as_differences(rows: DifferingRows, a: Side, b: Side) -> Iterator[Difference]:
+    keys = rows.keys.cast(b.schema.key.arrow).to_pylist()
+    for key, left, right in zip(keys, _rows(rows.a, a), _rows(rows.b, b), strict=True):
+        op = "insert" if left is None else "delete" if right is None else "update"
+        yield Difference(op, key, _with_key(key, left, a), _with_key(key, right, b))
+
+
+def _rows(table: pa.Table, side: Side) -> list[dict[str, Any] | None]:
+    names = [field.name for field in side.schema.fields]
+    found = table.column("_found").to_pylist()
+    rows = table.select(names).to_pylist()
+    return [row if there else None for row, there in zip(rows, found, strict=True)]
+
+
+def _with_key(key: Any, row: dict[str, Any] | None, side: Side) -> Any:
+    """Return a row as readers return it."""
+    if row is None:
+        return None
+    if side.schema.is_plain:
+        return row[side.schema.fields[0].name]
+    return {side.schema.key.name: key, **row}

@@ -1,0 +1,257 @@
+"""Differences between two states, without reading the rows that both share.
+
+States that come from one another (a branch and its origin, a namespace now and a while ago) name
+mostly the same segments. A key can only differ if one side has a version of it in a segment that
+the other does not name, or in its unfolded log, or deletes it by a range there. So the candidates
+are the keys of unshared sources, merged in key order; both sides are looked up for them, and rows
+that are equal are left out:
+
+    unshared segments, logs   →  candidate keys  →  look_up in a and b  →  rows that differ
+
+A range delete of an unshared source makes every key of shared segments in its range a candidate.
+Columns are compared by name: the schemas of a branch and its origin grow independently.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from reef.engine.history.as_of import History, PointInTime
+from reef.engine.read.caches import ByteCache
+from reef.engine.read.memtable import MemtableCut
+from reef.engine.read.scan import Cursor, LateCursor, RowsCursor, SegmentCursor, merged
+from reef.engine.read.segments import SegmentStore
+from reef.engine.read.view import View, look_up, range_tombstones_of
+from reef.engine.rows.output import EXPIRES_AT, to_record_batch
+from reef.formats.manifest import SegmentEntry
+from reef.formats.schema import Schema
+from reef.formats.versions import Versions
+from reef.paths import Namespace
+from reef.runtime import Runtime
+from reef.stores import Store
+from reef.types import KeyRange
+
+KEYS_AT_ONCE = 8192
+EVERYTHING = KeyRange()
+CACHE_BYTES = 64 << 20
+"""Of the blocks of one state, in a task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A key that differs: `op` leads from a to b."""
+
+    op: str
+    """`insert`, `update` or `delete`."""
+    key: Any
+    a: Any
+    """The row on the left: bytes in a plain namespace, else a dict; None if there is none."""
+    b: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A state that takes part in a comparison."""
+
+    view: View
+    now_ms: int
+    runtime: Runtime
+
+    @property
+    def schema(self) -> Schema:
+        return self.view.manifest.schema
+
+    def rows(self, keys: pa.Array, names: Sequence[str]) -> pa.Table:
+        """Return one row per key, null where there is none, with `_found` and `_expires_at`."""
+        found = look_up(self.view, keys.to_pylist(), self.now_ms, self.runtime)
+        own = [name for name in names if name in self.schema.arrow().names]
+        batch = to_record_batch(found, self.schema, [*own, EXPIRES_AT])
+        places = pc.index_in(keys, value_set=found.keys)
+        table = pa.Table.from_batches([batch]).take(places)
+        return table.append_column("_found", places.is_valid())
+
+    def sources(self) -> tuple[tuple[SegmentEntry, ...], tuple[MemtableCut, ...]]:
+        manifest, tables = self.view.cut()
+        return (*tables[0].ingested, *manifest.segments), tables
+
+
+@dataclass(frozen=True, slots=True)
+class SideRef:
+    """A state that another process can open while a lease or a pin protects it. Picklable."""
+
+    store: Store
+    names: Namespace
+    generation: int
+    last_lsn: int
+    now_ms: int
+
+    def open(self) -> Side:
+        """Load the generation and replay its log; NotFoundError if it was garbage-collected."""
+        segments = SegmentStore(self.store, self.names, ByteCache(CACHE_BYTES))
+        history = History(self.store, self.names, segments, dropped=True)
+        head = history.head()  # also finds where the inherited log of a branch is stored
+        history = History(self.store, history.heads.names, segments, history.heads, dropped=True)
+        manifest = history.heads.load(self.generation)
+        tail = history.replay(PointInTime(manifest, self.last_lsn), head)
+        return Side(tail.view(), self.now_ms, self.store.runtime)
+
+
+@dataclass(frozen=True, slots=True)
+class DifferingRows:
+    """Keys that differ, in key order, and their rows on both sides under the same names."""
+
+    keys: pa.Array
+    a: pa.Table
+    b: pa.Table
+
+
+def differing(a: Side, b: Side, bounds: KeyRange = EVERYTHING) -> Iterator[DifferingRows]:
+    """Yield the rows of a key range that differ, in key order."""
+    names = shared_names(a.schema, b.schema)
+    for keys in _candidates(a, b, bounds):
+        rows_a, rows_b = aligned(a.rows(keys, names), b.rows(keys, names), names)
+        changed = not_equal(rows_a, rows_b)
+        if changed.true_count:
+            yield DifferingRows(
+                keys.filter(changed), rows_a.filter(changed), rows_b.filter(changed)
+            )
+
+
+def shared_names(*schemas: Schema) -> list[str]:
+    """Return the columns of all schemas but the key, by name."""
+    names = [field.name for schema in schemas for field in schema.fields]
+    return list(dict.fromkeys(names))
+
+
+def aligned(a: pa.Table, b: pa.Table, names: Iterable[str]) -> tuple[pa.Table, pa.Table]:
+    """Return both with the same columns: null where one lacks a column, numbers widened."""
+    columns = [*names, EXPIRES_AT, "_found"]
+    pairs = [_aligned(_column(a, name), _column(b, name), len(a)) for name in columns]
+    left, right = zip(*pairs, strict=True)
+    return pa.table(dict(zip(columns, left, strict=True))), pa.table(
+        dict(zip(columns, right, strict=True))
+    )
+
+
+def _column(table: pa.Table, name: str) -> pa.Array | None:
+    if name not in table.column_names:
+        return None
+    return table.column(name).combine_chunks()
+
+
+def _aligned(a: pa.Array | None, b: pa.Array | None, rows: int) -> tuple[pa.Array, pa.Array]:
+    if a is None or b is None:
+        known = b if a is None else a
+        assert known is not None
+        absent = pa.nulls(rows, known.type)
+        return (absent, known) if a is None else (known, absent)
+    if a.type == b.type:
+        return a, b
+    try:
+        return a.cast(b.type), b
+    except pa.ArrowInvalid:
+        return a, b.cast(a.type)
+
+
+def not_equal(a: pa.Table, b: pa.Table) -> pa.BooleanArray:
+    """Return which rows of two aligned tables differ in any column."""
+    changed = pa.array([False] * len(a))
+    for name in a.column_names:
+        same = _same(a.column(name).combine_chunks(), b.column(name).combine_chunks())
+        changed = pc.or_(changed, pc.invert(same))
+    return changed.combine_chunks() if isinstance(changed, pa.ChunkedArray) else changed
+
+
+def _same(a: pa.Array, b: pa.Array) -> pa.BooleanArray:
+    """Return which values are the same: null is null, and NaN is NaN."""
+    if pa.types.is_nested(a.type):
+        pairs = zip(a.to_pylist(), b.to_pylist(), strict=True)
+        return pa.array([repr(one) == repr(other) for one, other in pairs], pa.bool_())
+    same = pc.fill_null(pc.equal(a, b), False)
+    if pa.types.is_floating(a.type):
+        same = pc.or_(same, pc.fill_null(pc.and_(pc.is_nan(a), pc.is_nan(b)), False))
+    return pc.or_(same, pc.and_(pc.is_null(a), pc.is_null(b)))
+
+
+# --- candidates -----------------------------------------------------------------------
+
+
+def unshared(a: Side, b: Side) -> list[tuple[Side, SegmentEntry]]:
+    """Return the segments that only one of two states has."""
+    of_a, of_b = a.sources()[0], b.sources()[0]
+    shared = {_identity(entry) for entry in of_a} & {_identity(entry) for entry in of_b}
+    both = [*((a, entry) for entry in of_a), *((b, entry) for entry in of_b)]
+    return [(side, entry) for side, entry in both if _identity(entry) not in shared]
+
+
+def _candidates(a: Side, b: Side, bounds: KeyRange) -> Iterator[pa.Array]:
+    """Yield keys that may differ, in key order and each once, some thousands at a time."""
+    own = [one for one in unshared(a, b) if bounds.touches(one[1].min_key, one[1].max_key)]
+    cursors = [_keys_of(side, entry, bounds) for side, entry in own]
+    deleted: list[KeyRange] = []
+    for side in (a, b):
+        for table in side.sources()[1]:
+            cursors += [RowsCursor(pieces) for pieces in table.pieces(bounds, False)]
+            deleted += [KeyRange(t.start, t.end) for t in table.range_tombstones]
+    for side, entry in own:
+        found = range_tombstones_of(side.view.segments, entry)
+        deleted += [KeyRange(t.start, t.end) for t in found]
+    within = [part.both(bounds) for part in _joined(deleted) if part.overlaps(bounds)]
+    cursors += _covered(a, b, within)
+    return _batches(cursors)
+
+
+def _identity(entry: SegmentEntry) -> tuple[str, int]:
+    return entry.id, entry.visible_lsn
+
+
+def _covered(a: Side, b: Side, ranges: Sequence[KeyRange]) -> Iterator[Cursor]:
+    """Yield the keys of segments that both have, in deleted ranges."""
+    shared = {_identity(entry) for entry in b.sources()[0]}
+    for entry in a.sources()[0]:
+        for part in ranges if _identity(entry) in shared else ():
+            if part.touches(entry.min_key, entry.max_key):
+                yield _keys_of(a, entry, part)
+
+
+def _keys_of(side: Side, entry: SegmentEntry, bounds: KeyRange) -> Cursor:
+    """Return a source of a segment's keys; no column is read."""
+    return LateCursor(
+        max(entry.min_key, bounds.start),
+        lambda: SegmentCursor(
+            side.view.segments, entry, bounds, reverse=False, schema=side.schema, columns=()
+        ),
+    )
+
+
+def _joined(ranges: Iterable[KeyRange]) -> list[KeyRange]:
+    """Return the union of ranges, in order and apart."""
+    joined: list[KeyRange] = []
+    for one in sorted(ranges, key=lambda one: one.start):
+        last = joined[-1] if joined else None
+        if last is not None and (last.end is None or one.start <= last.end):
+            end = None if last.end is None or one.end is None else max(last.end, one.end)
+            joined[-1] = KeyRange(last.start, end)
+        else:
+            joined.append(one)
+    return joined
+
+
+def _batches(cursors: Sequence[Cursor]) -> Iterator[pa.Array]:
+    waiting: list[pa.Array] = []
+    for piece in merged(cursors, False):
+        waiting.append(_distinct(piece))
+        if sum(map(len, waiting)) >= KEYS_AT_ONCE:
+            yield pa.concat_arrays(waiting)
+            waiting = []
+    if waiting:
+        yield pa.concat_arrays(waiting)
+
+
+def _distinct(piece: Sequence[Versions]) -> pa.Array:
+    """Return the keys of sources up to one bound, sorted, each once."""
+    keys = pc.unique(pa.concat_arrays([part.keys for part in piece]))
+    return keys.take(pc.sort_indices(keys))

@@ -1,0 +1,166 @@
+"""A cache bounded in bytes that evicts the least recently used values.
+
+Only immutable values are kept: tails of segments and payloads of blocks. "Not found" is never
+kept (H9).
+
+The row cache has rows as they are returned: a warm `get` is one dict lookup.
+
+Before a write is applied its keys are dropped. While any write is being applied no row is kept,
+and neither is a row whose read began before the end of a write. So a row in here is never older
+than a row that was read elsewhere. There may be several writes at a time: with a local log, one
+thread applies uploads and another one new batches. A fold changes no row and drops nothing. Rows
+that expire are never kept. Bounded in bytes; the oldest rows leave first.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import islice
+from typing import Any, TypeVar
+
+from reef.formats.manifest import SegmentEntry
+from reef.formats.wal_object import AnyOps
+from reef.runtime import leaf_lock
+from reef.telemetry import Metrics
+
+T = TypeVar("T")
+
+
+class ByteCache:
+    """Values by key, with their sizes. Safe for threads."""
+
+    def __init__(self, bytes_max: int, metrics: Metrics | None = None, name: str = "cache") -> None:
+        self.bytes_max = bytes_max
+        self._lock = leaf_lock()
+        self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        metrics = metrics or Metrics()
+        self._hits = metrics.counter(f"{name}.hits")
+        self._misses = metrics.counter(f"{name}.misses")
+        self._size = metrics.gauge(f"{name}.bytes")
+        self.bytes = 0
+
+    def peek(self, key: Hashable) -> Any | None:
+        """Return the value, or None where there is none: a hit or a miss all the same."""
+        with self._lock:
+            found = self._values.get(key)
+            if found is not None:
+                self._values.move_to_end(key)
+        (self._misses if found is None else self._hits).add()
+        return None if found is None else found[0]
+
+    def peek_many(self, keys: Sequence[Hashable]) -> list[Any | None]:
+        """Return the values of many keys, None for those that are not cached."""
+        values, found = self._values, []
+        with self._lock:
+            for key in keys:
+                entry = values.get(key)
+                if entry is not None:
+                    values.move_to_end(key)
+                found.append(None if entry is None else entry[0])
+        misses = found.count(None)
+        if misses:
+            self._misses.add(misses)
+        if misses < len(found):
+            self._hits.add(len(found) - misses)
+        return found
+
+    def get(self, key: Hashable, load: Callable[[], tuple[T, int]]) -> T:
+        """Return the value, loading it on a miss; `load` returns it with its size.
+
+        Two threads that miss at once both load: cheaper than making one wait.
+        """
+        known: T | None = self.peek(key)
+        if known is not None:
+            return known
+        value, size = load()
+        self.put(key, value, size)
+        return value
+
+    def put(self, key: Hashable, value: object, size: int) -> None:
+        self.put_many([(key, value, size)])
+
+    def put_many(self, entries: Iterable[tuple[Hashable, object, int]]) -> None:
+        """Keep several values, each with its size, one after the other."""
+        with self._lock:
+            for key, value, size in entries:
+                if size > self.bytes_max or key in self._values:
+                    continue
+                self._values[key] = (value, size)
+                self.bytes += size
+                while self.bytes > self.bytes_max:
+                    self.bytes -= self._values.popitem(last=False)[1][1]
+        self._size.set(self.bytes)
+
+
+MISSING = object()
+"""What `rows.get(key, MISSING)` returns for a key that is not here; None means "no such row"."""
+ROW_BYTES = 200
+"""About the memory of a row, without its own bytes."""
+KEYS_DROPPED_MAX = 10_000
+"""A larger write clears the cache: cheaper than dropping each of its keys."""
+
+
+class RowCache:
+    """Rows as they are returned, by key. `rows` is read without a lock, changed only here."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.rows: dict[bytes, Any] = {}
+        self.writes = 0
+        """Counts beginnings and ends of writes."""
+        self._applying = 0
+        """Writes that have begun and not ended."""
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._sizes: dict[bytes, int] = {}
+        self._lock = leaf_lock()
+
+    def keep(self, key: bytes, row: Any, size: int, writes: int) -> None:
+        """Keep a row that was read when `writes` was the count."""
+        size += ROW_BYTES + len(key)
+        with self._lock:
+            if (
+                writes != self.writes
+                or self._applying
+                or key in self.rows
+                or size > self._bytes_max // 8
+            ):
+                return
+            self.rows[key] = row
+            self._sizes[key] = size
+            self._bytes += size
+            if self._bytes > self._bytes_max:
+                self._drop(list(islice(self.rows, len(self.rows) // 8 + 1)))
+
+    def applying(
+        self, batches: Sequence[AnyOps] = (), segments: Sequence[SegmentEntry] = ()
+    ) -> None:
+        """Drop the rows that are about to be written; the keys of an ingest are not known."""
+        with self._lock:
+            self.writes += 1
+            self._applying += 1
+            if segments:
+                self._clear()
+            for ops in batches:
+                if ops.end_keys is not None or len(ops) > KEYS_DROPPED_MAX:
+                    self._clear()
+                elif self.rows:
+                    self._drop(ops.key_list())
+
+    def applied(self) -> None:
+        with self._lock:
+            self.writes += 1
+            self._applying -= 1
+
+    def lost_track(self) -> None:
+        with self._lock:
+            self.writes += 1
+            self._clear()
+
+    def _clear(self) -> None:
+        self.rows.clear()
+        self._sizes.clear()
+        self._bytes = 0
+
+    def _drop(self, keys: list[bytes]) -> None:
+        for key in keys:
+            if self.rows.pop(key, MISSING) is not MISSING:
+                self._bytes -= self._sizes.pop(key)

@@ -1,0 +1,831 @@
+"""Reading segments: one GET for the tail, then one for the pages that are needed.
+
+Tails and the payloads of blocks are kept in a cache that is bounded in bytes: each block by itself,
+checked and decompressed, so that a scan of two columns neither loads nor keeps the others. A point
+read searches a key page in place; scans and lookups of many keys decode all their pages at once.
+An object that is missing was swept, or the namespace was damaged; the caller knows which.
+
+How much of a gap between two blocks is read along depends on its cost. A directory reads each range
+by itself. A bucket is asked once for all blocks of a row, and scans leave out gaps that take longer
+to transfer than another request.
+
+Skipping: which groups a scan with conditions need not read.
+
+The bounds of its columns show that no row of a group can match. That alone is not enough to skip
+it: its rows may hide older ones that would match, and a patch may change them. Skipping the group
+changes nothing if one of these holds for each other source:
+
+    it is newer than the group, and has no patches: its versions of a key hide the group's anyway
+    between the group's first and last key nothing in it can match either
+
+Then the newest version of a key in the group is either in a newer source, and found there; or none
+of the versions that could come forward can match, and the caller filters them out. If there are
+patches, a row is made of several versions. Its columns may each come from another one, so one
+condition must fail in all of them. A merge computes values that no version has: it always matches.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from operator import attrgetter, lt
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from reef.engine.read.caches import ByteCache
+from reef.engine.read.memtable import NO_CHANGES, Entry, changes_at
+from reef.engine.read.tombstones import RangeTombstones
+from reef.engine.rows.output import to_python
+from reef.engine.where import ArrowFilter, Predicate, Where
+from reef.errors import ErrorKind, InvalidInputError
+from reef.formats.block import (
+    BLOCK_HEAD_BYTES,
+    BlockKind,
+    decode_block,
+    decode_block_bytes,
+    decode_blocks,
+)
+from reef.formats.centroids import CentroidSet, decode_centroids
+from reef.formats.coding import Buffer, corrupt, crc32c
+from reef.formats.index_block import IndexSpec
+from reef.formats.manifest import SegmentEntry
+from reef.formats.pages import KeyPage
+from reef.formats.schema import Schema
+from reef.formats.segment import IndexPlace, SegmentTail, check_identity, decode_tail
+from reef.formats.segment_index import KEYS, SegmentIndex, of_pages
+from reef.formats.versions import Versions, concat_versions
+from reef.formats.wal_object import OpKind
+from reef.paths import Namespace
+from reef.stores import Store
+from reef.stores.base import coalesce, reread_if_damaged
+
+FRAGMENT_BYTES = 200
+"""About the memory of a range tombstone, without its keys."""
+GROUP_BYTES, PAGE_BYTES, BLOCK_BYTES = 160, 60, 24
+"""About the memory of a group, a page and a block in an index, without keys."""
+PAYLOAD_BYTES = 150
+"""About the memory of a cached payload, without its bytes."""
+DIRECTORY_GAP_BYTES = 16 * 1024
+"""Copying a gap of this size takes as long as another system call."""
+ROW_GAP_BYTES = 1 << 20
+"""A point read waits for its request: at 100 MB/s a gap of this size takes 10 ms."""
+SCAN_GAP_BYTES = 64 * 1024
+"""A scan sends requests in parallel; it pays for their number and for the bytes."""
+EXPANSION = 2
+"""About how much larger blocks are in memory than as stored."""
+PAGES_AT_ONCE, PAGES_IN_PARALLEL = 64, 4096
+"""Of a lookup of many keys: a megabyte of memory is used again from step to step, more of it would
+be returned to the kernel and faulted in again. A bucket is asked for many pages in parallel."""
+
+INDEXED_GROUPS_MIN = 4
+"""A scan of fewer groups does not read an index for it."""
+INDEX_RANGES_MAX = 8
+"""Requests for the parts of one index that a search reads."""
+KEY_KIND, COLUMN_KIND = BlockKind.KEYS, BlockKind.COLUMN
+DELETE = int(OpKind.DELETE)
+Part = tuple[int, Sequence[int]]
+"""The number of a column, or `KEYS`, and pages whose blocks of it are read."""
+
+
+class KeyRanges:
+    """The key bounds of segments, searched by bisection."""
+
+    __slots__ = ("_ordered", "_reach", "_starts", "entries")
+
+    def __init__(self, entries: tuple[SegmentEntry, ...]) -> None:
+        self.entries = entries
+        self._ordered = sorted(entries, key=_first_key)
+        self._starts = list(map(_first_key, self._ordered))
+        self._reach = list(accumulate(map(_last_key, self._ordered), max))
+        """The largest key of each segment and those before it."""
+
+    def having(self, key: bytes) -> list[SegmentEntry]:
+        """Return the segments whose bounds include a key."""
+        found, place = [], bisect_right(self._starts, key) - 1
+        while place >= 0 and self._reach[place] >= key:
+            entry = self._ordered[place]
+            if entry.max_key >= key:
+                found.append(entry)
+            place -= 1
+        return found
+
+
+_first_key, _last_key = attrgetter("min_key"), attrgetter("max_key")
+_highest_lsn = attrgetter("lsn_max")
+
+
+class SegmentStore:
+    """The segments of one namespace, read through a cache."""
+
+    reads_ahead = False
+    """Whether it uses the time between `expect` and `rows`."""
+
+    def __init__(self, store: Store, namespace: Namespace, cache: ByteCache) -> None:
+        self._store = store
+        self.namespace = namespace
+        self._cache = cache
+        self._ranges = KeyRanges(())
+
+    @property
+    def cache(self) -> ByteCache:
+        """Holds decoded parts of segments, by keys that name their object."""
+        return self._cache
+
+    @property
+    def waits(self) -> bool:
+        """Whether a read is worth another thread: it waits for a network."""
+        return not self._store.capabilities.many_ranges
+
+    def bytes_kept(self, stored_bytes: int) -> int:
+        """Return how much a scan of so many bytes keeps in memory: all or nothing.
+
+        The pages of a scan that does not fit would evict each other before they are read again,
+        and with them the pages of point reads.
+        """
+        return stored_bytes if EXPANSION * stored_bytes <= self._cache.bytes_max else 0
+
+    def newest_first(
+        self, entries: tuple[SegmentEntry, ...], ingested: Sequence[SegmentEntry], key: bytes
+    ) -> list[SegmentEntry]:
+        """Return the segments whose bounds include a key, the newest first."""
+        ranges = self._ranges
+        if ranges.entries is not entries:
+            ranges = self._ranges = KeyRanges(entries)
+        having = ranges.having(key)
+        if ingested:
+            having += [e for e in ingested if e.min_key <= key <= e.max_key]
+        if len(having) > 1:
+            having.sort(key=_highest_lsn, reverse=True)
+        return having
+
+    def tail(self, entry: SegmentEntry) -> SegmentTail:
+        """Return all that is needed to plan reads of a segment."""
+        known: SegmentTail | None = self._cache.peek(("tail", entry.id))
+        if known is None:
+            known, size = self._load_tail(entry)
+            self._cache.put(("tail", entry.id), known, size)
+        return known
+
+    def deletes(self, entry: SegmentEntry) -> RangeTombstones:
+        """Return a segment's range tombstones for searching, at the LSN at which they count."""
+        stored = self.tail(entry).range_tombstones if entry.tombstones else ()
+        if not stored:
+            return RangeTombstones()
+
+        def load() -> tuple[RangeTombstones, int]:
+            lsn = entry.rows_lsn  # those of an ingest store 0
+            found = RangeTombstones.of([replace(t, lsn=lsn) for t in stored] if lsn else stored)
+            return found, sum(FRAGMENT_BYTES + len(t.start) + len(t.end) for t in found)
+
+        return self._cache.get(("deletes", entry.id, entry.rows_lsn), load)
+
+    # --- search indexes -----------------------------------------------------------
+    def index_parts(
+        self,
+        entry: SegmentEntry,
+        place: IndexPlace,
+        spans: Sequence[tuple[int, int]],
+        *,
+        checks: bool = True,
+    ) -> list[Buffer]:
+        """Return parts of an index's data; with `checks`, each begins with a checksum of the rest.
+
+        Others are checked when they are decoded.
+        """
+        keys = [(entry.id, "index", place.data.offset + start) for start, _ in spans]
+        parts: list[Any] = self._cache.peek_many(keys)
+        missing = [at for at, part in enumerate(parts) if part is None]
+        if not missing:
+            return parts
+        base = place.data.offset + BLOCK_HEAD_BYTES
+        absolute = [(base + spans[at][0], base + spans[at][1]) for at in missing]
+        key = self.namespace.segment(entry.id, entry.home)
+        fetched = self._read_parts(key, absolute, checks=checks)
+        for at, part in zip(missing, fetched, strict=True):
+            parts[at] = part
+        if checks:
+            sizes = [(keys[at], parts[at], len(parts[at]) + PAYLOAD_BYTES) for at in missing]
+            self._cache.put_many(sizes)
+        return parts
+
+    def _read_parts(self, key: str, spans: list[tuple[int, int]], *, checks: bool) -> list[bytes]:
+        ranges = _few_ranges(spans, self._gap(SCAN_GAP_BYTES), INDEX_RANGES_MAX)
+
+        def read() -> list[bytes]:
+            bodies = self._checked_ranges(key, ranges)
+            parts = [bytes(part) for part in _cut(bodies, ranges, spans)]
+            for part, (start, _) in zip(parts, spans, strict=True):
+                if checks:
+                    check_part(part, key, start)
+            return parts
+
+        return reread_if_damaged(read, lambda: self._store.forget(key, ranges))
+
+    def centroids(self, spec: IndexSpec) -> CentroidSet:
+        """Return the centroids of a vector index."""
+        key = self.namespace.centroids(spec.centroids, spec.home)
+
+        def load() -> tuple[CentroidSet, int]:
+            data = self._store.get(key)
+            return decode_centroids(data, key), len(data)
+
+        return self._cache.get(("centroids", spec.centroids), load)
+
+    # --- by key -------------------------------------------------------------------
+    def find(
+        self, entry: SegmentEntry, key: bytes, key_hash: int, columns: Sequence[int] | None = None
+    ) -> list[Entry]:
+        """Return the versions of a key, newest first, with these columns; all by default."""
+        tail = self.tail(entry)
+        if not tail.filter.may_have(key_hash):
+            return []
+        page = tail.page_of(key)
+        if page < 0:
+            return []
+        numbers = tail.numbers if columns is None else [KEYS, *columns]
+        payloads = self._page(entry, tail, page, numbers)
+        stamp = tail.stamp(page, key, payloads[0])
+        if stamp is not None and (versions := stamp[1] - stamp[0]) < 2:
+            if not versions:
+                return []
+            row, _, lsn, seq, kind = stamp
+            values = {}
+            if kind != DELETE:
+                values = _values_at(tail, page, row, zip(numbers, payloads, strict=True))
+            return [Entry(entry.rows_lsn or lsn, seq, kind, values)]
+        rows, source = tail.find(page, key, payloads[0])
+        return [
+            _entry_at(tail, page, source, row, zip(numbers, payloads, strict=True), entry)
+            for row in rows
+        ]
+
+    def _page(
+        self, entry: SegmentEntry, tail: SegmentTail, page: int, numbers: Sequence[int]
+    ) -> list[Buffer]:
+        """Return the contents of one page's blocks, empty for those that it does not have."""
+        cache, segment = self._cache, entry.id
+        keys = [(segment, number, page) for number in numbers]
+        payloads: list[Any] = cache.peek_many(keys) if cache.bytes_max else [None] * len(keys)
+        if None not in payloads:
+            return payloads
+        missing, spans = [], []
+        for place, span in enumerate(tail.spans_of(page, numbers)):
+            if payloads[place] is None:
+                if span[0] < span[1]:
+                    missing.append(place)
+                    spans.append(span)
+                else:
+                    payloads[place] = b""
+        fetched = self._read_page(tail, [numbers[place] for place in missing], spans)
+        kept = []
+        for place, payload in zip(missing, fetched, strict=True):
+            payloads[place] = payload
+            kept.append((keys[place], payload, len(payload) + PAYLOAD_BYTES))
+        cache.put_many(kept)
+        return payloads
+
+    def _read_page(
+        self, tail: SegmentTail, numbers: Sequence[int], spans: list[tuple[int, int]]
+    ) -> list[bytes]:
+        """Read blocks of these columns: from a bucket with one request if they are close."""
+        key = tail.name
+        ranges = coalesce(spans, ROW_GAP_BYTES) if self.waits else spans
+
+        def read() -> list[bytes]:
+            bodies = self._checked_ranges(key, ranges)
+            data = bodies if ranges is spans else _cut(bodies, ranges, spans)
+            return [
+                decode_block_bytes(body, KEY_KIND if number == KEYS else COLUMN_KIND, key, start)
+                for number, (start, _), body in zip(numbers, spans, data, strict=True)
+            ]
+
+        return reread_if_damaged(read, lambda: self._store.forget(key, ranges))
+
+    def find_many(
+        self,
+        entry: SegmentEntry,
+        keys: Sequence[bytes],
+        hashes: npt.NDArray[np.uint64],
+        schema: Schema,
+        columns: Sequence[int] | None = None,
+    ) -> Versions:
+        """Return the versions that a segment has of some sorted keys."""
+        tail = self.tail(entry)
+        may_have = np.flatnonzero(tail.filter.may_have_many(hashes)).tolist()
+        by_page: dict[int, list[bytes]] = {}
+        for place in may_have:
+            by_page.setdefault(tail.page_of(keys[place]), []).append(keys[place])
+        by_page.pop(-1, None)
+        pages, parts = list(by_page), [Versions.empty(schema)]
+        step = PAGES_IN_PARALLEL if self.waits else PAGES_AT_ONCE
+        each = tail.index.pages.average_bytes
+        kept = self.bytes_kept(len(pages) * each) // each
+        for start in range(0, len(pages), step):
+            some = pages[start : start + step]
+            sought = [by_page[page] for page in some]
+            keep = start + step <= kept or kept == len(pages)
+            found = self._matching(entry, tail, some, sought, columns, keep=keep)
+            parts.append(found.under(schema))
+        rows = concat_versions([part for part in parts if len(part)] or parts[:1], schema)
+        return rows.with_lsn(entry.rows_lsn) if entry.rows_lsn else rows
+
+    def _matching(
+        self,
+        entry: SegmentEntry,
+        tail: SegmentTail,
+        pages: Sequence[int],
+        sought: Sequence[list[bytes]],
+        columns: Sequence[int] | None,
+        *,
+        keep: bool,
+    ) -> Versions:
+        """Return the versions of sorted keys, given those that each page may have."""
+        parts = _parts_of(tail, pages, columns)
+        payloads = self._payloads(entry, tail, parts, ROW_GAP_BYTES, keep=keep)
+        found = tail.pick(pages, sought, parts, payloads)
+        if found is not None:
+            return found
+        rows = _put_together(tail, pages, parts, payloads)
+        keys = pa.array([key for some in sought for key in some], pa.binary())
+        matches = pc.is_in(rows.keys, value_set=keys).to_numpy(zero_copy_only=False)
+        return rows.take(np.flatnonzero(matches).astype(np.int64))
+
+    # --- by page ------------------------------------------------------------------
+    def rows(
+        self,
+        entry: SegmentEntry,
+        pages: Sequence[int],
+        columns: Sequence[int] | None = None,
+        *,
+        keep: bool = True,
+    ) -> Versions:
+        """Return the rows of pages with these columns; blocks that are read are kept in memory."""
+        tail = self.tail(entry)
+        parts = _parts_of(tail, pages, columns)
+        if not keep and not self._has_some(entry, pages):
+            return self._streamed(entry, tail, pages, parts)
+        payloads = self._payloads(entry, tail, parts, SCAN_GAP_BYTES, keep=keep)
+        return _put_together(tail, pages, parts, payloads)
+
+    def _has_some(self, entry: SegmentEntry, pages: Sequence[int]) -> bool:
+        """Whether the first or the last of these pages is in memory, and others may be as well."""
+        ends = [(entry.id, KEYS, page) for page in (pages[0], pages[-1])] if pages else []
+        return any(payload is not None for payload in self._cache.peek_many(ends))
+
+    def _streamed(
+        self, entry: SegmentEntry, tail: SegmentTail, pages: Sequence[int], parts: Sequence[Part]
+    ) -> Versions:
+        """Read pages that are not kept: from stored blocks to columns, without payloads between."""
+        key, spans = tail.name, _spans_of(tail, parts)
+        ranges = coalesce(spans, self._gap(SCAN_GAP_BYTES))
+
+        def read() -> Versions:
+            bodies = self._checked_ranges(key, ranges)
+            found = tail.join(pages, parts, bodies, [start for start, _ in ranges])
+            if found is not None:
+                return _finished(tail, pages, parts, *found)
+            payloads = _decoded_blocks(bodies, ranges, spans, _kinds_of(parts), key)
+            return _put_together(tail, pages, parts, payloads)
+
+        return reread_if_damaged(read, lambda: self._store.forget(key, ranges))
+
+    def expect(
+        self, entry: SegmentEntry, pages: Sequence[int], columns: Sequence[int] | None = None
+    ) -> None:
+        """Prepare for a call of `rows` with the same arguments."""
+
+    def _spans(
+        self, entry: SegmentEntry, pages: Sequence[int], columns: Sequence[int] | None
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """Return the ranges that `rows` reads of an object, if none of it is in memory."""
+        tail = self.tail(entry)
+        spans = _spans_of(tail, _parts_of(tail, pages, columns))
+        key = self.namespace.segment(entry.id, entry.home)
+        return key, coalesce(spans, self._gap(SCAN_GAP_BYTES))
+
+    def _gap(self, gap_bytes: int) -> int:
+        return DIRECTORY_GAP_BYTES if self._store.capabilities.many_ranges else gap_bytes
+
+    def _payloads(
+        self,
+        entry: SegmentEntry,
+        tail: SegmentTail,
+        parts: Sequence[Part],
+        gap_bytes: int,
+        *,
+        keep: bool = True,
+    ) -> list[Buffer]:
+        """Return the contents of blocks, from memory or with as few requests as are worth it."""
+        cache = self._cache
+        if not cache.bytes_max:
+            return self._fetch(entry, tail, parts, gap_bytes)
+        keys = [(entry.id, number, page) for number, pages in parts for page in pages]
+        payloads: list[Any] = cache.peek_many(keys)
+        if None not in payloads:
+            return payloads
+        missing = [place for place, payload in enumerate(payloads) if payload is None]
+        if len(missing) < len(keys):
+            by_column: dict[int, list[int]] = {}
+            for place in missing:
+                _, number, page = keys[place]
+                by_column.setdefault(number, []).append(page)
+            parts = list(by_column.items())
+        fetched = self._fetch(entry, tail, parts, gap_bytes)
+        if keep:
+            # A view would keep all bytes that were read with it.
+            fetched = [bytes(payload) for payload in fetched]
+            cache.put_many(
+                [
+                    (keys[place], payload, len(payload) + PAYLOAD_BYTES)
+                    for place, payload in zip(missing, fetched, strict=True)
+                ]
+            )
+        for place, payload in zip(missing, fetched, strict=True):
+            payloads[place] = payload
+        return payloads
+
+    def _fetch(
+        self, entry: SegmentEntry, tail: SegmentTail, parts: Sequence[Part], gap_bytes: int
+    ) -> list[Buffer]:
+        """Read and check blocks; a wrong checksum is read again, as it may be the network's."""
+        key, spans = tail.name, _spans_of(tail, parts)
+        ranges = coalesce(spans, self._gap(gap_bytes))
+
+        def read() -> list[Buffer]:
+            bodies = self._checked_ranges(key, ranges)
+            return _decoded_blocks(bodies, ranges, spans, _kinds_of(parts), key)
+
+        return reread_if_damaged(read, lambda: self._store.forget(key, ranges))
+
+    def _checked_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Buffer]:
+        try:
+            return self._read_ranges(key, ranges)
+        except InvalidInputError as error:
+            raise _ends_early(error, key, max(ranges)[0]) from error
+
+    def _read_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Buffer]:
+        return self._store.get_ranges(key, ranges)
+
+    def _load_tail(self, entry: SegmentEntry) -> tuple[SegmentTail, int]:
+        key = self.namespace.segment(entry.id, entry.home)
+        start = entry.size - entry.tail_bytes
+
+        def read() -> SegmentTail:
+            try:
+                data = self._store.get_range(key, start, entry.size)
+            except InvalidInputError as error:
+                raise _ends_early(error, key, start) from error
+            tail = decode_tail(data, entry.size, key)
+            check_identity(tail.footer, entry.id, key)
+            return tail
+
+        tail = reread_if_damaged(read, lambda: self._store.forget(key, [(start, entry.size)]))
+        return tail, entry.tail_bytes + _memory_of(tail)
+
+
+def _few_ranges(
+    spans: list[tuple[int, int]], gap_bytes: int, ranges_max: int
+) -> list[tuple[int, int]]:
+    """Join spans over gaps, larger ones if there would be too many requests."""
+    ranges = coalesce(spans, gap_bytes)
+    if len(ranges) <= ranges_max:
+        return ranges
+    gaps = sorted((after[0] - before[1] for before, after in pairwise(ranges)), reverse=True)
+    return coalesce(spans, gaps[ranges_max - 1])
+
+
+def check_part(part: Buffer, key: str, offset: int) -> None:
+    """Raise unless a part of an index begins with the checksum of the rest."""
+    view = memoryview(part)
+    if crc32c(view[4:]).to_bytes(4, "little") != bytes(view[:4]):
+        raise corrupt(key, offset, "checksum of a part of the index does not match")
+
+
+def _ends_early(error: InvalidInputError, key: str, offset: int) -> Exception:
+    """Return the error for an object that ends before a range that it must have."""
+    if error.kind is not ErrorKind.INVALID_RANGE:
+        return error
+    return corrupt(key, offset, "the object ends too early")
+
+
+def _parts_of(tail: SegmentTail, pages: Sequence[int], columns: Sequence[int] | None) -> list[Part]:
+    """Return the blocks of these pages' keys and columns, column by column."""
+    table, parts = tail.index.pages, [(KEYS, pages)]
+    lengths, complete = table.lengths, table.complete
+    for number in sorted(tail.fields if columns is None else columns):
+        if number in complete:
+            parts.append((number, pages))
+            continue
+        of_column = lengths.get(number)
+        if of_column is None:
+            continue
+        present = of_pages(of_column, pages) > 0
+        if present.all():
+            parts.append((number, pages))
+        elif present.any():
+            mask = present.tolist()
+            parts.append((number, [page for page, there in zip(pages, mask, strict=True) if there]))
+    return parts
+
+
+def _spans_of(tail: SegmentTail, parts: Sequence[Part]) -> list[tuple[int, int]]:
+    spans: list[tuple[int, int]] = []
+    for number, pages in parts:
+        starts, ends = tail.index.page_spans(number)
+        spans += zip(of_pages(starts, pages).tolist(), of_pages(ends, pages).tolist(), strict=True)
+    return spans
+
+
+def _kinds_of(parts: Sequence[Part]) -> bytes:
+    """Return the kind of each block, a byte for each."""
+    return b"".join(
+        bytes((KEY_KIND if number == KEYS else COLUMN_KIND,)) * len(pages)
+        for number, pages in parts
+    )
+
+
+def _decoded_blocks(
+    bodies: Sequence[Buffer],
+    ranges: Sequence[tuple[int, int]],
+    spans: Sequence[tuple[int, int]],
+    kinds: bytes,
+    key: str,
+) -> list[Buffer]:
+    """Return the payloads of the blocks that are at these spans of an object."""
+    payloads = decode_blocks(list(bodies), ranges, spans, kinds)
+    if None not in payloads:
+        return payloads  # type: ignore[return-value]
+    data = bodies if ranges == spans else _cut(bodies, ranges, spans)
+    blocks = zip(payloads, data, kinds, spans, strict=True)
+    return [
+        decode_block(body, BlockKind(kind), key, start) if payload is None else payload
+        for payload, body, kind, (start, _) in blocks
+    ]
+
+
+def _put_together(
+    tail: SegmentTail, pages: Sequence[int], parts: Sequence[Part], payloads: Sequence[Buffer]
+) -> Versions:
+    """Return the rows of pages from the payloads of their blocks."""
+    rows, start = tail.key_rows(pages, payloads[: len(pages)]), len(pages)
+    columns: list[pa.Array] = []
+    for number, present in parts[1:]:
+        end = start + len(present)
+        columns.append(tail.column(present, number, payloads[start:end]))
+        start = end
+    return _finished(tail, pages, parts, rows, columns)
+
+
+def _finished(
+    tail: SegmentTail,
+    pages: Sequence[int],
+    parts: Sequence[Part],
+    rows: Versions,
+    columns: Sequence[pa.Array],
+) -> Versions:
+    """Return rows with their columns, null in pages that have no block of one."""
+    fields = {
+        number: array if len(present) == len(pages) else _spread(tail, pages, present, array)
+        for (number, present), array in zip(parts[1:], columns, strict=True)
+    }
+    return Versions(
+        rows.keys,
+        rows.lsns,
+        rows.seqs,
+        rows.kinds,
+        fields,
+        rows.expires_at_ms,
+        rows.touched,
+        _is_distinct(tail, pages),
+        rows.merged_at_ms,
+    )
+
+
+def _cut(
+    bodies: Sequence[Buffer],
+    ranges: Sequence[tuple[int, int]],
+    spans: Sequence[tuple[int, int]],
+) -> list[Buffer]:
+    """Return the bytes of spans, each of which is in one of the sorted ranges."""
+    starts, views = [start for start, _ in ranges], [memoryview(body) for body in bodies]
+    cut: list[Buffer] = []
+    for start, end in spans:
+        place = bisect_right(starts, start) - 1
+        base = starts[place]
+        cut.append(views[place][start - base : end - base])
+    return cut
+
+
+def _spread(
+    tail: SegmentTail, pages: Sequence[int], present: Sequence[int], array: pa.Array
+) -> pa.Array:
+    """Return a column for all pages, null in those that have no block of it."""
+    rows, own = tail.index.pages.rows, set(present)
+    parts: list[pa.Array] = []
+    start = 0
+    for page in pages:
+        count = int(rows[page])
+        parts.append(array[start : start + count] if page in own else pa.nulls(count, array.type))
+        start += count if page in own else 0
+    return pa.concat_arrays(parts)
+
+
+def _is_distinct(tail: SegmentTail, pages: Sequence[int]) -> bool:
+    """Whether the keys of pages are in order, and no key comes twice."""
+    table = tail.index.pages
+    if not isinstance(pages, range) and not all(map(lt, pages, pages[1:])):
+        return False
+    if table.is_distinct:
+        return True
+    return bool((of_pages(table.distinct, pages) == of_pages(table.rows, pages)).all())
+
+
+def _entry_at(  # noqa: PLR0917 - each get comes here
+    tail: SegmentTail,
+    page: int,
+    source: KeyPage | Versions,
+    row: int,
+    columns: Iterable[tuple[int, Buffer]],
+    entry: SegmentEntry,
+) -> Entry:
+    """Return one version as Python values."""
+    changes, merged_at_ms = NO_CHANGES, None
+    expires_at_ms = None
+    if type(source) is KeyPage:
+        lsn, seq, kind = source.stamp(row)
+    else:
+        rows = cast(Versions, source)
+        lsn, seq, kind = int(rows.lsns[row]), int(rows.seqs[row]), int(rows.kinds[row])
+        if rows.expires_at_ms is not None:
+            expires_at_ms = rows.expires_at_ms[row].as_py()
+        changes, merged_at_ms = changes_at(rows, row, kind)
+    values = {} if kind == DELETE else _values_at(tail, page, row, columns)
+    lsn = entry.rows_lsn or lsn
+    return Entry(lsn, seq, kind, values, changes, expires_at_ms, merged_at_ms)
+
+
+def _values_at(
+    tail: SegmentTail, page: int, row: int, columns: Iterable[tuple[int, Buffer]]
+) -> dict[int, Any]:
+    """Return the values of a row by column, as Python has them."""
+    values: dict[int, Any] = {}
+    for number, payload in columns:
+        if payload and number != KEYS:
+            value = tail.value(page, number, payload, row)
+            values[number] = to_python(value) if isinstance(value, pa.Scalar) else value
+    return values
+
+
+def _memory_of(tail: SegmentTail) -> int:
+    """Return about the memory of a tail: stored, its index may be compressed to very little."""
+    index, pages = tail.index, tail.index.pages
+    keys = sum(map(len, index.first_keys)) + sum(map(len, index.last_keys))
+    keys += sum(map(len, pages.keys))
+    bounds = [*index.smallest.values(), *index.largest.values()]
+    columns = 1 + len(index.column_blocks)
+    blocks = BLOCK_BYTES * columns * (len(index) + len(pages.rows))
+    deletes = sum(FRAGMENT_BYTES + len(t.start) + len(t.end) for t in tail.range_tombstones)
+    return (
+        keys
+        + GROUP_BYTES * len(index)
+        + PAGE_BYTES * len(pages.rows)
+        + blocks
+        + sum(int(array.nbytes) for array in bounds)
+        + deletes
+    )
+
+
+NOTHING: frozenset[int] = frozenset()
+
+
+class Skipping:
+    """The groups that the sources of one scan may skip, decided for all sources together."""
+
+    def __init__(
+        self,
+        where: Where | None,
+        segments: SegmentStore,
+        entries: Sequence[SegmentEntry],
+        memory: Sequence[Versions],
+    ) -> None:
+        # A segment without rows has range tombstones only, which are always read.
+        self._entries = [entry for entry in entries if entry.rows]
+        self._segments = segments
+        self._bytes = sum(entry.size for entry in entries)
+        self._memory = [rows for rows in memory if len(rows)]
+        self._wheres = self._alternatives(where)
+        self._known: dict[tuple[int, str], _Groups] = {}
+        self._in_memory: dict[tuple[int, int], list[bytes]] = {}
+
+    def bytes_kept(self, entry: SegmentEntry) -> int:
+        """Return how much of a segment the scan keeps in memory."""
+        return self._segments.bytes_kept(self._bytes) * entry.size // max(1, self._bytes)
+
+    def needless(self, entry: SegmentEntry) -> frozenset[int]:
+        """Return the groups of a segment that need not be read."""
+        if not self._wheres or not entry.rows:
+            return NOTHING
+        others = [other for other in self._entries if _may_matter(other, entry)]
+        found: set[int] = set()
+        for number in range(len(self._wheres)):
+            groups = self._groups(number, entry)
+            left = np.flatnonzero(~groups.matching).tolist()
+            for other in others:
+                below = self._groups(number, other)
+                left = [group for group in left if not below.match(*groups.bounds(group))]
+            for place, rows in enumerate(self._memory):
+                if left and not _is_newer(rows, entry):
+                    keys = self._keys_in_memory(number, place)
+                    left = [group for group in left if not _within(keys, *groups.bounds(group))]
+            found.update(left)
+        return frozenset(found)
+
+    def _alternatives(self, where: Where | None) -> list[Where]:
+        """Return conditions of which any may fail, each of them in all sources alike."""
+        if where is None or not where.conditions:
+            return []
+        patched = any(entry.patches for entry in self._entries)
+        patched |= any(rows.has_partial for rows in self._memory)
+        return where.clauses() if patched else [where]
+
+    def _groups(self, number: int, entry: SegmentEntry) -> "_Groups":
+        known = self._known.get((number, entry.id))
+        if known is None:
+            tail = self._segments.tail(entry)
+            matching = self._wheres[number].groups(tail.index, tail.footer.schema)
+            if tail.footer.indexes and matching.sum() >= INDEXED_GROUPS_MIN:
+                matching = matching & self._by_index(number, entry)
+            if tail.footer.merges:  # the bounds of operands say nothing about sums and unions
+                matching = np.ones_like(matching)
+            known = _Groups(tail.index, matching, np.concatenate(([0], np.cumsum(matching))))
+            self._known[number, entry.id] = known
+        return known
+
+    def _by_index(self, number: int, entry: SegmentEntry) -> npt.NDArray[np.bool_]:
+        """Return which groups have matching rows, by the filter indexes of a segment."""
+        from reef.engine.search.filters import groups_with_matches
+
+        found = groups_with_matches(self._segments, entry, self._wheres[number])
+        return np.ones(len(self._segments.tail(entry).index), bool) if found is None else found
+
+    def _keys_in_memory(self, number: int, place: int) -> list[bytes]:
+        """Return the keys of the rows in memory that match, in order."""
+        keys = self._in_memory.get((number, place))
+        if keys is None:
+            rows = self._memory[place]
+            mask = self._wheres[number].fold(
+                lambda leaf: _mask(leaf, rows),
+                pc.and_,
+                pc.or_,
+                lambda known: pa.array(np.full(len(rows), known)),
+            )
+            mask = pc.or_(mask, pa.array(rows.kinds == OpKind.MERGE))
+            keys = sorted(rows.keys.filter(mask).to_pylist())
+            self._in_memory[number, place] = keys
+        return keys
+
+
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """The groups of a segment, and which of them may have rows that match."""
+
+    index: SegmentIndex
+    matching: npt.NDArray[np.bool_]
+    before: npt.NDArray[np.int64]
+    """How many match before each group, and at the end of all."""
+
+    def bounds(self, group: int) -> tuple[bytes, bytes]:
+        return self.index.first_keys[group], self.index.last_keys[group]
+
+    def match(self, low: bytes, high: bytes) -> bool:
+        """Whether a group with keys from `low` to `high` may have rows that match."""
+        first = bisect_left(self.index.last_keys, low)
+        last = bisect_right(self.index.first_keys, high)
+        return bool(first < last and self.before[last] > self.before[first])
+
+
+def _may_matter(other: SegmentEntry, entry: SegmentEntry) -> bool:
+    """Whether another segment may have older versions of the same keys, or patches on them."""
+    apart = other.max_key < entry.min_key or entry.max_key < other.min_key
+    newer = other.lsn_min > entry.lsn_max and not other.patches
+    return other is not entry and not apart and not newer
+
+
+def _is_newer(rows: Versions, entry: SegmentEntry) -> bool:
+    return bool(rows.lsns.min() > entry.lsn_max and not rows.has_partial)
+
+
+def _mask(condition: Predicate | ArrowFilter, rows: Versions) -> pa.Array:
+    """Return which rows may match; of a condition on the key all of a key's rows are alike."""
+    if isinstance(condition, ArrowFilter) or condition.is_key:
+        return pa.array(np.ones(len(rows), bool))
+    column = rows.fields.get(condition.number)
+    return condition.mask(pa.nulls(len(rows), condition.arrow) if column is None else column)
+
+
+def _within(keys: list[bytes], low: bytes, high: bytes) -> bool:
+    return bisect_left(keys, low) < bisect_right(keys, high)

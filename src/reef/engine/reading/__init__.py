@@ -1,1 +1,0 @@
-"""Reading: what is in memory, what is in segments, and how they are merged."""

@@ -1,0 +1,434 @@
+"""Convert Arrow arrays and Python values to a column's exact type, only if nothing is lost.
+
+The kinds of the types decide first: text and bytes do not mix, nor do timestamps with and without a
+zone; nulls fit everywhere. Within a kind the values decide: an integer too large for its column, a
+float with a fraction in an integer column, nanoseconds in a column of microseconds do not fit. The
+only rounding is of float64 in a float32 column, since Python has no float32; a value that would
+become infinite does not fit.
+
+Arrow's own conversion of Python values truncates fractions and drops the time of day and the zone.
+So the classes of a column's values are checked first (there are few, for any number of rows), then
+inexact values are converted, and only then Arrow converts.
+
+Buffers are trusted to follow the Arrow format, except that text is checked to be UTF-8: committed
+rows are read for years, by programs that check it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from reef.formats.schema import normal_type
+from reef.formats.type_names import FLOATS
+
+FITS = {
+    "bool": {"bool"},
+    "integer": {"integer", "float", "decimal"},
+    "float": {"integer", "float"},
+    "decimal": {"integer", "decimal"},
+    "text": {"text"},
+    "bytes": {"bytes"},
+    "date": {"date"},
+    "time": {"time"},
+    "timestamp": {"timestamp"},
+}
+"""Which kinds of values a column of some kind may be given."""
+
+
+class Misfit(ValueError):
+    """A value that its column cannot hold; the caller adds row and column."""
+
+
+MISFITS = (pa.ArrowException, ValueError, TypeError, ArithmeticError)
+"""What conversions raise, ours and Arrow's, when a value does not fit."""
+
+
+def fit_array(array: pa.Array, target: pa.DataType) -> pa.Array:
+    """Return the array as `target`, or raise one of MISFITS."""
+    array = _unwrapped(array)
+    if array.null_count == len(array):
+        return pa.nulls(len(array), target)
+    if not may_fit(array.type, target):
+        raise Misfit(f"{array.type} is not {target}")
+    if _has_fields(target):
+        return _fit_fields(array, target)
+    fitted = _cast(array, target)
+    _check_finite(array, fitted)
+    _check_content(fitted)
+    return fitted
+
+
+def fit_numpy(values: npt.NDArray[np.generic], target: pa.DataType) -> pa.Array:
+    """Return a numpy array as `target`; two dimensions are lists of equal length."""
+    if not values.dtype.isnative:
+        values = values.astype(values.dtype.newbyteorder("="))
+    if values.ndim == 2:
+        flat = pa.array(values.reshape(-1))
+        return fit_array(pa.FixedSizeListArray.from_arrays(flat, values.shape[1]), target)
+    array = pa.array(values)
+    if pa.types.is_timestamp(target) and pa.types.is_timestamp(array.type):
+        # numpy has no zones: its timestamps are UTC if the column has a zone.
+        array = array.cast(pa.timestamp(array.type.unit, target.tz))
+    return fit_array(array, target)
+
+
+def is_list(data_type: pa.DataType) -> bool:
+    """Whether values of this type are lists, of any or of fixed length."""
+    types = pa.types
+    return bool(
+        types.is_list(data_type)
+        or types.is_large_list(data_type)
+        or types.is_fixed_size_list(data_type)
+    )
+
+
+def kind_of(data_type: pa.DataType) -> str:
+    """Return the kind of a type's values; empty if columns never hold it."""
+    types = pa.types
+    data_type = normal_type(data_type)
+    kinds = {
+        "bool": types.is_boolean,
+        "integer": types.is_integer,
+        "float": types.is_floating,
+        "decimal": types.is_decimal,
+        "text": types.is_string,
+        "bytes": lambda t: types.is_binary(t) or types.is_fixed_size_binary(t),
+        "date": types.is_date,
+        "time": types.is_time,
+        "timestamp": types.is_timestamp,
+    }
+    return next((kind for kind, holds in kinds.items() if holds(data_type)), "")
+
+
+def may_fit(source: pa.DataType, target: pa.DataType) -> bool:
+    """Whether some values of one type can be those of another; which ones, they decide."""
+    if pa.types.is_null(source):
+        return True
+    if is_list(target):
+        return is_list(source) and may_fit(source.value_type, target.value_type)
+    if pa.types.is_struct(target):
+        return pa.types.is_struct(source) and _fields_fit(source, target)
+    if pa.types.is_map(target):
+        return (
+            pa.types.is_map(source)
+            and may_fit(source.key_type, target.key_type)
+            and may_fit(source.item_type, target.item_type)
+        )
+    if pa.types.is_timestamp(target) and pa.types.is_timestamp(source):
+        return (source.tz is None) == (target.tz is None)
+    return kind_of(source) in FITS[kind_of(target)]
+
+
+def _unwrapped(array: pa.Array) -> pa.Array:
+    """Return the values themselves, without dictionary, runs or a type that extends another."""
+    if isinstance(array, pa.ExtensionArray):
+        return _unwrapped(array.storage)
+    if isinstance(array, pa.DictionaryArray):
+        words = _unwrapped(array.dictionary)
+        return words.cast(normal_type(words.type)).take(array.indices)
+    if isinstance(array, pa.RunEndEncodedArray):
+        return _unwrapped(pc.run_end_decode(array))
+    return array
+
+
+def _cast(array: pa.Array, target: pa.DataType) -> pa.Array:
+    if array.type.equals(target, check_metadata=True):  # the names inside lists count
+        return array
+    if pa.types.is_decimal(target) and pa.types.is_integer(array.type):
+        # By way of all digits of an integer: Arrow would decide by the type, not by the values.
+        array = array.cast(pa.decimal128(20, 0))
+    return array.cast(target)
+
+
+def _leaves(array: pa.Array) -> pa.Array:
+    """Return the values inside lists of any depth."""
+    while is_list(array.type):
+        array = array.flatten()
+    return array
+
+
+def _check_finite(given: pa.Array, fitted: pa.Array) -> None:
+    before, after = _leaves(given), _leaves(fitted)
+    if (after.type, before.type) == FLOATS and _infinities(before) != _infinities(after):
+        raise Misfit("a number out of the range of float32")
+
+
+def _infinities(array: pa.Array) -> int:
+    return int(pc.sum(pc.is_inf(array)).as_py() or 0)
+
+
+def _check_content(array: pa.Array) -> None:
+    """Refuse vectors with holes and text that is not UTF-8."""
+    while is_list(array.type):
+        is_vector = pa.types.is_fixed_size_list(array.type)
+        array = array.flatten()
+        if is_vector and array.null_count:
+            raise Misfit("a vector with a null inside")
+    if pa.types.is_string(array.type):
+        array.validate(full=True)
+
+
+INTEGERS = (int, np.integer)
+NUMBERS = (*INTEGERS, float, np.floating)
+CLASSES: dict[str, tuple[type, ...]] = {
+    "bool": (bool, np.bool_),
+    "integer": (*NUMBERS, Decimal),
+    "float": NUMBERS,
+    "decimal": (*INTEGERS, Decimal),
+    "text": (str,),
+    "bytes": (bytes, bytearray, memoryview),
+    "date": (date, np.datetime64),
+    "time": (time,),
+    "timestamp": (datetime, np.datetime64),
+}
+"""Accepted classes by kind of column. A bool is not a number, a datetime is not a date."""
+
+
+def fit_values(values: Sequence[Any], target: pa.DataType) -> pa.Array:
+    """Return the values as an array of `target`, or raise one of MISFITS."""
+    if is_list(target):
+        return _fit_lists(values, target)
+    if pa.types.is_struct(target):
+        return _fit_dicts(values, target)
+    if pa.types.is_map(target):
+        return _fit_maps(values, target)
+    kind = kind_of(target)
+    classes = set(map(type, values)) - {type(None)}
+    for cls in classes:
+        if not _is_one_of(cls, kind):
+            raise Misfit(f"{cls.__name__} is not {target}")
+    convert = CONVERSIONS.get(kind)
+    return convert(values, classes, target) if convert else pa.array(values, target)
+
+
+def _is_one_of(cls: type, kind: str) -> bool:
+    if issubclass(cls, bool):
+        return kind == "bool"
+    if issubclass(cls, datetime):
+        return kind == "timestamp"
+    return issubclass(cls, CLASSES[kind])
+
+
+# --- numbers ------------------------------------------------------------------------
+
+
+def _integers(values: Sequence[Any], classes: set[type], target: pa.DataType) -> pa.Array:
+    if not all(issubclass(cls, INTEGERS) for cls in classes):
+        values = [None if value is None else _whole(value) for value in values]
+    return pa.array(values, target)
+
+
+def _whole(number: Any) -> int:
+    whole = int(number)
+    if whole != number:
+        raise Misfit(f"{number} has a fraction")
+    return whole
+
+
+def _floats(values: Sequence[Any], _: set[type], target: pa.DataType) -> pa.Array:
+    fitted = pa.array(values, target)  # integers are checked to be exact
+    if target == pa.float32():
+        fit_array(pa.array(values, pa.float64()), target)
+    return fitted
+
+
+def _decimals(values: Sequence[Any], classes: set[type], target: pa.DataType) -> pa.Array:
+    if any(issubclass(cls, np.integer) for cls in classes):
+        values = [int(value) if isinstance(value, np.integer) else value for value in values]
+    return pa.array(values, target)
+
+
+# --- dates and timestamps -----------------------------------------------------------
+
+
+def _dates(values: Sequence[Any], classes: set[type], target: pa.DataType) -> pa.Array:
+    if classes <= {date}:
+        return pa.array(values, target)
+    days = [None if value is None else _count(np.datetime64(value), "D") for value in values]
+    return pa.array(days, pa.int32()).view(target)
+
+
+def _timestamps(values: Sequence[Any], classes: set[type], target: pa.DataType) -> pa.Array:
+    if not classes <= {datetime}:
+        values = [None if value != value else value for value in values]  # noqa: PLR0124, NaT
+    zoned = target.tz is not None
+    if any((value.tzinfo is not None) != zoned for value in values if isinstance(value, datetime)):
+        raise Misfit("timestamps with and without a zone")
+    if classes <= {datetime}:
+        return pa.array(values, pa.timestamp("us", target.tz)).cast(target)
+    counts = [None if value is None else _count(_to_numpy(value), target.unit) for value in values]
+    return pa.array(counts, pa.int64()).view(target)
+
+
+def _to_numpy(value: Any) -> np.datetime64:
+    """Convert a timestamp to numpy, in UTC; this keeps the nanoseconds of pandas."""
+    if hasattr(value, "to_datetime64"):
+        return value.to_datetime64()  # type: ignore[no-any-return]
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        value = value.astimezone(UTC).replace(tzinfo=None)
+    return np.datetime64(value)
+
+
+def _count(value: np.datetime64, unit: str) -> int | None:
+    """Return the number of units since 1970, if it is whole and the unit can count so far."""
+    if np.isnat(value):
+        return None
+    counted = value.astype(f"datetime64[{unit}]")
+    if counted.astype(value.dtype) != value:
+        raise Misfit(f"{value} is not exact in {unit}")
+    return int(counted.astype(np.int64))
+
+
+def _times(values: Sequence[Any], _: set[type], target: pa.DataType) -> pa.Array:
+    if any(value.tzinfo is not None for value in values if value is not None):
+        raise Misfit("a time of day with a zone")
+    return pa.array(values, pa.time64("us")).cast(target)
+
+
+# --- lists --------------------------------------------------------------------------
+
+
+def _fit_lists(values: Sequence[Any], target: pa.DataType) -> pa.Array:
+    """Put all items behind one another, fit those, and cut them into lists again."""
+    lists = [value for value in values if value is not None]
+    if not all(isinstance(value, list | tuple | np.ndarray) for value in lists):
+        raise Misfit("not a list")
+    lengths = [0 if value is None else len(value) for value in values]
+    if pa.types.is_fixed_size_list(target) and any(len(v) != target.list_size for v in lists):
+        raise Misfit("a vector of another length")
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)).cast(pa.int32())
+    holes = pa.array([value is None for value in values], pa.bool_())
+    items = _fit_items(lists, target.value_type)
+    if _has_fields(target):
+        return pa.ListArray.from_arrays(offsets, items, type=target, mask=holes)
+    return fit_array(pa.ListArray.from_arrays(offsets, items, mask=holes), target)
+
+
+def _fit_items(lists: Sequence[Any], target: pa.DataType) -> pa.Array:
+    kinds = {(type(value), getattr(value, "dtype", None)) for value in lists}
+    if len(kinds) == 1 and _joins(lists[0]):
+        return fit_numpy(np.concatenate(lists), target)
+    return fit_values(list(chain.from_iterable(lists)), target)
+
+
+def _joins(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype != object
+
+
+# --- structs and maps ---------------------------------------------------------------
+
+
+def _has_fields(data_type: pa.DataType) -> bool:
+    """Whether values are structs or maps, or lists of those: their parts are fitted one by one."""
+    while is_list(data_type):
+        data_type = data_type.value_type
+    return bool(pa.types.is_struct(data_type) or pa.types.is_map(data_type))
+
+
+def _fields_fit(source: pa.DataType, target: pa.DataType) -> bool:
+    """Whether each field of a struct is one of another struct; any of those may be missing."""
+    known = {field.name: field.type for field in target}
+    return all(field.name in known and may_fit(field.type, known[field.name]) for field in source)
+
+
+def _fit_fields(array: pa.Array, target: pa.DataType) -> pa.Array:
+    """Return structs, maps or lists of those as `target`; null where they are null."""
+    array = array.cast(normal_type(array.type))  # Arrow cannot take from views
+    if pa.types.is_struct(target):
+        given = dict(zip((field.name for field in array.type), array.flatten(), strict=True))
+        parts = [
+            fit_array(given[field.name], field.type)
+            if field.name in given
+            else pa.nulls(len(array), field.type)
+            for field in target
+        ]
+        return pa.StructArray.from_arrays(parts, fields=list(target), mask=array.is_null())
+    offsets, kept = _offsets_without_nulls(array)
+    if pa.types.is_map(target):
+        first, last = int(kept.offsets[0].as_py()), int(kept.offsets[-1].as_py())
+        keys = fit_array(kept.keys[first:last], target.key_type)
+        items = fit_array(kept.items[first:last], target.item_type)
+        return _map_array(offsets, keys, items, target, array.is_null())
+    items = fit_array(kept.flatten(), target.value_type)
+    return pa.ListArray.from_arrays(offsets, items, type=target, mask=array.is_null())
+
+
+def _offsets_without_nulls(array: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Return where the items of each value begin if null has none, and the other values."""
+    kept = array.drop_null()
+    lengths = np.zeros(len(array), np.int64)
+    valid = array.is_valid().to_numpy(zero_copy_only=False)
+    lengths[valid] = np.diff(kept.offsets.to_numpy())
+    return _offsets_of(lengths), kept
+
+
+def _offsets_of(lengths: npt.ArrayLike) -> pa.Array:
+    ends = np.cumsum(np.asarray(lengths, np.int64))
+    return pa.array(np.concatenate([[0], ends]).astype(np.int64)).cast(pa.int32())
+
+
+def _map_array(
+    offsets: pa.Array, keys: pa.Array, items: pa.Array, target: pa.DataType, holes: pa.Array
+) -> pa.Array:
+    """Return maps; a key that is null, or comes twice in a map, is a Misfit."""
+    if keys.null_count:
+        raise Misfit("a map with a key that is null")
+    rows = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets.to_numpy()))
+    pairs = pa.table({"row": rows, "key": keys.cast(_grouped_type(keys.type))})
+    if pairs.group_by(["row", "key"]).aggregate([]).num_rows < len(keys):
+        raise Misfit("a map in which a key comes twice")
+    return pa.MapArray.from_arrays(offsets, keys, items, type=target, mask=holes)
+
+
+def _grouped_type(data_type: pa.DataType) -> pa.DataType:
+    """Return a type that distinguishes the same values, and that Arrow can group by."""
+    return pa.float64() if data_type == pa.float32() else data_type
+
+
+def _fit_dicts(values: Sequence[Any], target: pa.DataType) -> pa.Array:
+    """Return structs of dicts; a field that a dict does not have is null."""
+    names = {field.name for field in target}
+    for value in values:
+        if value is not None and not (isinstance(value, Mapping) and names.issuperset(value)):
+            raise Misfit("not a dict of the fields of a struct")
+    rows: list[Mapping[str, Any]] = [{} if value is None else value for value in values]
+    parts = [fit_values([row.get(field.name) for row in rows], field.type) for field in target]
+    holes = pa.array([value is None for value in values], pa.bool_())
+    return pa.StructArray.from_arrays(parts, fields=list(target), mask=holes)
+
+
+def _fit_maps(values: Sequence[Any], target: pa.DataType) -> pa.Array:
+    """Return maps of dicts, or of lists of pairs as Arrow has them."""
+    pairs = [() if value is None else _pairs(value) for value in values]
+    keys = fit_values([pair[0] for some in pairs for pair in some], target.key_type)
+    items = fit_values([pair[1] for some in pairs for pair in some], target.item_type)
+    holes = pa.array([value is None for value in values], pa.bool_())
+    return _map_array(_offsets_of([len(some) for some in pairs]), keys, items, target, holes)
+
+
+def _pairs(value: Any) -> Sequence[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        return tuple(value.items())
+    pairs = isinstance(value, list | tuple) and all(
+        isinstance(pair, tuple) and len(pair) == 2 for pair in value
+    )
+    if not pairs:
+        raise Misfit("not a dict")
+    return tuple(value)
+
+
+CONVERSIONS: dict[str, Callable[[Sequence[Any], set[type], pa.DataType], pa.Array]] = {
+    "integer": _integers,
+    "float": _floats,
+    "decimal": _decimals,
+    "date": _dates,
+    "time": _times,
+    "timestamp": _timestamps,
+}

@@ -1,0 +1,1 @@
+"""Search: nearest vectors, ranked text and filters over one snapshot of a namespace."""

@@ -1,0 +1,214 @@
+"""The arguments of a search, checked against a schema."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import index
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from reef.engine.read.scan import Projection
+from reef.engine.rows.output import check_columns
+from reef.engine.search.specs import column_name
+from reef.engine.where import Where, parse
+from reef.errors import ErrorKind, InvalidInputError
+from reef.formats.index_block import IndexKind, IndexSpec
+from reef.formats.manifest import Manifest
+from reef.formats.schema import Field, Schema
+from reef.formats.text_index import text_options
+from reef.formats.tokenize import Analyzer, TextOptions, TextQuery
+
+K_MAX = 10_000
+DISTANCE, SCORE = "_distance", "_score"
+
+
+@dataclass(frozen=True, slots=True)
+class VectorQuery:
+    """A vector to which the nearest are searched."""
+
+    column: Field
+    values: npt.NDArray[np.float32]
+    metric: str
+    spec: IndexSpec | None
+    """None if the column has no index."""
+    probes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextSearch:
+    """A text whose words are searched."""
+
+    column: Field
+    query: TextQuery
+    options: Mapping[str, str | int | float | bool]
+    spec: IndexSpec | None
+    """None if the column has no index."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchRequest:
+    """A search whose arguments fit the schema."""
+
+    schema: Schema
+    vector: VectorQuery | None
+    text: TextSearch | None
+    weights: tuple[float, float]
+    """Of the two rankings, if there are both."""
+    where: Where | None
+    k: int
+    columns: tuple[str, ...]
+    """Of the result, the key first, without the distance."""
+    exact: bool
+
+    @property
+    def projection(self) -> Projection:
+        """The columns that are read of each row."""
+        return Projection.of(self.schema, self._names, self.where)
+
+    @property
+    def unfiltered(self) -> Projection:
+        """The same without skipping rows that cannot match: statistics of text count them."""
+        where = () if self.where is None else self.where.columns
+        return Projection.of(self.schema, list(dict.fromkeys((*self._names, *where))), None)
+
+    @property
+    def _names(self) -> list[str]:
+        queries = [query for query in (self.vector, self.text) if query is not None]
+        return list(dict.fromkeys((*self.columns, *(query.column.name for query in queries))))
+
+
+def parse_request(
+    manifest: Manifest,
+    *,
+    vector: Any,
+    text: Any,
+    weights: Any,
+    where: Any,
+    k: Any,
+    columns: Sequence[str] | None,
+    recall: Any,
+    probes: Any,
+) -> SearchRequest:
+    """Check the arguments of a search; InvalidInputError names the one that is wrong."""
+    schema = manifest.schema
+    if vector is None and text is None:
+        problem = "search() needs vector=(column, values), text=(column, query) or both"
+        raise _invalid(problem, "Use scan() for a filter alone")
+    if weights is not None and (vector is None or text is None):
+        raise _invalid("weights= is for a search by vector and text together")
+    if probes is not None and vector is None:
+        raise _invalid("probes= is for a search by vector")
+    if recall not in (None, "exact"):
+        raise _invalid(f"recall={recall!r} is neither None nor 'exact'")
+    if isinstance(columns, str):
+        raise _invalid(f"columns={columns!r} is text", f"Use [{columns!r}]")
+    asked = schema.arrow().names if columns is None else list(columns)
+    check_columns(schema, asked)
+    for name in (DISTANCE, SCORE):
+        if name in asked:
+            raise _invalid(f"column {name} is a result of search(), and cannot be asked for")
+    return SearchRequest(
+        schema,
+        None if vector is None else _vector(manifest, vector, probes),
+        None if text is None else _text(manifest, text),
+        _weights(weights),
+        None if where is None else parse(where, schema),
+        _count("k", k, K_MAX),
+        tuple(dict.fromkeys([schema.key.name, *asked])),
+        recall == "exact",
+    )
+
+
+def _count(name: str, value: Any, most: int) -> int:
+    try:
+        count = 0 if isinstance(value, bool) else index(value)  # NumPy has integers of its own
+    except TypeError:
+        count = 0
+    if not 1 <= count <= most:
+        raise _invalid(f"{name}={value!r} is not a whole number from 1 to {most}")
+    return count
+
+
+def _weights(weights: Any) -> tuple[float, float]:
+    """Return the weights of vector and text, both 1 by default."""
+    if weights is None:
+        return 1.0, 1.0
+    try:
+        pair = {"vector": 1.0, "text": 1.0} | {str(k): float(v) for k, v in dict(weights).items()}
+    except (TypeError, ValueError):
+        pair = {}
+    values = tuple(pair.values())
+    if len(pair) != 2 or not all(np.isfinite(v) and v >= 0 for v in values) or not any(values):
+        raise _invalid(
+            f"weights={weights!r} are not numbers from 0 on", "Such as {'vector': 1, 'text': 0.5}"
+        )
+    return pair["vector"], pair["text"]
+
+
+def _text(manifest: Manifest, text: Any) -> TextSearch:
+    if not isinstance(text, tuple | list) or [type(part) for part in text] != [str, str]:
+        raise _invalid(f"text={_short(text)} is not (column, query)")
+    name, query = text
+    column = next((c for c in manifest.schema.fields if c.name == name), None)
+    if column is None or not pa.types.is_string(column.arrow):
+        texts = [c.name for c in manifest.schema.fields if pa.types.is_string(c.arrow)]
+        hint = f"Columns of text: {', '.join(texts) or 'none'}"
+        raise _invalid(f"there is no column of text named {name!r}", hint)
+    specs = [s for s in manifest.indexes if (s.kind, s.column) == (IndexKind.TEXT, column.number)]
+    spec = specs[0] if specs else None
+    options = {} if spec is None else text_options(spec)
+    parsed = Analyzer(TextOptions.parse(options)).query(query)
+    return TextSearch(column, parsed, options, spec)
+
+
+def _vector(manifest: Manifest, vector: Any, probes: Any) -> VectorQuery:
+    if probes is not None:
+        probes = _count("probes", probes, 2**31)
+    if not isinstance(vector, tuple | list) or len(vector) != 2 or not isinstance(vector[0], str):
+        raise _invalid(f"vector={_short(vector)} is not (column, values)")
+    name, values = vector
+    column = next((c for c in manifest.schema.fields if c.name == name), None)
+    if column is None or not pa.types.is_fixed_size_list(column.arrow):
+        vectors = [c.name for c in manifest.schema.fields if pa.types.is_fixed_size_list(c.arrow)]
+        hint = f"Columns of vectors: {', '.join(vectors) or 'none'}"
+        raise _invalid(f"there is no column of vectors named {name!r}", hint)
+    specs = [s for s in manifest.indexes if (s.kind, s.column) == (IndexKind.VECTOR, column.number)]
+    spec = specs[0] if specs else None
+    metric = "l2" if spec is None else str(spec.options.get("metric", "l2"))
+    query = _numbers(column, values)
+    if metric == "cosine" and not query.any():
+        raise _invalid(f"the vector for {name} has length 0, which has no cosine")
+    return VectorQuery(column, query, metric, spec, probes)
+
+
+def _numbers(column: Field, values: Any) -> npt.NDArray[np.float32]:
+    try:
+        query = np.asarray(values, np.float32)
+    except (TypeError, ValueError) as error:
+        raise _invalid(f"the vector for {column.name} is not numbers: {error}") from None
+    if query.shape != (column.arrow.list_size,):
+        found = " × ".join(map(str, query.shape)) or "no"
+        expected = column.arrow.list_size
+        raise _invalid(f"the vector for {column.name} has {found} values, expected {expected}")
+    if not np.isfinite(query).all():
+        raise _invalid(f"the vector for {column.name} has a NaN or an infinity")
+    return query
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _invalid(message: str, hint: str = "") -> InvalidInputError:
+    return InvalidInputError(message, kind=ErrorKind.INVALID_OPTION, hint=hint)
+
+
+def index_names(manifest: Manifest) -> Mapping[str, list[str]]:
+    """Return the indexes of a namespace, by column."""
+    names: dict[str, list[str]] = {}
+    for spec in manifest.indexes:
+        names.setdefault(column_name(manifest.schema, spec.column), []).append(str(spec.kind))
+    return names

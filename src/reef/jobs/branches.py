@@ -1,0 +1,467 @@
+"""Merge a branch into another namespace, and roll a namespace back: one ingest each.
+
+    merge     base (the point in time of the branch) → child: the changes
+              of each changed key: base, parent now, child now → which row stays
+    rollback  now → a past state: the changes
+
+Changes are found by `reef.engine.history.diff`, in key order and without reading shared segments,
+and staged as they are found, in bounded memory. The ingest is conditional (protocols §4): if the
+target was written meanwhile, nothing is visible, and the job starts over.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from reef.engine.handles.database import Database
+from reef.engine.handles.pinned import PinnedReader
+from reef.engine.history.diff import (
+    EVERYTHING,
+    DifferingRows,
+    Side,
+    SideRef,
+    aligned,
+    differing,
+    not_equal,
+    shared_names,
+    unshared,
+)
+from reef.engine.rows.input import to_ops
+from reef.engine.rows.output import EXPIRES_AT
+from reef.errors import ConflictError, ErrorKind, InvalidInputError, NotFoundError
+from reef.formats.manifest import Origin
+from reef.formats.schema import Schema
+from reef.formats.versions import Versions, concat_versions
+from reef.formats.wal_object import JobSegment, OpKind
+from reef.jobs.compact.plan import split_keys
+from reef.jobs.fold.shuffle import Shuffler
+from reef.jobs.ingest.append import Unchanged
+from reef.jobs.ingest.job import BulkJob, sorted_rows, staged_rows
+from reef.jobs.ingest.staging import ROW_SEQ, Staging
+from reef.manifest.branching import check_is_branch
+from reef.manifest.head import HeadFinder
+from reef.paths import Namespace
+from reef.runtime import Executor
+from reef.types import KeyRange
+
+ATTEMPTS_MAX = 5
+CONFLICTS_SHOWN = 10
+POINTS_MAX = 10_000
+"""Changed keys that are checked one by one for later writes; beyond that, their whole range is."""
+SPLIT_BYTES = 32 << 20
+"""Of segments that one task compares."""
+
+Row = dict[str, Any] | bytes | None
+Resolve = Callable[[Any, Row, Row, Row], Row]
+"""Called with the key and the rows of base, parent and child; returns the row, None to delete."""
+
+
+@dataclass(slots=True)
+class BranchReport:
+    """The result of a merge or a rollback."""
+
+    namespace: str
+    lsn: int = 0
+    """Of the commit; 0 if nothing had to be changed."""
+    written: int = 0
+    deleted: int = 0
+    conflicts: int = 0
+    """Rows that both sides had changed, each in its own way."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class _Changes:
+    """Counts and bounds of the staged changes."""
+
+    written: int = 0
+    deleted: int = 0
+    conflicts: int = 0
+    keys: list[bytes] = field(default_factory=list)
+    first: bytes | None = None
+    last: bytes = b""
+    refused: list[bytes] = field(default_factory=list)
+
+    def add(self, rows: Versions) -> Versions:
+        deleted = int((rows.kinds == OpKind.DELETE).sum())
+        self.deleted += deleted
+        self.written += len(rows) - deleted
+        keys = rows.keys
+        self.first = keys[0].as_py() if self.first is None else self.first
+        self.last = keys[-1].as_py()
+        if len(self.keys) <= POINTS_MAX:
+            self.keys += keys.to_pylist()
+        return rows
+
+    def join(self, later: "_Changes") -> None:
+        """Add the changes of the next key range."""
+        self.written += later.written
+        self.deleted += later.deleted
+        self.conflicts += later.conflicts
+        self.refused += later.refused
+        self.keys += later.keys
+        self.first = later.first if self.first is None else self.first
+        self.last = later.last or self.last
+
+    def refuse(self) -> None:
+        """Raise ConflictError if rows were changed on both sides, and no choice was given."""
+        if self.refused:
+            shown = ", ".join(repr(key) for key in self.refused[:CONFLICTS_SHOWN])
+            more = ", …" if self.conflicts > CONFLICTS_SHOWN else ""
+            raise ConflictError(
+                f"{self.conflicts} rows were changed on both sides: {shown}{more}",
+                hint="Choose with on_conflict='ours', 'theirs' or a function",
+                conflicts=self.conflicts,
+            )
+
+    def ranges(self) -> tuple[KeyRange, ...]:
+        if len(self.keys) <= POINTS_MAX:
+            return tuple(KeyRange(key, key + b"\0") for key in self.keys)
+        return (KeyRange(self.first or b"", self.last + b"\0"),)
+
+
+def merge_branch(
+    db: Database,
+    child: str,
+    parent: str,
+    on_conflict: str | Resolve = "error",
+    executor: Executor | None = None,
+) -> BranchReport:
+    """Apply the changes of a branch since it was made to another namespace, in one commit.
+
+    A row that only the branch has changed becomes the branch's; one that only the parent has
+    changed stays. A row that both have changed is a conflict: with "error" nothing is merged and
+    ConflictError names some of them; "ours" keeps the parent's row, "theirs" takes the branch's; a
+    function is called with the key and the rows of base, parent and branch, and returns the row,
+    or None to delete it. An executor runs a task for each key range; all are one commit.
+    """
+    if not callable(on_conflict) and on_conflict not in ("error", "ours", "theirs"):
+        raise InvalidInputError(
+            f"on_conflict={on_conflict!r} is neither 'error', 'ours', 'theirs' nor a function",
+            kind=ErrorKind.INVALID_OPTION,
+        )
+    merge = _Merge(db, child, parent, on_conflict, executor)
+    return _attempts(parent, merge.run)
+
+
+def rollback(db: Database, namespace: str, to: Any) -> BranchReport:
+    """Give a namespace the rows that it had at a point in time, in one commit.
+
+    `to` is a generation, a Snapshot, a datetime, ISO 8601 text or `{"lsn": 12}`. Writes since then
+    are undone for every reader and visible as changes; nothing is removed from the history. The
+    log is folded, so that a new generation has the state.
+    """
+    report = _attempts(namespace, lambda: _rollback_once(db, namespace, to))
+    if report.lsn:
+        from reef.jobs.fold.job import fold
+
+        fold(db, namespace)
+    return report
+
+
+def _attempts(namespace: str, run: Callable[[], BranchReport]) -> BranchReport:
+    """Run a conditional job again while the namespace is being written."""
+    for attempt in range(ATTEMPTS_MAX):
+        try:
+            return run()
+        except ConflictError as error:
+            if error.context.get("conflicts") or attempt == ATTEMPTS_MAX - 1:
+                raise
+    raise ConflictError(f"{namespace} was written during each of {ATTEMPTS_MAX} attempts")
+
+
+# --- rollback -------------------------------------------------------------------------
+
+
+def _rollback_once(db: Database, namespace: str, to: Any) -> BranchReport:
+    with ExitStack() as stack:
+        now = stack.enter_context(db.reader(namespace, pin=True))
+        past = stack.enter_context(open_point(db, namespace, to))
+        pieces = (
+            _versions(rows.keys, rows.b, now._view().manifest.schema)
+            for rows in differing(side_of(now), side_of(past))
+        )
+        return _commit(db, now, pieces, _Changes())
+
+
+def open_point(db: Database, namespace: str, at: Any) -> PinnedReader:
+    """Open a pinned view of a point in time, or of a snapshot."""
+    if hasattr(at, "release"):
+        return db.reader(namespace, snapshot=at)
+    return db.reader(namespace, as_of=at)
+
+
+def ref_of(reader: PinnedReader) -> SideRef:
+    """Return an open pinned view as one side of a comparison in tasks, while it stays open."""
+    names = reader._names
+    return SideRef(reader._store, names, reader.generation, reader.last_lsn, reader._now_ms())
+
+
+def side_of(reader: PinnedReader) -> Side:
+    """Return an open pinned view as one side of a comparison."""
+    return Side(reader._view(), reader._now_ms(), reader._runtime)
+
+
+# --- merge ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Merge:
+    """A merge, which may be attempted several times."""
+
+    db: Database
+    child: str
+    parent: str
+    on_conflict: str | Resolve
+    executor: Executor | None
+
+    def run(self) -> BranchReport:
+        with ExitStack() as stack:
+            theirs = stack.enter_context(self.db.reader(self.child, pin=True))
+            ours = stack.enter_context(self.db.reader(self.parent, pin=True))
+            origin = check_is_branch(theirs._view().manifest, self.child)
+            base = _base(self.db, origin, self.child)
+            _check_columns(theirs, ours)
+            with BulkJob(self.db, self.parent) as job:
+                if self.executor is None:
+                    sides = base.open(), side_of(ours), side_of(theirs)
+                    parts = [merge_part(sides, self.on_conflict, job.staging)]
+                else:
+                    refs = base, ref_of(ours), ref_of(theirs)
+                    parts = self._on_executor(self.executor, refs, job.staging)
+                return _commit_parts(job, ours, parts)
+
+    def _on_executor(
+        self, executor: Executor, refs: tuple[SideRef, SideRef, SideRef], staging: Staging
+    ) -> "list[MergedPart]":
+        base, _, theirs = refs
+        ranges = split(base.open(), theirs.open(), executor)
+        tasks = [MergeTask(*refs, self.on_conflict, staging, bounds) for bounds in ranges]
+        return executor.map(run_merge_task, tasks)
+
+
+@dataclass(frozen=True, slots=True)
+class MergeTask:
+    """A key range of a merge. Picklable; nothing that it stages is visible."""
+
+    base: SideRef
+    ours: SideRef
+    theirs: SideRef
+    on_conflict: str | Resolve
+    staging: Staging
+    bounds: KeyRange
+
+
+@dataclass(frozen=True, slots=True)
+class MergedPart:
+    """The segments that a task staged, and what they change."""
+
+    staged: tuple[JobSegment, ...]
+    changes: _Changes
+
+
+def run_merge_task(task: MergeTask) -> MergedPart:
+    """Merge one key range, on any machine."""
+    sides = task.base.open(), task.ours.open(), task.theirs.open()
+    return merge_part(sides, task.on_conflict, task.staging, task.bounds)
+
+
+def merge_part(
+    sides: tuple[Side, Side, Side],
+    on_conflict: str | Resolve,
+    staging: Staging,
+    bounds: KeyRange = EVERYTHING,
+) -> MergedPart:
+    """Decide which rows of a key range the parent gets, and stage them.
+
+    `sides` are the base, the parent and the branch.
+    """
+    merger = _Merger(*sides, on_conflict)
+    staged = staging.stage(merger.changes.add(piece) for piece in merger.pieces(bounds))
+    return MergedPart(staged, merger.changes)
+
+
+def split(a: Side, b: Side, executor: Executor) -> list[KeyRange]:
+    """Return key ranges with about equal shares of the segments that only one state has."""
+    groups: list[tuple[bytes, int]] = []
+    for side, entry in unshared(a, b):
+        index = side.view.segments.tail(entry).index
+        spans = [index.span(group) for group in range(len(index))]
+        sizes = [end - start for start, end in spans]
+        groups += zip(index.first_keys, sizes, strict=True)
+    by_size = -(-sum(size for _, size in groups) // SPLIT_BYTES)
+    least = executor.parallelism() if isinstance(executor, Shuffler) else 1
+    cuts = split_keys(groups, max(1, by_size, least)) if groups else []
+    return [KeyRange(*ends) for ends in zip([b"", *cuts], [*cuts, None], strict=True)]
+
+
+def _base(db: Database, origin: Origin, child: str) -> SideRef:
+    """Return the state of which a branch was made; NotFoundError if it was released."""
+    names = Namespace.of_root(origin.root)
+    if origin.id not in HeadFinder(db.store, names).find(dropped=True).manifest.branches:
+        raise NotFoundError(
+            f"{child} has released the namespace that it was made of: the common state is gone",
+            kind=ErrorKind.COLLECTED,
+            hint="Merge before the branch is compacted and swept",
+            namespace=child,
+        )
+    # The pin of the branch holds all of it, and the lease of the branch's reader holds the pin.
+    now_ms = int(db.store.runtime.wall_s() * 1000)
+    return SideRef(db.store, names, origin.generation, origin.last_lsn, now_ms)
+
+
+def _check_columns(theirs: PinnedReader, ours: PinnedReader) -> None:
+    missing = set(theirs.schema.names) - set(ours.schema.names)
+    if missing:
+        raise InvalidInputError(
+            f"{theirs.namespace} has columns that {ours.namespace} lacks: "
+            f"{', '.join(sorted(missing))}",
+            hint=f"Add them first: db.alter({ours.namespace!r}, …)",
+            namespace=ours.namespace,
+        )
+
+
+@dataclass
+class _Merger:
+    """Decides, for the keys that a branch has changed, which row stays."""
+
+    base: Side
+    ours: Side
+    theirs: Side
+    on_conflict: str | Resolve
+    changes: _Changes = field(default_factory=_Changes)
+
+    def pieces(self, bounds: KeyRange) -> Iterator[Versions]:
+        """Yield the rows of a range to write into the parent, in key order."""
+        for rows in differing(self.base, self.theirs, bounds):
+            piece = self._piece(rows)
+            if piece is not None and len(piece):
+                yield piece
+
+    def _piece(self, rows: DifferingRows) -> Versions | None:
+        names = shared_names(self.base.schema, self.ours.schema, self.theirs.schema)
+        current = self.ours.rows(rows.keys, names)
+        ours, theirs = aligned(current, rows.b, names)
+        ours_too, base = aligned(current, rows.a, names)
+        differs, moved = not_equal(ours, theirs), not_equal(ours_too, base)
+        clean = pc.and_(differs, pc.invert(moved))
+        conflict = pc.and_(differs, moved)
+        taken = [(rows.keys.filter(clean), theirs.filter(clean))]
+        if conflict.true_count:
+            taken.append(self._resolved(rows.keys, base, ours, theirs, conflict))
+        parts = [_versions(keys, table, self.ours.schema) for keys, table in taken if len(keys)]
+        return sorted_rows(concat_versions(parts, self.ours.schema)) if parts else None
+
+    def _resolved(
+        self,
+        keys: pa.Array,
+        base: pa.Table,
+        ours: pa.Table,
+        theirs: pa.Table,
+        conflict: pa.BooleanArray,
+    ) -> tuple[pa.Array, pa.Table]:
+        keys = keys.filter(conflict)
+        self.changes.conflicts += len(keys)
+        if self.on_conflict == "theirs":
+            return keys, theirs.filter(conflict)
+        if callable(self.on_conflict):
+            sides = [table.filter(conflict) for table in (base, ours, theirs)]
+            rows = [_rows(table, self.ours.schema) for table in sides]
+            asked = zip(keys.to_pylist(), *rows, strict=True)
+            chosen = [self.on_conflict(key, *three) for key, *three in asked]
+            return keys, _table(chosen, theirs.schema, self.ours.schema)
+        if self.on_conflict == "error":
+            self.changes.refused += keys.slice(0, CONFLICTS_SHOWN).to_pylist()
+        return keys.slice(0, 0), theirs.slice(0, 0)
+
+
+def _rows(table: pa.Table, schema: Schema) -> list[Row]:
+    """Return rows as readers return them, without the key; None where there is none."""
+    values = schema.fields[0].name if schema.is_plain else None
+    found = table.column("_found").to_pylist()
+    rows = table.drop_columns(["_found", EXPIRES_AT]).to_pylist()
+    return [
+        None if not there else row[values] if values else row
+        for row, there in zip(rows, found, strict=True)
+    ]
+
+
+def _table(rows: Sequence[Row], like: pa.Schema, schema: Schema) -> pa.Table:
+    """Return the rows of a function as a table of resolved rows."""
+    value = schema.fields[0].name if schema.is_plain else None
+    plain = [{value: row} if value and row is not None else row for row in rows]
+    dicts = [{**(row or {}), "_found": row is not None} for row in plain]  # type: ignore[dict-item]
+    unknown = {name for row in dicts for name in row} - set(like.names)
+    if unknown:
+        raise InvalidInputError(
+            f"on_conflict returned unknown columns: {', '.join(sorted(map(str, unknown)))}"
+        )
+    return pa.Table.from_pylist(dicts, schema=like)
+
+
+# --- committing -----------------------------------------------------------------------
+
+
+def _versions(keys: pa.Array, table: pa.Table, schema: Schema) -> Versions:
+    """Return resolved rows as a job stages them: puts, and deletes where there is no row."""
+    found = table.column("_found").combine_chunks()
+    absent = keys.filter(pc.invert(found))
+    parts = []
+    if found.true_count:
+        names = [field.name for field in schema.fields if field.name in table.column_names]
+        rows = table.select([*names, EXPIRES_AT]).filter(found)
+        key = keys.filter(found).cast(schema.key.arrow)
+        rows = rows.add_column(0, schema.key.name, key)
+        parts.append(staged_rows(to_ops(rows, schema, kind=OpKind.PUT)))
+    if len(absent):
+        parts.append(_deletes(absent, schema))
+    return sorted_rows(concat_versions(parts, schema))
+
+
+def _deletes(keys: pa.Array, schema: Schema) -> Versions:
+    count = len(keys)
+    return Versions(
+        keys,
+        np.zeros(count, np.int64),
+        np.full(count, ROW_SEQ, np.uint32),
+        np.full(count, OpKind.DELETE, np.uint8),
+        {field.number: pa.nulls(count, field.arrow) for field in schema.fields},
+    )
+
+
+def _commit_parts(job: BulkJob, target: PinnedReader, parts: Sequence[MergedPart]) -> BranchReport:
+    """Commit the parts of a merge as one ingest, unless a row is in conflict."""
+    changes = _Changes()
+    for part in parts:
+        changes.join(part.changes)
+    changes.refuse()
+    report = BranchReport(target.namespace, 0, changes.written, changes.deleted, changes.conflicts)
+    staged = tuple(segment for part in parts for segment in part.staged)
+    if staged:
+        condition = Unchanged(target.generation, target.last_lsn, changes.ranges())
+        report.lsn = job.commit(staged, unless=condition).lsn or 0
+    return report
+
+
+def _commit(
+    db: Database,
+    target: PinnedReader,
+    pieces: Iterator[Versions],
+    changes: _Changes,
+) -> BranchReport:
+    """Stage rows and commit them, unless anything was written since the target was read."""
+    report = BranchReport(target.namespace)
+    with BulkJob(db, target.namespace) as job:
+        staged = job.staging.stage(changes.add(piece) for piece in pieces)
+        if staged:
+            condition = Unchanged(target.generation, target.last_lsn)
+            report.lsn = job.commit(staged, unless=condition).lsn or 0
+    report.written, report.deleted = changes.written, changes.deleted
+    return report

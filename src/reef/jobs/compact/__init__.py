@@ -1,0 +1,1 @@
+"""Compaction: merge segments into levels."""

@@ -1,0 +1,1 @@
+"""Fold: turn the unfolded log into level-0 segments."""

@@ -1,0 +1,212 @@
+"""Search indexes for the segments that exist: train the centroids, and rewrite what lacks an index.
+
+    1  train     of a vector index without centroids, from a sample of the rows, if there are enough
+                 rows; put them under a new name, then name them in the manifest by CAS
+    2  rewrite   segment by segment, those without an index that serves the manifest's: a compaction
+                 of one segment, with the role, the tasks and the publish of any other
+
+No row changes, and nothing waits: until a segment is rewritten, searches read its rows. A driver
+that dies leaves centroids that no manifest names, and a sweep deletes them. Two drivers that train
+at once publish one set; the loser's segments would have another set's lists, so it trains before it
+rewrites, and rewrites by the manifest.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from reef.config import CompactSettings
+from reef.engine.handles.database import Database
+from reef.engine.read.caches import ByteCache
+from reef.engine.read.segments import SegmentStore
+from reef.engine.search.building import load_indexes
+from reef.errors import UnavailableError
+from reef.formats.centroids import QUERIES, ROWS_PER_CENTROID, lists_for, train
+from reef.formats.index_block import BuildableIndex, IndexKind, IndexSpec
+from reef.formats.manifest import Manifest, SegmentEntry
+from reef.formats.vector_index import BuildableVector, Floats, normalized, vectors_of
+from reef.jobs.compact.job import Compactor, CompactReport
+from reef.jobs.compact.merge import read_tail
+from reef.jobs.compact.plan import CompactPlan
+from reef.manifest.indexes import set_centroids
+from reef.manifest.publish import Publisher
+from reef.paths import Namespace
+from reef.runtime import Executor
+from reef.stores import Outcome, Store
+from reef.telemetry import operation
+
+SAMPLE_BYTES_MAX = 256 << 20
+CACHE_BYTES = 64 << 20
+PAGES_AT_ONCE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class IndexReport:
+    """The result of building indexes."""
+
+    namespace: str
+    generation: int
+    trained: int
+    """Vector indexes that got centroids."""
+    segments: int
+    """Segments that were rewritten."""
+    rows: int
+    bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def build_indexes(
+    db: Database, namespace: str, *, executor: Executor | None = None, again: bool = False
+) -> IndexReport:
+    """Build the search indexes of a namespace for all segments that lack them.
+
+    With `again`, for all segments: after damage to an index. Acquires the compactor role. Safe
+    while writers, readers, folds and sweeps run.
+    """
+    reports: list[CompactReport] = []
+    shown = db._working("index", namespace)
+    with operation(db.metrics, "index"), shown, Compactor(db, namespace, executor=executor) as work:
+        trained = train_missing(db, namespace)
+        planner = IndexPlanner(db, namespace, again=again)
+        for _ in range(planner.rounds()):
+            report = work.step(take_over=True, planner=planner)
+            if report is None or not report.published:
+                break
+            reports.append(report)
+    head = db._namespaces.publisher(namespace).heads.found.manifest
+    return IndexReport(
+        namespace,
+        head.generation,
+        trained,
+        sum(report.inputs for report in reports),
+        sum(report.rows_written for report in reports),
+        sum(report.output_bytes for report in reports),
+    )
+
+
+class IndexPlanner:
+    """Plans the rewrite of one segment that lacks an index of the manifest.
+
+    Reads the footer of each segment once.
+    """
+
+    def __init__(
+        self,
+        db: Database,
+        namespace: str,
+        *,
+        again: bool = False,
+        known: dict[str, bool] | None = None,
+    ) -> None:
+        heads = db._namespaces.publisher(namespace).heads
+        self._store, self._names = db.store, heads.names
+        self._segments = heads.found.manifest.segments
+        indexes = load_indexes(self._store, self._names, heads.found.manifest.indexes)
+        self._wanted = [index.spec for index in indexes if _can_build(index)]
+        self.state = (heads.found.manifest.indexes, self._segments)
+        """The indexes and segments that it was made for."""
+        self._lacking: dict[str, bool] = known if known is not None else {}
+        """By segment, whether it lacks an index that it can get."""
+        self._again = frozenset(s.id for s in self._segments) if again else frozenset()
+
+    def rounds(self) -> int:
+        """Return how many segments there were at the beginning: each is rewritten at most once."""
+        return len(self._segments)
+
+    def __call__(
+        self, segments: Sequence[SegmentEntry], settings: CompactSettings
+    ) -> CompactPlan | None:
+        """Return the rewrite of one segment; None if all have their indexes."""
+        for entry in segments:
+            if entry.id not in self._lacking:
+                self._lacking[entry.id] = self._lacks(entry)
+            if self._lacking[entry.id]:
+                return CompactPlan(entry.level, (entry,), why="a segment without its indexes")
+        return None
+
+    def _lacks(self, entry: SegmentEntry) -> bool:
+        large = [spec for spec in self._wanted if entry.rows >= spec.rows_min]
+        if not large or entry.patches or entry.home is not None:
+            return False
+        if entry.id in self._again:
+            return True
+        places = read_tail(self._store, self._names, entry).footer.indexes
+        return not all(
+            any(place.is_built and place.spec.serves(spec) for place in places) for spec in large
+        )
+
+
+def _can_build(index: BuildableIndex) -> bool:
+    return not isinstance(index, BuildableVector) or index.centroids is not None
+
+
+# --- training ---------------------------------------------------------------------------
+
+
+def train_missing(db: Database, namespace: str) -> int:
+    """Train the centroids of vector indexes that have none; return how many got them."""
+    publisher = db._namespaces.publisher(namespace)
+    manifest, trained = publisher.heads.found.manifest, 0
+    for spec in manifest.indexes:
+        if spec.kind is IndexKind.VECTOR and not spec.centroids:
+            trained += _train(db.store, publisher, manifest, spec)
+    return trained
+
+
+def _train(store: Store, publisher: Publisher, manifest: Manifest, spec: IndexSpec) -> bool:
+    """Train, store and publish the centroids of one index; False if there are too few rows."""
+    names = publisher.heads.names
+    rows = sum(entry.rows for entry in manifest.segments if not entry.patches)
+    if rows < spec.rows_min:
+        return False
+    lists = int(spec.options.get("lists", lists_for(rows)))
+    sample = _sample(store, names, manifest, spec, lists)
+    if not len(sample):
+        return False
+    metric = spec.options.get("metric")
+    made = train(sample, lists, rows, by_product=metric == "dot")
+    centroids_id = store.runtime.ulid()
+    key = names.centroids(centroids_id)
+    if store.create(key, made.encode()).outcome is not Outcome.CREATED:
+        raise UnavailableError(f"{key} may not have been written", hint="Build the index again")
+    store.runtime.reach("centroids stored")
+    after = publisher.publish(lambda head: set_centroids(head, spec, centroids_id))
+    return any(index.centroids == centroids_id for index in after.indexes)
+
+
+def _sample(
+    store: Store, names: Namespace, manifest: Manifest, spec: IndexSpec, lists: int
+) -> Floats:
+    """Return vectors of pages that are spread evenly over all segments."""
+    segments = SegmentStore(store, names, ByteCache(CACHE_BYTES))
+    entries = [e for e in manifest.segments if e.rows and not e.patches]
+    size = manifest.schema.types()[spec.column].list_size
+    total = sum(entry.rows for entry in entries)
+    wanted = min(ROWS_PER_CENTROID * lists + 8 * QUERIES, SAMPLE_BYTES_MAX // (4 * size))
+    parts = [np.zeros((0, size), np.float32)]
+    for entry in entries:
+        parts += _vectors(segments, entry, spec.column, min(1.0, wanted / total))
+    vectors = np.concatenate(parts)
+    vectors = vectors[np.isfinite(vectors).all(axis=1)]
+    if spec.options.get("metric") == "cosine":
+        vectors = normalized(vectors[vectors.any(axis=1)])
+    return vectors
+
+
+def _vectors(
+    segments: SegmentStore, entry: SegmentEntry, column: int, share: float
+) -> list[Floats]:
+    count = len(segments.tail(entry).index.pages.rows)
+    pages = np.unique(np.linspace(0, count - 1, max(1, round(share * count))).astype(np.int64))
+    parts = []
+    for at in range(0, len(pages), PAGES_AT_ONCE):
+        rows = segments.rows(entry, pages[at : at + PAGES_AT_ONCE].tolist(), [column], keep=False)
+        found = rows.fields.get(column)
+        if found is not None:
+            vectors, known = vectors_of(found)
+            parts.append(vectors[known])
+    return parts

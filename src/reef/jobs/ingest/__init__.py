@@ -1,0 +1,1 @@
+"""Bulk loads: stage segments, then make them visible with one WAL object."""

@@ -1,0 +1,1 @@
+"""Erasure: remove all versions of some keys from every object of a namespace."""

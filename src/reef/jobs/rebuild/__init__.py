@@ -1,0 +1,1 @@
+"""Rebuild a namespace from its segments and log when its manifests are lost."""

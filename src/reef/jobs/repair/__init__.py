@@ -1,0 +1,1 @@
+"""Repair damaged objects: salvage the readable rows, report the lost ones."""

@@ -1,0 +1,1 @@
+"""Sweep: delete objects that no retained generation, pin or job needs."""

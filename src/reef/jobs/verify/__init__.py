@@ -1,0 +1,1 @@
+"""Verify: read every object of a namespace and report the problems."""

@@ -1,0 +1,191 @@
+"""Checks of search indexes: their blocks, their centroids, and a sample of rows against them.
+
+Damage to an index is a warning. It loses no row: searches read the segment's rows instead, and a
+compaction of the segment, or `build_indexes(…, again=True)`, writes it again from them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from reef.errors import CorruptionError, NotFoundError
+from reef.formats.block import BlockKind, decode_block
+from reef.formats.centroids import CentroidSet, decode_centroids
+from reef.formats.coding import Buffer, corrupt
+from reef.formats.filter_index import FilterDirectory, FilterIndex
+from reef.formats.index_block import IndexKind
+from reef.formats.manifest import Manifest
+from reef.formats.segment import IndexPlace, SegmentTail
+from reef.formats.text_index import TextDirectory
+from reef.formats.vector_index import VectorDirectory, normalized, vectors_of
+from reef.jobs.verify.chain import Problem, ProblemKind, Severity
+from reef.paths import Namespace
+from reef.stores import Store
+
+CODE_ERROR = 0.51
+"""How far a value may be from its code, in steps; half a step and what rounding adds."""
+NEARNESS = 1e-3
+"""By how much another centroid may be nearer than that of the list: machines round differently."""
+
+DIRECTORIES = {
+    IndexKind.FILTER: FilterDirectory,
+    IndexKind.VECTOR: VectorDirectory,
+    IndexKind.TEXT: TextDirectory,
+}
+Sample = tuple[npt.NDArray[np.uint32], pa.Array]
+"""Ordinals of whole rows, and their values in one column."""
+
+
+def check_centroids(store: Store, names: Namespace, manifest: Manifest) -> Iterator[Problem]:
+    """Check the centroid sets that a generation names."""
+    for spec in manifest.indexes:
+        if not spec.centroids:
+            continue
+        key = names.centroids(spec.centroids, spec.home)
+        try:
+            decode_centroids(store.get(key), key)
+        except NotFoundError:
+            yield _damage(key, f"object {key} is missing, though the newest generation names it", 0)
+        except CorruptionError as error:
+            yield _damage(key, error.message, 0)
+
+
+def check_directories(key: str, tail: SegmentTail) -> Iterator[Problem]:
+    """Check the directories of a segment's indexes, which are in its tail."""
+    for number, place in enumerate(tail.footer.indexes):
+        if place.is_built:
+            try:
+                _directory(tail, number, place)
+            except CorruptionError as error:
+                yield _damage(key, error.message, place.directory.offset)
+
+
+def check_rows(
+    key: str,
+    tail: SegmentTail,
+    data: Mapping[int, Buffer],
+    samples: Mapping[int, Sequence[Sample]],
+    centroids: Mapping[str, CentroidSet],
+) -> Iterator[Problem]:
+    """Check data blocks by index, and sampled rows by column, against each other."""
+    for number, place in enumerate(tail.footer.indexes):
+        if not place.is_built or number not in data:
+            continue
+        try:
+            at = place.data.offset
+            payload = decode_block(data[number], BlockKind.INDEX_DATA, key, at)
+            directory = _intact_directory(tail, number, place)
+            for sample in samples.get(place.spec.column, ()):
+                if isinstance(directory, FilterDirectory):
+                    _check_filter(directory, payload, sample, at)
+                elif isinstance(directory, VectorDirectory) and place.spec.centroids in centroids:
+                    lists = centroids[place.spec.centroids]
+                    _check_vectors(directory, payload, sample, lists, at)
+        except CorruptionError as error:
+            yield _damage(key, error.message, place.data.offset)
+
+
+def _directory(
+    tail: SegmentTail, number: int, place: IndexPlace
+) -> FilterDirectory | VectorDirectory | TextDirectory:
+    kind: Any = DIRECTORIES[place.spec.kind]
+    found: FilterDirectory | VectorDirectory | TextDirectory = kind.decode(
+        tail.directory(number), tail.name, place.directory.offset
+    )
+    return found
+
+
+def _intact_directory(
+    tail: SegmentTail, number: int, place: IndexPlace
+) -> FilterDirectory | VectorDirectory | TextDirectory | None:
+    """Return a directory; None for a damaged one, which `check_directories` reports."""
+    try:
+        return _directory(tail, number, place)
+    except CorruptionError:
+        return None
+
+
+def _damage(key: str, message: str, offset: int) -> Problem:
+    text = f"{message}; searches read the rows instead"
+    return Problem(ProblemKind.INDEX_DAMAGED, key, text, Severity.WARNING, offset)
+
+
+def _check_filter(directory: FilterDirectory, payload: Buffer, sample: Sample, at: int) -> None:
+    """Raise unless the index has each sampled row under its value."""
+    ordinals, values = sample
+    view = memoryview(payload)
+    index = FilterIndex(directory, lambda spans: [view[a:b] for a, b in spans])
+    known = values.is_valid().to_numpy(zero_copy_only=False)
+    listed = index.nulls()
+    wrong = [o for o in ordinals[~known].tolist() if o not in listed]
+    values, ordinals = values.drop_null().cast(directory.values.type), ordinals[known]
+    if directory.runs:
+        wrong += _not_in_runs(directory, view, ordinals, values)
+    else:
+        places = pc.index_in(values, value_set=directory.values).fill_null(-1)
+        for ordinal, place in zip(ordinals.tolist(), places.to_pylist(), strict=True):
+            if place < 0 or ordinal not in index.part(place):
+                wrong.append(ordinal)
+    if wrong:
+        problem = f"row {wrong[0]} is not under its value in the filter index"
+        raise corrupt(directory.name, at, problem)
+
+
+def _not_in_runs(
+    directory: FilterDirectory,
+    view: memoryview,
+    ordinals: npt.NDArray[np.uint32],
+    values: pa.Array,
+) -> list[int]:
+    runs = [directory.run(n, view[slice(*directory.span(n))]) for n in range(directory.nulls)]
+    stored = pa.concat_arrays([values[:0], *(found for found, _ in runs)])
+    where = np.concatenate([np.zeros(0, np.uint32), *(found for _, found in runs)])
+    order = np.argsort(where, kind="stable")
+    places = np.searchsorted(where[order], ordinals)
+    inside = places < len(where)
+    at = order[np.minimum(places, len(where) - 1)] if len(where) else np.zeros(len(ordinals), int)
+    if not len(where):
+        return [int(o) for o in ordinals]
+    same = inside & (where[at] == ordinals)
+    equal = pc.equal(stored.take(pa.array(at)), values)
+    if pa.types.is_floating(values.type):
+        equal = pc.or_(equal, pc.is_nan(values))
+    same &= equal.to_numpy(zero_copy_only=False)
+    return [int(o) for o in ordinals[~same]]
+
+
+def _check_vectors(
+    directory: VectorDirectory, payload: Buffer, sample: Sample, centroids: CentroidSet, at: int
+) -> None:
+    """Raise unless each sampled vector is in the list of its nearest centroid, by its codes."""
+    ordinals, column = sample
+    vectors, known = vectors_of(column)
+    known &= np.isfinite(vectors).all(axis=1)
+    if directory.metric == "cosine":
+        known &= vectors.any(axis=1)
+        vectors = normalized(vectors)
+    view = memoryview(payload)
+    places: dict[int, tuple[int, int]] = {}
+    lists = {}
+    for number in np.flatnonzero(directory.counts).tolist():
+        lists[number] = directory.decode_list(number, view[slice(*directory.span(number))])
+        rows = lists[number].ordinals.tolist()
+        places |= {ordinal: (number, row) for row, ordinal in enumerate(rows)}
+    if len(places) != directory.rows:
+        raise corrupt(directory.name, at, "a row is twice in the vector index")
+    for ordinal, vector in zip(ordinals[known].tolist(), vectors[known], strict=True):
+        number, row = places.get(ordinal, (-1, 0))
+        if number < 0:
+            raise corrupt(directory.name, at, f"row {ordinal} is in no list of the vector index")
+        steps = (vector - directory.offset) / np.where(directory.scale > 0, directory.scale, 1)
+        off = np.abs(steps - lists[number].codes[row])
+        far = np.square(centroids.centroids - vector).sum(axis=1)
+        is_near = far[number] <= far.min() * (1 + NEARNESS)
+        if not is_near or (off[directory.scale > 0] > CODE_ERROR).any():
+            raise corrupt(
+                directory.name, at, f"row {ordinal} is in another list, or has other codes"
+            )

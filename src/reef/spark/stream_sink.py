@@ -1,0 +1,368 @@
+"""The streaming sink: `df.writeStream.format("reef")` commits every micro-batch exactly once.
+
+    streamWriter()  in a process of the driver, for each micro-batch: checks the columns
+    write()         in the tasks: few rows go into the task's message; more are staged as segments,
+                    under a job that the first of these tasks begins
+    commit()        in another process of the driver: if all rows are in the messages, one `append`
+                    in the log; otherwise one ingest
+    abort()         likewise; also after a commit that raised. Nothing is deleted: the log shows
+                    whether the commit has counted (H31)
+
+Either commit carries the number of the micro-batch as the mark of its query, in the same object as
+the rows. A micro-batch that is replayed after a crash is skipped by its number, never by its
+content (H40), whichever driver sends it and however late.
+
+**Size.** A task keeps up to `appendBytes` of rows; the one of partition p, which knows that there
+are at least p + 1 of them, that share of it. So rows spread evenly stay in the messages up to
+`appendBytes` in total, and the driver receives a few times that at most. It stages rows in messages
+if others were staged, or if they are more than `appendBytes`.
+
+**Checkpoints.** Spark numbers the micro-batches of a query in its checkpoint, which also has the id
+of the query. The marks record both the query and the location of its checkpoint:
+
+    spark/QUERY             how many micro-batches of the query were committed
+    spark/QUERY@LOCATION    the same, with the location of the checkpoint
+
+A query that continues has both marks, and the next number or the last one. Anything else would lose
+rows or apply them twice, so it is refused, with the reason (`SinkStream.check`).
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TypeVar
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from reef.engine.handles.database import Database
+from reef.errors import ErrorKind, InternalError, InvalidInputError
+from reef.formats.schema import Schema
+from reef.formats.versions import Versions
+from reef.formats.wal_object import OpKind, Ops
+from reef.jobs.ingest.job import BulkJob, JobHandle, batch_of
+from reef.jobs.ingest.staging import end_of_keys
+from reef.jobs.ingest.streams import StreamAppender
+from reef.spark.options import check_replacing
+from reef.spark.rows import RowSorter, RowsPlan, bytes_of, from_batch, to_table
+from reef.spark.session import error_boundary
+from reef.spark.sink import Target, find_target
+from reef.spark.staging import PartPlan, StagedPart, check_rows, deduplicate, stage_rows
+from reef.spark.stream_options import StreamSinkOptions
+from reef.types import KeyRange
+
+QUERY_ID, RUN_ID, BATCH_ID = "sql.streaming.queryId", "spark.jobGroup.id", "streaming.sql.batchId"
+"""Properties that Spark sets for the tasks of a micro-batch."""
+SHARE_BYTES_MIN = 64 << 10
+"""A task keeps so many bytes of rows in its message, however many tasks there are."""
+
+
+# --- exactly once ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SinkStream:
+    """A query and its checkpoint, as the namespace knows them."""
+
+    query: str
+    location: str
+    adopt: bool = False
+    """Accept a checkpoint that does not continue where the namespace is."""
+
+    @property
+    def name(self) -> str:
+        return f"spark/{self.query}"
+
+    @property
+    def place(self) -> str:
+        """The name of the mark with the location."""
+        return f"{self.name}@{self.location}"
+
+    def marks(self, batch_id: int) -> dict[str, int]:
+        """Return the marks of a micro-batch; Spark counts from 0."""
+        return {self.name: batch_id + 1, self.place: batch_id + 1}
+
+    def check(self, marks: Mapping[str, int], batch_id: int) -> None:
+        """Raise InvalidInputError unless a micro-batch is the next one, or the last one again."""
+        known = marks.get(self.name)
+        if self.adopt and (known is None or batch_id >= known - 1):
+            return
+        if self.place not in marks:
+            self._check_location(marks)
+        if known is None and batch_id:
+            raise self._refused(
+                f"micro-batch {batch_id} is the first one of query {self.query} here: those "
+                f"before it were committed elsewhere, or to a namespace that was dropped since"
+            )
+        if known is not None and batch_id < known - 1:
+            raise self._refused(
+                f"micro-batch {batch_id} of query {self.query} was committed before, and "
+                f"{known - 1 - batch_id} after it: the checkpoint is an older copy",
+                "Restore the newest checkpoint, or start with an empty one",
+            )
+        if known is not None and batch_id > known:
+            raise self._refused(
+                f"micro-batch {batch_id} of query {self.query} follows number {known - 1}: those "
+                f"in between are missing. Was the namespace restored to an earlier state?"
+            )
+
+    def _check_location(self, marks: Mapping[str, int]) -> None:
+        """Raise if the query is known elsewhere, or another query with this checkpoint."""
+        moved = [name for name in marks if name.startswith(f"{self.name}@")]
+        if moved:
+            raise self._refused(
+                f"the checkpoint of query {self.query} was at {moved[-1].partition('@')[2]} and is "
+                f"at {self.location} now: it was moved or copied",
+            )
+        others = [n for n in marks if n.startswith("spark/") and n.endswith(f"@{self.location}")]
+        if others:
+            query = others[-1].removeprefix("spark/").partition("@")[0]
+            raise self._refused(
+                f"the checkpoint at {self.location} was deleted or replaced: query {query} has "
+                f"committed {marks[others[-1]]} micro-batches with it, and this is a new query, "
+                f"{self.query}, which would write its rows once more",
+                "Restore the checkpoint, or use another location for a new query",
+            )
+
+    def _refused(
+        self, message: str, hint: str = "Continue with the checkpoint that was used"
+    ) -> InvalidInputError:
+        return InvalidInputError(
+            message,
+            kind=ErrorKind.WRONG_CHECKPOINT,
+            hint=f'{hint}. To accept it all the same: option("adoptCheckpoint", "true")',
+            query=self.query,
+            checkpoint=self.location,
+        )
+
+
+# --- messages -------------------------------------------------------------------------
+
+
+class StreamPartMessage(WriterCommitMessage):
+    """The message of a task: its rows, or the segments that it has staged under a job."""
+
+    def __init__(
+        self, query: str, plan: RowsPlan, rows: bytes = b"", staged: "StagedUnder | None" = None
+    ) -> None:
+        self.query, self.plan = query, plan
+        self.rows = rows
+        """As an Arrow stream."""
+        self.staged = staged
+
+    def pieces(self) -> Iterator[Versions]:
+        """Yield the rows that the message carries."""
+        if self.rows:
+            with pa.ipc.open_stream(self.rows) as reader:
+                for batch in reader:
+                    yield from_batch(batch)
+
+
+@dataclass(frozen=True, slots=True)
+class StagedUnder:
+    """A staged part, and the job as its task has joined it, with a lease of its own."""
+
+    job: JobHandle
+    part: StagedPart
+
+
+def _packed(pieces: Sequence[Versions]) -> bytes:
+    """Return rows as Arrow streams them: buffers of exactly these rows."""
+    tables = [to_table(piece) for piece in pieces if len(piece)]
+    if not tables:
+        return b""
+    table = pa.concat_tables(tables, promote_options="default")
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    packed: bytes = sink.getvalue().to_pybytes()
+    return packed
+
+
+# --- the writer -----------------------------------------------------------------------
+
+
+class ReefStreamWriter(DataSourceStreamArrowWriter):
+    """The writer of one micro-batch. Spark creates another one for its commit."""
+
+    @error_boundary
+    def __init__(self, options: StreamSinkOptions, schema: StructType, overwrite: bool) -> None:
+        self._options = options
+        self._overwrite = overwrite
+        write = options.write
+        if overwrite:
+            check_replacing(write.op, schema.names)
+        db = write.location.database()
+        self._target: Target = find_target(
+            db,
+            write.location.namespace,
+            schema,
+            op=write.op,
+            merge_ops=write.merge_ops,
+            order_by=write.order_by,
+            key=write.key,
+            vectors=write.vectors,
+        )
+        if self._target.make is not None:
+            db._namespaces.ensure(write.location.namespace.name, self._target.make)
+
+    @error_boundary
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Collect or stage one partition; InvalidInputError if a row cannot be written."""
+        task = StreamTask.current()
+        plan = self._target.rows
+        rows = check_rows(plan, iterator, task.partition)
+        limit = max(SHARE_BYTES_MIN, self._options.append_bytes // (task.partition + 1))
+        kept: list[Versions] = []
+        size = 0
+        for piece in rows:
+            kept.append(piece)
+            size += bytes_of(piece)
+            if size > limit:
+                return self._stage(task, chain(kept, rows))
+        return StreamPartMessage(task.query, plan, _packed(kept))
+
+    def _stage(self, task: "StreamTask", rows: Iterable[Versions]) -> StreamPartMessage:
+        write = self._options.write
+        job = BulkJob(
+            write.location.database(),
+            write.location.namespace.name,
+            job_id=task.job_id,
+            replace=KeyRange() if self._overwrite else None,
+            **write.settings,
+        )
+        plan = self._target.rows_under(job.schema)
+        part = stage_rows(self._parts(job, plan), rows, task.partition, task.attempt)
+        # The lease stays until the commit: the job object ends here, and with it the renewals.
+        return StreamPartMessage(task.query, plan, staged=StagedUnder(job.handle, part))
+
+    def _parts(self, job: BulkJob, plan: RowsPlan) -> PartPlan:
+        return PartPlan(job.staging, plan, self._options.write.sort_bytes, keys_shared=True)
+
+    @error_boundary
+    def commit(self, messages: list[WriterCommitMessage | None], batch_id: int) -> None:
+        """Make the rows of a micro-batch visible, all at one LSN, unless they are already."""
+        parts = received(messages, StreamPartMessage)
+        given = self._options
+        stream = SinkStream(parts[0].query, given.checkpoint, given.adopt_checkpoint)
+        size = sum(len(part.rows) for part in parts)
+        if size > given.append_bytes or any(part.staged for part in parts):
+            self._ingest(parts, stream, batch_id)
+        else:
+            self._append(parts, stream, batch_id)
+
+    def _append(
+        self, parts: Sequence[StreamPartMessage], stream: SinkStream, batch_id: int
+    ) -> None:
+        plan = parts[0].plan
+        rows = RowSorter(plan).sorted(piece for part in parts for piece in part.pieces())
+        batches = [batch_of(piece) for piece in rows]
+        if self._overwrite:
+            batches = [_everything(plan.schema), *batches]
+        location = self._options.write.location
+        StreamAppender(location.database(), location.namespace.name).append(
+            stream.name,
+            batch_id + 1,
+            batches,
+            schema=plan.schema,
+            also=[stream.place],
+            check=lambda marks: stream.check(marks, batch_id),
+        )
+
+    def _ingest(
+        self, parts: Sequence[StreamPartMessage], stream: SinkStream, batch_id: int
+    ) -> None:
+        location = self._options.write.location
+        db = location.database()
+        stream.check(StreamAppender(db, location.namespace.name).marks(), batch_id)
+        job = self._job(db, parts)
+        try:
+            plan = self._parts(job, self._target.rows_under(job.schema))
+            staged = [part.staged.part for part in parts if part.staged is not None]
+            rows = [piece for part in parts for piece in part.pieces()]
+            if rows:
+                staged.append(stage_rows(plan, rows, len(parts), 0))
+            segments = deduplicate(job.staging, plan.rows, staged)
+            if job.replace is not None:
+                segments += job.staging.stage([], job.replace)
+            job.commit(segments, interleaved=True, marks=stream.marks(batch_id))
+        except BaseException:
+            job.let_go()  # Spark calls abort next, in a process of its own
+            raise
+
+    def _job(self, db: Database, parts: Sequence[StreamPartMessage]) -> BulkJob:
+        """Return the job that tasks have begun; begin one if no task has."""
+        handles = [part.staged.job for part in parts if part.staged is not None]
+        if handles:
+            return _resumed(handles)
+        write = self._options.write
+        replace = KeyRange() if self._overwrite else None
+        return BulkJob(db, write.location.namespace.name, replace=replace, **write.settings)
+
+    @error_boundary
+    def abort(self, messages: list[WriterCommitMessage | None], batch_id: int) -> None:
+        """Abort the job, if tasks have begun one and it has not committed (H31, H39)."""
+        parts = [message for message in messages if isinstance(message, StreamPartMessage)]
+        handles = [part.staged.job for part in parts if part.staged is not None]
+        if handles:
+            _resumed(handles).abort()
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTask:
+    """A task of a micro-batch, by the properties that Spark has set for it."""
+
+    query: str
+    run: str
+    batch: str
+    partition: int
+    attempt: int
+
+    @classmethod
+    def current(cls) -> "StreamTask":
+        """Return the task that runs here."""
+        context = TaskContext.get()
+        if context is None:
+            raise InternalError("a micro-batch is written outside of a task of Spark")
+        names = (QUERY_ID, RUN_ID, BATCH_ID)
+        query, run, batch = (context.getLocalProperty(name) for name in names)
+        if query is None:
+            raise InternalError(f"Spark has not set the property {QUERY_ID} of a micro-batch")
+        return cls(query, run or "", batch or "", context.partitionId(), context.attemptNumber())
+
+    @property
+    def job_id(self) -> str:
+        """The same for all tasks of a micro-batch; another one when it is run again."""
+        text = f"{self.query}/{self.run}/{self.batch}"
+        return hashlib.blake2b(text.encode(), digest_size=13).hexdigest().upper()
+
+
+Message = TypeVar("Message", bound=WriterCommitMessage)
+
+
+def received(messages: Sequence[WriterCommitMessage | None], kind: type[Message]) -> list[Message]:
+    """Return the messages of all tasks; InternalError if one is missing."""
+    parts = [message for message in messages if isinstance(message, kind)]
+    if len(parts) < len(messages) or not parts:
+        raise InternalError(f"{len(parts)} of {len(messages)} tasks have sent a message")
+    return parts
+
+
+def _resumed(handles: Sequence[JobHandle]) -> BulkJob:
+    """Continue the job on the driver; the leases of its tasks are released."""
+    job = BulkJob.resume(handles[0])
+    for handle in handles[1:]:
+        handle.release()
+    return job
+
+
+def _everything(schema: Schema) -> Ops:
+    """Return the deletion of all rows, as a batch."""
+    return Ops(
+        pa.array([b""], pa.binary()),
+        pa.array([OpKind.DELETE_RANGE], pa.uint8()),
+        pa.array([end_of_keys(schema)], pa.binary()),
+    )

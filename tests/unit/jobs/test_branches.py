@@ -1,0 +1,386 @@
+"""Differences between states, merges of branches, rollbacks, and snapshots of a bucket."""
+
+import math
+import pickle
+import random
+
+import pyarrow as pa
+import pytest
+
+import reef
+from reef.engine.handles.database import Database
+from reef.jobs import compact, fold, ingest
+from reef.stores import Wrapper
+
+SCHEMA = pa.schema([("id", pa.string()), ("x", pa.int64()), ("tags", pa.list_(pa.string()))])
+
+
+@pytest.fixture
+def db():
+    """Give a database with a namespace and a branch of it."""
+    db = reef.open("memory://")
+    with db.writer("main", create=True, background=False) as writer:
+        for number in range(10):
+            writer.put(f"k{number}", b"0")
+    fold(db, "main")
+    db.branch("main", "child")
+    return db
+
+
+def rows_of(db, name, **options):
+    """Return the rows that a new reader sees."""
+    with db.reader(name, **options) as reader:
+        return dict(reader.scan())
+
+
+def put(db, name, **rows):
+    """Put or, with None, delete rows."""
+    with db.writer(name, background=False) as writer:
+        for key, value in rows.items():
+            writer.delete(key) if value is None else writer.put(key, value)
+
+
+def found(differences):
+    """Return differences as tuples."""
+    return [(d.op, d.key, d.a, d.b) for d in differences]
+
+
+# --- differences ------------------------------------------------------------------------
+
+
+def test_rows_that_differ_are_reported_in_key_order(db):
+    """Inserts, updates and deletes, by a single key and by a range."""
+    put(db, "child", k1=b"1", k2=None, new=b"n", k3=b"0")
+    with db.writer("child", background=False) as writer:
+        writer.delete_range("k5", "k7")
+    expected = [
+        ("update", b"k1", b"0", b"1"),
+        ("delete", b"k2", b"0", None),
+        ("delete", b"k5", b"0", None),
+        ("delete", b"k6", b"0", None),
+        ("insert", b"new", None, b"n"),
+    ]
+    assert found(db.diff("main", "child")) == expected
+    fold(db, "child")
+    assert found(db.diff("main", "child")) == expected
+    compact(db, "child", full=True)
+    assert found(db.diff("main", "child")) == expected
+    back = [(d.op, d.key) for d in db.diff("child", "main")]
+    assert (back[0], back[-1]) == (("update", b"k1"), ("delete", b"new"))
+
+
+def test_a_load_that_is_not_folded_differs(db):
+    """Its segments are sources like any other."""
+    ingest(db, "child", [{"id": b"k4", "value": b"loaded"}])
+    assert found(db.diff("main", "child")) == [("update", b"k4", b"0", b"loaded")]
+
+
+class Reads(Wrapper):
+    """Counts the bytes that are read from segments."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.bytes = 0
+
+    def get_range(self, key, start, end):
+        self.bytes += end - start if key.endswith(".seg") else 0
+        return self.inner.get_range(key, start, end)
+
+    def get_ranges(self, key, ranges):
+        self.bytes += sum(end - start for start, end in ranges) if key.endswith(".seg") else 0
+        return self.inner.get_ranges(key, ranges)
+
+
+def test_shared_segments_are_not_read():
+    """The cost follows the changes, not the rows."""
+    db = reef.open("memory://")
+    db.create("main", pa.schema([("id", pa.string()), ("text", pa.string())]))
+    chance = random.Random(0)
+    rows = [{"id": f"k{n:06}", "text": chance.randbytes(50).hex()} for n in range(20_000)]
+    ingest(db, "main", rows)
+    fold(db, "main")
+    db.branch("main", "child")
+    with db.writer("child", background=False) as writer:
+        writer.upsert([{"id": "k000007", "text": "other"}])
+    fold(db, "child")
+    counted = Reads(db.store)
+    differences = list(Database(counted).diff("main", "child"))
+    assert [d.key for d in differences] == ["k000007"]
+    size = db.info("main").bytes
+    assert size > 500_000
+    assert counted.bytes < size / 10
+
+
+def test_columns_are_compared_by_name_and_value():
+    """Nulls, NaN, lists, and a column that only one side has."""
+    db = reef.open("memory://")
+    schema = pa.schema([("id", pa.string()), ("f", pa.float64()), ("l", pa.list_(pa.int64()))])
+    db.create("main", schema)
+    rows = [{"id": "a", "f": math.nan, "l": [1, 2]}, {"id": "b", "f": None, "l": None}]
+    with db.writer("main", background=False) as writer:
+        writer.upsert(rows)
+    db.branch("main", "child")
+    with db.writer("child", background=False) as writer:
+        writer.upsert(rows)
+    assert list(db.diff("main", "child")) == []
+    db.alter("child", schema.append(pa.field("n", pa.int64())))
+    assert list(db.diff("main", "child")) == []
+    with db.writer("child", background=False) as writer:
+        writer.patch([{"id": "b", "n": 7}])
+        writer.patch([{"id": "a", "l": [1]}])
+    (a, b) = db.diff("main", "child")
+    assert (a.key, a.b["l"]) == ("a", [1])
+    assert b.a == {"id": "b", "f": None, "l": None}
+    assert b.b == {"id": "b", "f": None, "l": None, "n": 7}
+
+
+def test_past_states_can_be_compared(db):
+    """Any two pinned views."""
+    put(db, "main", k1=b"1")
+    with db.reader("main", as_of={"lsn": 11}) as before, db.reader("main", pin=True) as now:
+        assert found(db.diff(before, now)) == [("update", b"k1", b"0", b"1")]
+
+
+# --- merges -----------------------------------------------------------------------------
+
+
+def test_changes_of_one_side_are_merged(db):
+    """Rows of the parent that the branch did not touch stay as they are."""
+    put(db, "child", k1=b"child", k2=None, new=b"n")
+    put(db, "main", k8=b"main", k9=None)
+    report = db.merge("child", "main")
+    assert (report.written, report.deleted, report.conflicts) == (2, 1, 0)
+    rows = rows_of(db, "main")
+    assert (rows[b"k1"], rows[b"k8"], rows[b"new"]) == (b"child", b"main", b"n")
+    assert not {b"k2", b"k9"} & rows.keys()
+    again = db.merge("child", "main")
+    assert (again.lsn, again.written, again.deleted) == (0, 0, 0)
+
+
+def test_a_merge_is_one_commit(db):
+    """A change stream of the parent sees it at one LSN."""
+    put(db, "child", k1=b"1", k2=b"2")
+    report = db.merge("child", "main")
+    with db.reader("main") as reader:
+        changes = [(c.op, c.key, c.lsn) for c in reader.changes(after_lsn=report.lsn - 1)]
+    assert changes == [("put", b"k1", report.lsn), ("put", b"k2", report.lsn)]
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [("ours", b"main"), ("theirs", b"child"), (lambda k, base, o, t: base + o + t, b"0mainchild")],
+)
+def test_conflicts_are_resolved_as_asked(db, choice, expected):
+    """A row that both sides have changed; one that both have changed alike is none."""
+    put(db, "child", k1=b"child", k2=b"same", k3=None)
+    put(db, "main", k1=b"main", k2=b"same")
+    assert db.merge("child", "main", on_conflict=choice).conflicts == 1
+    rows = rows_of(db, "main")
+    assert (rows[b"k1"], rows[b"k2"], rows.get(b"k3")) == (expected, b"same", None)
+
+
+def test_a_function_may_delete_and_sees_deleted_rows(db):
+    """None represents the absence of a row on either side."""
+    put(db, "child", k1=None, k2=b"child")
+    put(db, "main", k1=b"main", k2=None)
+    seen = []
+
+    def resolve(key, base, ours, theirs):
+        seen.append((key, base, ours, theirs))
+        return None
+
+    db.merge("child", "main", on_conflict=resolve)
+    assert seen == [(b"k1", b"0", b"main", None), (b"k2", b"0", None, b"child")]
+    assert not {b"k1", b"k2"} & rows_of(db, "main").keys()
+
+
+def test_conflicts_are_an_error_by_default(db):
+    """Nothing is merged, and the error names the keys."""
+    put(db, "child", k1=b"child", k2=b"child")
+    put(db, "main", k1=b"main")
+    before = rows_of(db, "main")
+    with pytest.raises(reef.ConflictError, match=r"1 rows were changed on both sides: b'k1'"):
+        db.merge("child", "main")
+    assert rows_of(db, "main") == before
+
+
+def test_a_write_during_a_merge_is_not_lost(db, monkeypatch):
+    """H76: the commit is conditional; the merge starts over and sees the write."""
+    put(db, "child", k1=b"child")
+    commit, once = reef.jobs.BulkJob.commit, []
+
+    def late(self, *args, **kwargs):
+        if not once:
+            once.append(put(db, "main", k1=b"late"))
+        return commit(self, *args, **kwargs)
+
+    monkeypatch.setattr(reef.jobs.BulkJob, "commit", late)
+    with pytest.raises(reef.ConflictError, match="changed on both sides"):
+        db.merge("child", "main")
+    assert rows_of(db, "main")[b"k1"] == b"late"
+
+
+def test_rows_with_columns_and_expiry_are_merged():
+    """Lists, nulls and the time at which a row expires."""
+    db = reef.open("memory://")
+    db.create("main", SCHEMA)
+    with db.writer("main", background=False) as writer:
+        writer.upsert([{"id": "a", "x": 1, "tags": ["t"]}])
+    db.branch("main", "child")
+    with db.writer("child", background=False) as writer:
+        writer.patch([{"id": "a", "tags": ["u", None]}])
+        writer.upsert([{"id": "b", "x": None, "tags": []}], ttl_s=3600)
+    db.merge("child", "main")
+    with db.reader("main") as reader, db.reader("child") as child:
+        assert reader.get("a") == {"id": "a", "x": 1, "tags": ["u", None]}
+        assert reader.get("b") == {"id": "b", "x": None, "tags": []}
+        expiry = [r.get("b", columns=["_expires_at"]) for r in (reader, child)]
+        assert expiry[0] == expiry[1] != {"_expires_at": None}
+
+
+def test_a_branch_with_more_columns_is_refused():
+    """Before anything is written."""
+    db = reef.open("memory://")
+    db.create("main", SCHEMA)
+    db.branch("main", "child")
+    db.alter("child", SCHEMA.append(pa.field("y", pa.int64())))
+    with pytest.raises(reef.InvalidInputError, match="lacks: y"):
+        db.merge("child", "main")
+
+
+def test_what_is_not_a_branch_cannot_be_merged(db):
+    """There is no common state."""
+    db.create("other")
+    with pytest.raises(reef.NotFoundError, match="not a branch"):
+        db.merge("other", "main")
+    with pytest.raises(reef.InvalidInputError, match="on_conflict"):
+        db.merge("child", "main", on_conflict="mine")
+
+
+# --- rollbacks --------------------------------------------------------------------------
+
+
+def test_a_rollback_restores_a_state_in_one_commit(db):
+    """As a new generation; the states in between can still be read."""
+    before, generation = rows_of(db, "main"), db.info("main").generation
+    put(db, "main", k1=b"1", k2=None, new=b"n")
+    lsn = db.reader("main", pin=True).last_lsn
+    changed = rows_of(db, "main")
+    report = db.rollback("main", generation)
+    assert (report.written, report.deleted) == (2, 1)
+    assert rows_of(db, "main") == before
+    assert db.info("main").generation > generation
+    assert rows_of(db, "main", as_of={"lsn": lsn}) == changed
+    assert db.rollback("main", generation).lsn == 0, "nothing is left to do"
+
+
+def test_a_rollback_to_a_snapshot(db):
+    """By its handle."""
+    pin = db.snapshot("main", "before")
+    put(db, "main", k1=b"1")
+    db.rollback("main", pin)
+    assert rows_of(db, "main")[b"k1"] == b"0"
+
+
+def test_history_says_how_generations_differ(db):
+    """Newest first, each readable."""
+    put(db, "main", k1=b"1")
+    fold(db, "main")
+    records = db.history("main")
+    assert records[0].change.startswith("fold up to LSN")
+    assert [r.generation for r in records] == sorted((r.generation for r in records), reverse=True)
+    for record in records:
+        rows_of(db, "main", as_of=record.generation)
+
+
+# --- snapshots of a bucket --------------------------------------------------------------
+
+
+def test_all_namespaces_are_pinned_under_one_name(db):
+    """Each at its own LSN; branches start from them."""
+    taken = db.snapshot_all("nightly")
+    assert sorted(taken) == ["child", "main"]
+    put(db, "main", k1=b"1")
+    assert sorted(db.snapshots_all("nightly")) == ["child", "main"]
+    db.branch("main", "restored", at=db.snapshots_all("nightly")["main"])
+    assert rows_of(db, "restored")[b"k1"] == b"0"
+    with pytest.raises(reef.ConflictError, match="already"):
+        db.snapshot_all("nightly")
+    assert len(db.snapshots("main")) == 1, "a refused one leaves no snapshot behind"
+    with pytest.raises(reef.NotFoundError, match="no snapshot"):
+        db.snapshots_all("weekly")
+
+
+class Ranges:
+    """An executor that cuts a merge into as many ranges as it can."""
+
+    def __init__(self, then=lambda: None):
+        self.tasks, self.then = 0, then
+
+    def parallelism(self):
+        """Return how many tasks are asked for."""
+        return 50
+
+    def shuffle(self, job):
+        """Not used by a merge."""
+        raise NotImplementedError
+
+    def map(self, run, tasks):
+        """Run the tasks one by one, as another process would: from pickled copies."""
+        self.tasks = len(tasks)
+        results = [run(pickle.loads(pickle.dumps(task))) for task in tasks]
+        self.then()
+        return results
+
+
+def wide(seed=0):
+    """Return a namespace with many groups, and a branch with changes all over it."""
+    db = reef.open("memory://")
+    db.create("main", SCHEMA)
+    ingest(db, "main", [{"id": f"k{n:04}", "x": n} for n in range(1000)], group_bytes=500)
+    fold(db, "main")
+    db.branch("main", "child")
+    with db.writer("child", background=False) as writer:
+        writer.upsert([{"id": f"k{n:04}", "x": -n} for n in range(0, 1000, 3)])
+        writer.delete_range("k0500", "k0520")
+        fold(db, "child", group_bytes=500)
+        writer.upsert([{"id": "k9999", "x": 1}])
+    return db
+
+
+def test_a_merge_in_parts_is_the_merge_as_a_whole():
+    """Tasks of key ranges stage segments, and one ingest has all of them."""
+    results = []
+    for executor in (None, Ranges()):
+        db = wide()
+        report = db.merge("child", "main", executor=executor)
+        rows = rows_of(db, "main")
+        assert rows == rows_of(db, "child")
+        results.append((report.written, report.deleted, report.conflicts, rows))
+    assert results[0] == results[1]
+    assert executor.tasks > 5
+
+
+def test_a_merge_in_parts_conflicts_with_writes_to_any_of_them():
+    """A key of the first range is written after it was compared: nothing is merged at first."""
+    db = wide()
+    writes = iter([b"once"])
+
+    def write():
+        for _ in writes:
+            with db.writer("main", background=False) as writer:
+                writer.upsert([{"id": "k0000", "x": 7}, {"id": "k0003", "x": 7}])
+
+    with pytest.raises(reef.ConflictError, match="changed on both sides"):
+        db.merge("child", "main", executor=Ranges(write))
+    assert rows_of(db, "main")["k0003"]["x"] == 7
+    assert rows_of(db, "main")["k0006"]["x"] == 6, "nothing was merged"
+
+
+def test_conflicts_of_all_parts_are_counted():
+    """The error has the sum, and some of the keys."""
+    db = wide()
+    with db.writer("main", background=False) as writer:
+        writer.upsert([{"id": f"k{n:04}", "x": 5000} for n in range(3, 1000, 300)])
+    with pytest.raises(reef.ConflictError, match=r"4 rows were changed on both sides.*k0003"):
+        db.merge("child", "main", executor=Ranges())

@@ -1,0 +1,126 @@
+"""Conditional ingests: commit only if nothing that the job has read was written since (H76)."""
+
+import msgspec
+import pytest
+
+import reef
+from reef.engine.rows.input import to_ops
+from reef.errors import ConflictError
+from reef.formats.schema import DEFAULT_SCHEMA
+from reef.formats.wal_object import OpKind
+from reef.jobs import fold
+from reef.jobs.ingest.append import Unchanged
+from reef.jobs.ingest.job import BulkJob, staged_rows
+from reef.manifest.publish import Publisher
+from reef.paths import Namespace
+from reef.types import KeyRange
+
+NAME = "users"
+
+
+@pytest.fixture
+def db():
+    """A namespace with one row."""
+    db = reef.open("memory://")
+    with db.writer(NAME, background=False) as writer:
+        writer.put("a", b"1")
+    return db
+
+
+def rows(**values):
+    """Return rows as a job stages them."""
+    columns = {"id": [key.encode() for key in values], "value": list(values.values())}
+    return staged_rows(to_ops(columns, DEFAULT_SCHEMA, kind=OpKind.PUT))
+
+
+def position(db, *ranges):
+    """Return the condition that nothing changes after the present state."""
+    with db.reader(NAME) as reader:
+        return Unchanged(db.info(NAME).generation, reader.last_lsn, ranges or (KeyRange(),))
+
+
+def commit(db, unless, **values):
+    """Load rows under a condition."""
+    with BulkJob(db, NAME) as job:
+        return job.commit(job.staging.stage([rows(**values)]), unless=unless)
+
+
+def contents(db):
+    """Return all rows."""
+    with db.reader(NAME) as reader:
+        return dict(reader.scan())
+
+
+def test_H76_an_unchanged_namespace_is_written(db):
+    """The job's own begin is no change."""
+    commit(db, position(db), a=b"2")
+    assert contents(db) == {b"a": b"2"}
+
+
+@pytest.mark.parametrize("change", ["put", "delete_range", "load"])
+def test_H76_a_change_since_is_a_conflict(db, change):
+    """Whatever wrote it, and nothing of the job is visible."""
+    unless = position(db)
+    if change == "load":
+        commit(db, None, b=b"other")
+    else:
+        with db.writer(NAME, background=False) as writer:
+            writer.put("b", b"other") if change == "put" else writer.delete_range("x", "z")
+    before = contents(db)
+    with pytest.raises(ConflictError, match="was changed at LSN"):
+        commit(db, unless, a=b"2")
+    assert contents(db) == before
+
+
+def test_H76_a_change_elsewhere_is_none(db):
+    """Only keys in the ranges that were read count; a fence changes nothing."""
+    unless = position(db, KeyRange(b"a", b"b"))
+    with db.writer(NAME, background=False) as writer:
+        writer.put("m", b"other")
+        writer.delete_range("x", "z")
+    commit(db, unless, a=b"2")
+    assert contents(db) == {b"a": b"2", b"m": b"other"}
+
+
+def test_H76_a_fold_in_between_hides_no_change(db):
+    """Objects below the floor of the head are checked: the manifest that was read has them."""
+    unless = position(db)
+    with db.writer(NAME, background=False) as writer:
+        writer.put("b", b"other")
+    fold(db, NAME)
+    with pytest.raises(ConflictError, match="was changed at LSN"):
+        commit(db, unless, a=b"2")
+
+
+def test_H76_a_slot_that_is_lost_is_checked_too(db, monkeypatch):
+    """A writer commits between the check and the PUT: the next try finds it."""
+    unless = position(db)
+    job = BulkJob(db, NAME)
+    staged = job.staging.stage([rows(a=b"2")])
+    send, sent = job._appender._send, []
+
+    def write_first(header, seen):
+        if not sent:
+            with db.writer(NAME, background=False) as writer:
+                writer.put("a", b"other")
+        sent.append(header)
+        send(header, seen)
+
+    monkeypatch.setattr(job._appender, "_send", write_first)
+    with pytest.raises(ConflictError, match="was changed at LSN"):
+        job.commit(staged, unless=unless)
+    job.abort()
+    assert contents(db) == {b"a": b"other"}
+
+
+def test_H76_a_generation_that_is_not_retained_is_a_conflict(db):
+    """Its log may have been collected and its slots filled again: nothing is proved (H67)."""
+    unless = position(db)
+    fold(db, NAME)
+    publisher = Publisher(db.store, Namespace(NAME))
+    publisher.publish(
+        lambda head: msgspec.structs.replace(head, oldest_retained=unless.generation + 1)
+    )
+    with pytest.raises(ConflictError, match="was garbage-collected"):
+        commit(db, unless, a=b"2")
+    assert contents(db) == {b"a": b"1"}

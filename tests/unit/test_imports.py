@@ -1,0 +1,52 @@
+"""Importing Reef loads little: modules are counted, since seconds depend on the machine."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = """
+    aiohttp asyncio boto3 botocore click duckdb email http multiprocessing obstore opentelemetry
+    pandas polars pyspark rich ssl
+    pyarrow.acero pyarrow.csv pyarrow.dataset pyarrow.json pyarrow.parquet
+    reef.aio reef.cli reef.jobs.background reef.jobs.compact reef.jobs.fold reef.jobs.repair
+    reef.jobs.verify reef.spark reef.testing
+"""
+
+
+def loaded(program):
+    """Return the modules that a program has loaded in an interpreter of its own."""
+    program += "\nimport sys\nprint(*sys.modules)"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
+    return set(done.stdout.split())
+
+
+def test_importing_reef_loads_neither_arrow_nor_the_engine():
+    """Names are resolved on first use: `import reef` costs less than `import pyarrow`."""
+    modules = loaded("import reef")
+    assert {name for name in modules if name.startswith("reef")} == {"reef", "reef._version"}
+    assert not modules & {"pyarrow", "numpy"}
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import reef; reef.open('memory://')",
+        "import reef; reef.open('memory://').writer('users', background=False).put('a', b'1')",
+    ],
+)
+def test_opening_a_bucket_loads_only_its_parts(program):
+    """No optional package, no other store, no job and no command line."""
+    assert sorted(loaded(program) & set(HEAVY.split())) == []
+
+
+def test_jobs_are_loaded_one_by_one():
+    """A job does not load the others, and hides the package of its name."""
+    modules = loaded("from reef.jobs import fold; assert callable(fold)")
+    assert "reef.jobs.fold.job" in modules
+    assert not modules & {"reef.jobs.repair.job", "reef.jobs.rebuild.job", "reef.jobs.transfer"}
+    loaded("import reef.jobs.fold.job; from reef.jobs import fold; assert callable(fold)")
+    loaded(
+        "import reef; reef.jobs.sweep; import reef.jobs.sweep.job; assert callable(reef.jobs.sweep)"
+    )
