@@ -22,7 +22,8 @@ demo: $(READY) $(JAR) ## two million orders on Spark, a killed writer, a flipped
 	@$(BIN)/python examples/demo.py --store $(if $(filter s3,$(STORE)),s3,dir)
 
 test: $(READY) servers $(JAR) ## everything a clone needs to pass all tests
-	$(BIN)/python -m pytest -n $(JOBS) --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(JOBS) --no-loadscope-reorder -m "not slow and not quiet"
+	$(BIN)/python -m pytest -m quiet
 
 slow: $(READY) servers $(JAR) ## tests that take minutes: kills and speculation on Spark, a short soak
 	$(BIN)/python -m pytest -m slow

@@ -14,6 +14,7 @@ from reef.stores import Meter
 from reef.stores.memory import MemoryStore
 from tests.unit.catalog.conftest import put
 
+pytestmark = pytest.mark.quiet
 SIZES = (20, 200, 2000)
 
 

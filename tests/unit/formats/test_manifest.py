@@ -108,6 +108,7 @@ def test_a_large_manifest_is_compressed():
     assert encode_manifest(sample(2000)).startswith(b"RFMAN1\0\0")
 
 
+@pytest.mark.quiet
 def test_the_largest_manifest_stays_in_its_bounds():
     """100,000 segments and 1,000 snapshots: under 10 MB, and load + edit + encode within 1 s."""
     data = encode_manifest(sample(100_000, 1_000))

