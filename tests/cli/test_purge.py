@@ -32,19 +32,20 @@ def test_a_dry_run_lists_objects_and_pins(cli, db, data, keys):
     """Nothing changes, and the exit code says that there is something to erase."""
     db.snapshot("users", "monday")
     before = [info.key for info in db.store.list("namespaces/")]
-    ran = cli("purge", data, "users", "--keys-file", keys)
+    words = ("purge", data, "users", "--keys-file", keys, "--dry-run")
+    ran = cli(*words)
     assert ran.code == 2
     assert "snapshot monday" in ran.out
-    assert "dry run" in ran.err
-    report = json.loads(cli("purge", data, "users", "--keys-file", keys, "--output", "json").out)
+    assert "dry run" in ran.out
+    report = json.loads(cli(*words, "--output", "json").out)
     assert (report["keys"], report["applied"], report["erased"]) == (2, False, False)
     assert {pin["kind"] for one in report["remaining"] for pin in one["pins"]} >= {"snapshot"}
     assert [info.key for info in db.store.list("namespaces/")] == before
 
 
 def test_rows_are_erased(cli, db, data, keys):
-    """With --apply they are gone from the newest state at once; the objects follow."""
-    words = ("purge", data, "users", "--keys-file", keys, "--apply", "--output", "json")
+    """They are gone from the newest state at once; the objects follow."""
+    words = ("purge", data, "users", "--keys-file", keys, "--output", "json")
     ran = cli(*words, "--release-snapshots", "--include-branches", "--set", "codec=none")
     assert ran.code == 2, "the grace period has not passed"
     report = json.loads(ran.out)
@@ -57,7 +58,7 @@ def test_keys_may_be_encoded(cli, db, data, tmp_path):
     """As everywhere: --encoding says how; a wrong line is named."""
     path = tmp_path / "keys.txt"
     path.write_text("ff00\n")
-    words = ("purge", data, "users", "--keys-file", path, "--encoding", "hex")
+    words = ("purge", data, "users", "--keys-file", path, "--encoding", "hex", "--dry-run")
     report = json.loads(cli(*words, "--output", "json").out)
     assert sum(one["rows"] for one in report["remaining"]) == 2, "in the log and in a segment"
     path.write_text("ff00\nzz\n")

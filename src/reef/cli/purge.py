@@ -5,7 +5,6 @@ from typing import IO, Any
 
 import click
 
-from reef.cli.maintenance import DRY_RUN
 from reef.cli.options import (
     EXIT_PROBLEMS,
     ReefCommand,
@@ -29,7 +28,11 @@ from reef.engine.handles.database import Database
     required=True,
     help="Read the keys from this file, one per line; - is stdin.",
 )
-@click.option("--apply", is_flag=True, help="Apply the changes instead of printing them.")
+@click.option(
+    "--apply/--dry-run",
+    default=True,
+    help="Erase, or only print the objects that hold rows of the keys. Default: erase.",
+)
 @click.option(
     "--release-snapshots", is_flag=True, help="Release the snapshots that pin rows of the keys."
 )
@@ -62,10 +65,10 @@ def purge(
 ) -> int:
     """Erase the rows of some keys from every object, and prove it by a scan.
 
-    Dry run by default: print the objects that hold rows of the keys, and what pins them. With
-    --apply, delete the rows, rewrite the segments that hold them, and sweep. Objects are deleted
-    after the grace period: run the command again then, or use --wait. Exit with 2 while an object
-    holds a row of the keys.
+    Delete the rows, rewrite the segments that hold them, and sweep. Objects are deleted after the
+    grace period: run the command again then, or use --wait. With --dry-run, only print the objects
+    that hold rows of the keys, and what pins them. Exit with 2 while an object holds a row of the
+    keys.
 
     Settings are those of `reef compact`, such as codec.
 
@@ -78,8 +81,6 @@ def purge(
         )
     title = f"purged {namespace}" if report.applied else f"purge of {namespace}, dry run"
     output.report(title, report if output.is_json else _Shown(report))
-    if not report.applied:
-        output.note(DRY_RUN)
     return 0 if report.erased else EXIT_PROBLEMS
 
 

@@ -363,6 +363,20 @@ def test_positions_that_are_refused(db, target, other, options, match):
     assert keys(other.store, "namespaces/") == []
 
 
+def test_the_source_of_a_new_name(db, target, other):
+    """The only namespace that has backups; with several the name must be one of them, or say so."""
+    backup(db, NAME, target)
+    assert restore(target, other, COPY).namespaces[0].namespace == NAME
+    assert rows_of(other, COPY) == rows_of(db)
+    with other.writer("second", create=True) as writer:
+        writer.put("k", b"v")
+    backup(other, "second", target)
+    with pytest.raises(NotFoundError, match="has no backup of third"):
+        restore(target, other, "third")
+    restore(target, other, "third", namespace="second")
+    assert rows_of(other, "third") == {b"k": b"v"}
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [

@@ -62,8 +62,8 @@ def without(rows, keys=ERASED):
 
 
 def erase(world, keys=ERASED, name=NAME, **options):
-    """Purge and apply; return the report."""
-    wanted = {"apply": True, **PLAIN, **options}
+    """Purge; return the report."""
+    wanted = {**PLAIN, **options}
     return world.run(lambda: purge(world.db, name, keys, **wanted))
 
 
@@ -112,9 +112,9 @@ def test_no_object_holds_an_erased_value_and_all_else_is_the_same(world):
 
 
 def test_a_dry_run_changes_nothing_and_names_every_object(world):
-    """The default: each object with rows of the keys, and the generations that need it."""
+    """Each object with rows of the keys, and the generations that need it."""
     before = state(world)
-    report = purge(world.db, NAME, ERASED)
+    report = purge(world.db, NAME, ERASED, apply=False)
     assert state(world) == before
     assert not report.applied
     assert not report.erased
@@ -221,7 +221,7 @@ def test_conditions_that_name_a_key_are_traces_of_it(world):
         batch = reef.Batch().put("k9", {"text": "other", "n": 1})
         writer.write(batch, when=[reef.equals("k3", "text", "secret 3 second")])
     conditional = [key for key in objects_with(world, b"secret 3 second") if key.endswith(".wal")]
-    found = {one.object for one in purge(world.db, NAME, ["k3"]).remaining}
+    found = {one.object for one in purge(world.db, NAME, ["k3"], apply=False).remaining}
     assert conditional[-1] in found
     assert erase(world, wait_s=LONG_S).erased
     assert objects_with(world, *SECRETS) == []
@@ -346,7 +346,7 @@ def test_a_load_in_the_inherited_log_of_a_branch_is_erased():
     world.db.create(NAME, SCHEMA)
     ingest(world.db, NAME, [row(number) for number in range(3)], **PLAIN)
     world.db.branch(NAME, "child")
-    assert len(purge(world.db, "child", ["k1"]).remaining) == 1
+    assert len(purge(world.db, "child", ["k1"], apply=False).remaining) == 1
     assert erase(world, ["k1"], "child", wait_s=LONG_S).erased
     assert list(rows_of(world.db, "child")) == ["k0", "k2"]
     assert len(rows_of(world.db)) == 3

@@ -49,18 +49,18 @@ def position(lsn: int | None, time: Any) -> ReadTarget:
 
 
 def candidates(
-    archive: Archive, namespace: str, backup: str | None
+    archive: Archive, name: str, namespace: str | None, backup: str | None
 ) -> tuple[list[Candidate], ArchivedLog]:
-    """Return the backups of one incarnation of a namespace, oldest first, and their log.
+    """Return the backups to restore `name` from, oldest first, and their log.
 
-    The incarnation is that of the newest backup, or of the one that is named.
+    They are of one incarnation of `namespace`: that of the newest backup, or of the one that is
+    named. By default it is the namespace of the same name, or the only one that has backups.
     """
-    every = [
-        Candidate(one, member)
-        for one in archive.backups()
-        for member in one.namespaces
-        if member.namespace == namespace
-    ]
+    members = [Candidate(one, member) for one in archive.backups() for member in one.namespaces]
+    names = {one.member.namespace for one in members}
+    if namespace is None:
+        namespace = name if name in names or len(names) != 1 else names.pop()
+    every = [one for one in members if one.member.namespace == namespace]
     chosen = [one for one in every if backup in (None, one.backup.id, one.backup.snapshot or None)]
     if not chosen:
         which = "" if backup is None else f" {backup}"

@@ -103,8 +103,9 @@ def restore(
     verify: bool = True,
     executor: Executor | None = None,
 ) -> RestoreReport:
-    """Create the namespace `name` from the backups of `namespace`, by default of the same name.
+    """Create the namespace `name` from the backups of `namespace`.
 
+    That is by default the one of the same name, or the only one that the backups have.
     Without `lsn` and `time` it gets the newest state that is covered, or, with `backup`, the state
     of that backup, which is given by its id or the name of its snapshot. Without a name, all
     namespaces of a backup of a whole bucket are restored, under their names. With `verify` every
@@ -123,7 +124,7 @@ def restore(
         if name is None:
             done = tuple(run.whole_bucket(backup))
         else:
-            found, log = candidates(run.archive, namespace or name, backup)
+            found, log = candidates(run.archive, name, namespace, backup)
             point = choose(found, log, target, exact=backup is not None)
             done = (run.restore(point, name),)
     return run.report(done)
@@ -158,7 +159,7 @@ class _Run:
         for member in chosen[-1].namespaces:
             self._namespaces.free_names(member.namespace)
         for member in chosen[-1].namespaces:
-            found, log = candidates(self.archive, member.namespace, chosen[-1].id)
+            found, log = candidates(self.archive, member.namespace, member.namespace, chosen[-1].id)
             yield self.restore(
                 choose(found, log, position(None, None), exact=True), member.namespace
             )

@@ -114,14 +114,14 @@ def purge(
     namespace: str,
     keys: Iterable[bytes | str],
     *,
-    apply: bool = False,
+    apply: bool = True,
     release_snapshots: bool = False,
     include_branches: bool = False,
     wait_s: float = 0.0,
     executor: Executor | None = None,
     **settings: Unpack[CompactOptions],
 ) -> PurgeReport:
-    """Erase the rows of some keys from every object of a namespace; a dry run without `apply`.
+    """Erase the rows of some keys from every object of a namespace; `apply=False` is a dry run.
 
     The report lists every object that still holds a version of a key, and what pins it. Time travel
     to states before the purge ends with it. `release_snapshots` releases the snapshots that pin
