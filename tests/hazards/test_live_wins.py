@@ -2,6 +2,7 @@
 
 from itertools import combinations
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -10,7 +11,7 @@ import reef
 from reef import stores
 from reef.errors import ConflictError, ErrorKind, InvalidInputError, NotFoundError
 from reef.formats.versions import Versions
-from reef.formats.wal_object import Job, OpKind, WalKind
+from reef.formats.wal_object import Job, OpKind, WalKind, WalObject
 from reef.jobs import BulkJob, backup, compact, fold, ingest, purge, rebuild, restore, verify
 from reef.jobs.fold.task import _pieces
 from reef.jobs.ingest.append import Unchanged
@@ -532,6 +533,28 @@ def test_H49_a_load_whose_begin_is_lost_sorts_there_all_the_same(db, writer):
     report = rebuild(copy, NAME, apply=True, force=True)
     assert rows(copy) == {"new": row("new", 5), "old": row("old", 1)}
     assert any(str(load.begin_lsn) in problem for problem in report.problems)
+
+
+def test_H67_a_late_begin_in_a_collected_slot_does_not_hide_its_load_in_a_rebuild(db, writer):
+    """H67: the driver has proved it lost and sent another, at which the rows sort. The rebuild took
+    the first one, so that the ingest did not count (simulator: backfills, seed 788).
+    """
+    collected = writer.upsert([{"id": "old", "x": 2}]).lsn
+    load = Backfill(db, NAME)
+    writer.delete("k")
+    fold(db, NAME)
+    load.commit([row("k", 5), row("new", 5)])
+    begin = WalObject.decode(db.store.get(EVENTS.wal_object(load.begin_lsn)), "begin")
+    late = msgspec.structs.replace(
+        begin.header, lsn=collected, write_id=begin.header.write_id[::-1]
+    )
+    db.store.delete(EVENTS.wal_object(collected))
+    db.store.create(EVENTS.wal_object(collected), WalObject.encode(late))
+    expected = rows(db)
+    assert expected == {"new": row("new", 5), "old": row("old", 2, None)}
+    copy, report = rebuilt(db)
+    assert report.problems == ()
+    assert rows(copy) == expected
 
 
 def test_a_restore_shows_the_load_from_its_ingest_on(db, writer):

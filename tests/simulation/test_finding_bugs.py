@@ -54,6 +54,16 @@ def test_H49_a_rebuild_misses_no_slot_without_rows():
     assert simulate(scenario, [307], chaos=chaos) == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [("backfills", 788), ("backfills_late", 1374), ("rows_are_erased_late", 1614)],
+)
+def test_seeds_that_have_failed_hold(name, seed):
+    """Late begins in a rebuild (H67), and rows that move while a purge scans (ADR 0046)."""
+    scenario, chaos = SCENARIOS[name]
+    assert simulate(scenario, [seed], chaos=chaos) == 1
+
+
 def test_a_check_then_put_is_found_and_replayed():
     """Two winners of one name show up within 1,000 seeds, and again from the seed alone."""
     with pytest.raises(SimulationFailed) as found:

@@ -14,6 +14,7 @@ from reef.jobs import compact, fold, ingest, purge, rebuild, sweep, verify
 from reef.jobs.compact.merge import read_tail
 from reef.jobs.ingest.job import BulkJob
 from reef.jobs.ingest.streams import StreamAppender
+from reef.stores import Wrapper
 from reef.stores.wrappers.base import Hooked
 from tests.support.bulk_jobs import stage
 from tests.support.sweep_world import DAY_S, GRACE_S, NAME, At, World
@@ -465,6 +466,54 @@ def test_a_key_that_appears_after_it_was_looked_up_is_kept(world):
     assert rows_of(world.db)["knew"]["text"] == "secret 0 late"
     fold(world.db, NAME)
     assert rows_of(world.db)["knew"]["text"] == "secret 0 late"
+
+
+class Moving(Wrapper):
+    """A bucket in which something happens just after all objects of a namespace were listed."""
+
+    def __init__(self, inner, happens):
+        super().__init__(inner)
+        self._happens = happens
+
+    def list(self, *where):
+        listed = list(self.inner.list(*where))
+        if where[0] == f"namespaces/{NAME}/" and self._happens:
+            self._happens.pop()()
+        return iter(listed)
+
+
+def moving(world, times):
+    """Return a database next to which all rows move into new objects after a listing."""
+
+    def move():
+        with world.db.writer(NAME, background=False) as writer:
+            writer.upsert([row(11)])
+        fold(world.db, NAME, **PLAIN)
+        compact(world.db, NAME, full=True, **PLAIN)
+        world.advance(10)
+        world.sweep_twice()
+
+    return Database(Moving(world.bucket, [move] * times))
+
+
+def test_a_key_whose_row_moves_during_the_scan_is_erased(world):
+    """The scan read no object that held the row, and took it for erased (simulator:
+    rows_are_erased_late, seed 1614). It is repeated.
+    """
+    found = world.run(lambda: purge(moving(world, 1), NAME, ERASED, apply=False))
+    assert found.remaining
+    assert found.unreadable == ()
+    report = world.run(lambda: purge(moving(world, 1), NAME, ERASED, wait_s=LONG_S, **PLAIN))
+    assert report.erased
+    assert report.rows_deleted == 2
+    assert objects_with(world, *SECRETS) == []
+
+
+def test_nothing_is_proved_while_rows_move_during_every_scan(world):
+    """The report names the objects that were missed."""
+    report = world.run(lambda: purge(moving(world, 20), NAME, ERASED, apply=False))
+    assert not report.erased
+    assert any(key.endswith(".seg") for key in report.unreadable)
 
 
 def test_a_live_writer_and_cursors_see_the_deletes(world):

@@ -18,7 +18,7 @@ the next one makes progress. With `include_branches`, branches are purged first,
 independent of their origin, since a branch pins a whole generation of it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Unpack
@@ -54,6 +54,7 @@ STREAM = "reef:purge"
 KEYS_AT_ONCE = 10_000
 """Keys that are looked up together, and deleted by one commit."""
 ATTEMPTS_MAX = 10
+SURVEYS_MAX = 5
 ROUNDS_MAX = 50
 """How often a purge that waits sweeps."""
 WAKE_MARGIN_S = 1.0
@@ -191,7 +192,21 @@ class _Purge:
 
     # --- survey -----------------------------------------------------------------------
     def survey(self, *, applied: bool = False) -> PurgeReport:
-        """Scan every object and explain those that hold rows."""
+        """Scan every object and explain those that hold rows.
+
+        A fold or merge may move rows into an object that was not listed yet while a sweep deletes
+        the one that was about to be read. A survey that missed an object of its heads is repeated;
+        of objects missed by the last one nothing is proved.
+        """
+        report, missed = self._survey(applied)
+        for _ in range(SURVEYS_MAX - 1):
+            if not missed:
+                break
+            report, missed = self._survey(applied)
+        return replace(report, unreadable=(*report.unreadable, *missed))
+
+    def _survey(self, applied: bool) -> tuple[PurgeReport, list[str]]:
+        """Return the report of one scan, and the objects of the heads that it has missed."""
         store = self.db.store
         places = list(_places(self.db, self.namespace))
         pins = {
@@ -203,7 +218,9 @@ class _Purge:
             one.learn(scanned.found)
         remaining = tuple(_remaining(places, pins, scanned.found))
         times = [at for one in remaining if (at := _free_at(one)) is not None]
-        return PurgeReport(
+        read = objects.keys() - set(scanned.gone)
+        missed = [key for place in places for key in self._missed(place, read, scanned.found)]
+        report = PurgeReport(
             self.namespace,
             applied,
             len(self.keys),
@@ -221,6 +238,30 @@ class _Purge:
             bytes_scanned=scanned.bytes,
             continue_at=min(times, key=datetime.fromisoformat, default=None) if applied else None,
         )
+        return report, missed
+
+    def _missed(
+        self, place: Place, read: Set[str], found: Iterable[ScannedObject]
+    ) -> Iterator[str]:
+        """Yield objects that a head needed and that were not read: their rows are elsewhere now.
+
+        While the head is the same, nothing was moved. A slot at or above the newest floor was
+        never collected.
+        """
+        head, names = place.head, place.names
+        now = _found(self.db, names) if head.dropped is None else None
+        if now is None or now.found.manifest.generation == head.generation:
+            return
+        floor, moved_to = head.wal_floor, now.found.manifest.wal_floor
+        lsns = set(range(floor, moved_to)).difference(head.skipped_lsns)
+        needed = {names.segment(entry.id, entry.home) for entry in head.segments}
+        needed |= {names.wal_object(lsn) for lsn in lsns}
+        for one in found:
+            lsn = number_of(one.key) or 0
+            if one.ingested and lsn >= floor and names.wal_object(lsn) == one.key:
+                home = names.home_of_slot(lsn)
+                needed |= {names.segment(segment_id, home) for segment_id in one.ingested}
+        yield from sorted(needed - read)
 
     def _sweeps(self, place: Place) -> bool:
         """Whether this purge sweeps a place: not a branch, unless asked, and no dropped one."""

@@ -78,9 +78,12 @@ class ScanResult:
     found: list[ScannedObject] = field(default_factory=list)
     objects: int = 0
     bytes: int = 0
+    gone: list[str] = field(default_factory=list)
+    """Objects that were deleted after they were listed."""
 
     def add(self, other: "ScanResult") -> None:
         self.found += other.found
+        self.gone += other.gone
         self.objects += other.objects
         self.bytes += other.bytes
 
@@ -114,7 +117,8 @@ def run_scan_task(task: ScanTask) -> ScanResult:
     found = task.store.runtime.map(lambda info: _scan(task, info), task.objects)
     present = [one for one in found if not one.is_gone]
     interesting = [one for one in present if one.is_of_interest]
-    return ScanResult(interesting, len(present), sum(one.size for one in present))
+    gone = [one.key for one in found if one.is_gone]
+    return ScanResult(interesting, len(present), sum(one.size for one in present), gone)
 
 
 def _scan(task: ScanTask, info: ObjectInfo) -> ScannedObject:

@@ -1,6 +1,6 @@
 """From evidence to the state of a namespace. Pure.
 
-    1  leave out late ingests and aborts: objects that landed in slots already folded (H67)
+    1  leave out late begins, ingests and aborts: objects that landed in slots already folded (H67)
     2  find the end of the log
     3  replay the headers: which ingests count
     4  choose the live segments (`reef.jobs.rebuild.choice`); the floor follows from their covers
@@ -19,12 +19,13 @@ are passed. Folded slots were filled once. Behind a PUT in flight there can only
 same writer whose `after` lists nothing durable since. Any other gap was swept or lost, and the
 objects behind it count.
 
-**Ingests.** There is no floor below which nothing counts, so two rules replace it (H67). Of several
-ingests of one job only the last counts: its driver sends another only after it has proved that the
-earlier one does not count. And no ingest counts in a slot that some segment covers for keys outside
-of that ingest: a fold has passed that slot when it held a batch. So an ingest that a fold has left
-out has counted, and an abort of its job below it came later. An ingest without a begin counts only
-if some slot below it is empty or unreadable: that was its begin, since no driver omits it.
+**Loads.** There is no floor below which nothing counts, so two rules replace it (H67). Of several
+begins or ingests of one job only the last counts: its driver sends another only after it has proved
+that the earlier one does not count. And no ingest counts in a slot that some segment covers for
+keys outside of that ingest: a fold has passed that slot when it held a batch. So an ingest that a
+fold has left out has counted, and an abort of its job below it came later. An ingest without a
+begin counts only if some slot below it is empty or unreadable: that was its begin, since no driver
+omits it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -94,7 +95,8 @@ class _Deriving:
     holes: list[Cover] = field(default_factory=list)
 
     def result(self) -> Derived:
-        found = self.evidence = _without_late_aborts(_without_late_ingests(self.evidence))
+        found = _without_late_begins(_without_late_ingests(self.evidence))
+        found = self.evidence = _without_late_aborts(found)
         found = self.evidence = self._without_late_appends()
         schemas = self._schemas()
         end = _end_of_log(found)
@@ -398,6 +400,28 @@ def _without_late_ingests(evidence: Evidence) -> Evidence:
         if _is_ingest(header)
         and (header.job is None or header.job.id in begun or lsn > gap)
         and (header.job is None or last[header.job.id] != lsn or _is_late(header, folded))
+    )
+
+
+def _without_late_begins(evidence: Evidence) -> Evidence:
+    """Leave out begins that landed in slots that had been folded and collected (H67).
+
+    Their drivers have sent another one. A load with `live_wins` sorts at the begin that counts, so
+    with an earlier one its ingest would not count (H60). Above the folds no begin is late.
+    """
+    folded = [cover for segment in evidence.segments for cover in _covers(segment)]
+    last = {
+        header.job.id: lsn
+        for lsn, header in sorted(evidence.headers.items())
+        if header.kind is WalKind.BEGIN and header.job is not None
+    }
+    return evidence.without(
+        lsn
+        for lsn, header in evidence.headers.items()
+        if header.kind is WalKind.BEGIN
+        and header.job is not None
+        and lsn < last[header.job.id]
+        and overlap([Cover(lsn, lsn + 1)], folded)
     )
 
 
