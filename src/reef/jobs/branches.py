@@ -31,8 +31,8 @@ from reef.engine.history.diff import (
     shared_names,
     unshared,
 )
+from reef.engine.rows.convert import EXPIRES_AT
 from reef.engine.rows.input import to_ops
-from reef.engine.rows.output import EXPIRES_AT
 from reef.errors import ConflictError, ErrorKind, InvalidInputError, NotFoundError
 from reef.formats.manifest import Origin
 from reef.formats.schema import Schema

@@ -21,7 +21,7 @@ from reef.config import CompactSettings
 from reef.engine.handles.database import Database
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.segments import SegmentStore
-from reef.engine.search.building import load_indexes
+from reef.engine.search.specs import load_indexes
 from reef.errors import UnavailableError
 from reef.formats.centroids import QUERIES, ROWS_PER_CENTROID, lists_for, train
 from reef.formats.index_block import BuildableIndex, IndexKind, IndexSpec

@@ -40,7 +40,7 @@ from reef.engine.log.tail import ingested_segments
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.segments import SegmentStore
 from reef.engine.read.view import View, range_tombstones_of
-from reef.engine.rows.output import to_row
+from reef.engine.rows.convert import to_row
 from reef.errors import ErrorKind, NotFoundError, UnavailableError
 from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.schema import Schema

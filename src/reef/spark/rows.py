@@ -35,10 +35,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reef.engine.read.scan import Cursor, merged
-from reef.engine.rows.convert import kind_of, may_fit
+from reef.engine.rows.convert import EXPIRES_AT, kind_of, may_fit, unknown_column
 from reef.engine.rows.input import fit_column, fit_keys, to_ops
 from reef.engine.rows.merges import merge_rows_ops, operator_of
-from reef.engine.rows.output import EXPIRES_AT, unknown_column
 from reef.errors import ErrorKind, InternalError, InvalidInputError
 from reef.formats.operators import type_problem
 from reef.formats.schema import Field, Schema, normal_type

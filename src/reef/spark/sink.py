@@ -32,7 +32,7 @@ from pyspark.sql.types import StructType
 
 from reef.engine.handles.batch import check_live_wins
 from reef.engine.handles.database import Database
-from reef.engine.rows.output import EXPIRES_AT
+from reef.engine.rows.convert import EXPIRES_AT
 from reef.errors import ErrorKind, InternalError, InvalidInputError, NotFoundError
 from reef.formats.schema import Schema
 from reef.jobs.ingest.append import Unchanged

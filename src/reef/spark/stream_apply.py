@@ -21,8 +21,8 @@ from pyspark.sql import types as st
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from reef.engine.history.change_rows import OP_NAMES
+from reef.engine.rows.convert import EXPIRES_AT
 from reef.engine.rows.input import fit_column, fit_keys
-from reef.engine.rows.output import EXPIRES_AT
 from reef.errors import ErrorKind, InvalidInputError
 from reef.formats.operators import Operator, as_flags
 from reef.formats.schema import Schema

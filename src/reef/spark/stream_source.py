@@ -53,7 +53,7 @@ from reef.engine.history.snapshots import resolve_snapshot
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.scan import Projection
 from reef.engine.read.segments import SegmentStore
-from reef.engine.rows.output import EXPIRES_AT
+from reef.engine.rows.convert import EXPIRES_AT
 from reef.errors import ErrorKind, InvalidInputError, NotFoundError, ReefError, UnavailableError
 from reef.formats.manifest import Manifest
 from reef.manifest.roots import narrowed, take_lease

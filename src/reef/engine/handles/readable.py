@@ -22,7 +22,7 @@ from reef.engine.read.caches import MISSING, RowCache
 from reef.engine.read.memtable import Entry
 from reef.engine.read.scan import EVERYTHING, Projection
 from reef.engine.read.view import Scan, View, look_up, resume_after_sweeps
-from reef.engine.rows.output import (
+from reef.engine.rows.convert import (
     EXPIRES_AT,
     check_columns,
     expiry_out,

@@ -29,8 +29,8 @@ from reef.engine.log.tail import ingested_segments
 from reef.engine.read.memtable import Entry
 from reef.engine.read.segments import SegmentStore
 from reef.engine.read.view import View, range_tombstones_of, resolve
+from reef.engine.rows.convert import to_record_batch
 from reef.engine.rows.merges import Operand
-from reef.engine.rows.output import to_record_batch
 from reef.formats.manifest import SegmentEntry
 from reef.formats.operators import NAMES, Operator, codes_of
 from reef.formats.schema import Schema

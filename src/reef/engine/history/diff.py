@@ -25,7 +25,7 @@ from reef.engine.read.memtable import MemtableCut
 from reef.engine.read.scan import Cursor, LateCursor, RowsCursor, SegmentCursor, merged
 from reef.engine.read.segments import SegmentStore
 from reef.engine.read.view import View, look_up, range_tombstones_of
-from reef.engine.rows.output import EXPIRES_AT, to_record_batch
+from reef.engine.rows.convert import EXPIRES_AT, to_record_batch
 from reef.formats.manifest import SegmentEntry
 from reef.formats.schema import Schema
 from reef.formats.versions import Versions

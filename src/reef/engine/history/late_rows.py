@@ -24,9 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reef.engine.history.as_of import History, PointInTime
-from reef.engine.read.merge import drop_covered, newest_versions, sorted_places
+from reef.engine.read.merge import RangeTombstones, drop_covered, newest_versions, sorted_places
 from reef.engine.read.scan import Cursor, LateCursor, RowsCursor, SegmentCursor, merged
-from reef.engine.read.tombstones import RangeTombstones
 from reef.engine.read.view import View
 from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.schema import Schema

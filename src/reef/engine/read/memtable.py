@@ -26,10 +26,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from reef.engine.read.merge import count_keys, retained_versions, sorted_places
+from reef.engine.read.merge import RangeTombstones, count_keys, retained_versions, sorted_places
 from reef.engine.read.runs import Run, split_off
-from reef.engine.read.tombstones import RangeTombstones
-from reef.engine.rows.output import to_python
+from reef.engine.rows.convert import to_python
 from reef.formats.manifest import SegmentEntry
 from reef.formats.schema import Schema
 from reef.formats.versions import RangeTombstone, Versions, concat_versions, split_ops

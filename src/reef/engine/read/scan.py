@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from reef.engine.read.segments import SegmentStore
-from reef.engine.rows.output import arrow_schema, check_columns, known_columns, to_record_batch
+from reef.engine.rows.convert import arrow_schema, check_columns, known_columns, to_record_batch
 from reef.engine.where import Where, parse
 from reef.formats.manifest import SegmentEntry
 from reef.formats.schema import Schema

@@ -35,7 +35,7 @@ import numpy as np
 import pyarrow as pa
 
 from reef.engine.read.memtable import Entry, Memtable, MemtableCut, entry_at, rows_of_key
-from reef.engine.read.merge import drop_deleted, newest_versions
+from reef.engine.read.merge import RangeTombstones, drop_deleted, newest_versions
 from reef.engine.read.scan import (
     EVERYTHING,
     Cursor,
@@ -45,8 +45,8 @@ from reef.engine.read.scan import (
     SegmentCursor,
     merged,
 )
-from reef.engine.read.segments import SegmentStore, Skipping
-from reef.engine.read.tombstones import RangeTombstones
+from reef.engine.read.segments import SegmentStore
+from reef.engine.read.skipping import Skipping
 from reef.errors import ErrorKind, NotFoundError
 from reef.formats.filter import hash_key, hash_keys
 from reef.formats.manifest import Manifest, SegmentEntry

@@ -29,8 +29,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from reef.engine.rows.convert import MISFITS, Misfit, fit_array, fit_numpy, fit_values, kind_of
-from reef.engine.rows.output import EXPIRES_AT, unknown_column
+from reef.engine.rows.convert import (
+    EXPIRES_AT,
+    MISFITS,
+    Misfit,
+    fit_array,
+    fit_numpy,
+    fit_values,
+    kind_of,
+    unknown_column,
+)
 from reef.errors import ErrorKind, InvalidInputError
 from reef.formats.schema import Field, Schema
 from reef.formats.wal_object import KEY_BYTES_MAX, OpKind, Ops

@@ -16,10 +16,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from reef.engine.read.skipping import filter_indexes, matching_rows
 from reef.engine.search.bm25 import Hits, Statistics, exhaustive, top_k
-from reef.engine.search.filters import filter_indexes, matching_rows
-from reef.engine.search.ranking import Ranked, SearchReport, matches, one_by_one
-from reef.engine.search.request import SearchRequest, TextSearch
+from reef.engine.search.request import (
+    Ranked,
+    SearchReport,
+    SearchRequest,
+    TextSearch,
+    matches,
+    one_by_one,
+)
 from reef.engine.search.state import SearchState
 from reef.engine.search.text_sources import Request, TextSource, collect, index_cached
 from reef.errors import CorruptionError

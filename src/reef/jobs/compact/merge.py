@@ -48,11 +48,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reef.config import CompactSettings
-from reef.engine.read.merge import joined_versions, newest_versions, sorted_places
+from reef.engine.read.merge import fragments, joined_versions, newest_versions, sorted_places
 from reef.engine.read.runs import rows_bytes
 from reef.engine.read.scan import Cursor, merged
-from reef.engine.read.tombstones import fragments
-from reef.engine.search.building import load_indexes
+from reef.engine.search.specs import load_indexes
 from reef.errors import ErrorKind, InvalidInputError
 from reef.formats.block import Codec
 from reef.formats.coding import Buffer, corrupt

@@ -35,8 +35,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from reef.config import CompactSettings
-from reef.engine.read.merge import sorted_places
-from reef.engine.read.tombstones import fragments
+from reef.engine.read.merge import fragments, sorted_places
 from reef.errors import ErrorKind, InvalidInputError
 from reef.formats.coding import shared_bytes
 from reef.formats.manifest import SegmentEntry

@@ -29,6 +29,7 @@ from reef.engine.log.tail import ingested_segments
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.memtable import Memtable
 from reef.engine.read.merge import (
+    RangeTombstones,
     drop_covered,
     drop_superseded,
     joined_versions,
@@ -36,9 +37,8 @@ from reef.engine.read.merge import (
     sorted_places,
 )
 from reef.engine.read.segments import SegmentStore
-from reef.engine.read.tombstones import RangeTombstones
 from reef.engine.read.view import View, key_versions, newest_rows
-from reef.engine.search.building import load_indexes
+from reef.engine.search.specs import load_indexes
 from reef.errors import NotFoundError
 from reef.formats.block import Codec
 from reef.formats.covers import Cover

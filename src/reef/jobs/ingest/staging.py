@@ -28,7 +28,7 @@ from reef.engine.log.tail import entry_at
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.scan import Cursor, SegmentCursor, merged
 from reef.engine.read.segments import SegmentStore
-from reef.engine.search.building import load_indexes
+from reef.engine.search.specs import load_indexes
 from reef.errors import ErrorKind, InvalidInputError
 from reef.formats.block import Codec
 from reef.formats.filter import hash_keys

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reef.engine.context import NamespaceContext
-from reef.engine.read.tombstones import fragments
+from reef.engine.read.merge import fragments
 from reef.engine.read.view import range_tombstones_of
 from reef.errors import NotFoundError
 from reef.formats.covers import Cover

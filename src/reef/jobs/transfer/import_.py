@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from reef.engine.handles.database import Database
 from reef.engine.handles.writer import Writer
-from reef.engine.rows.output import EXPIRES_AT
+from reef.engine.rows.convert import EXPIRES_AT
 from reef.errors import UNDECODABLE, CorruptionError, ErrorKind, InvalidInputError, NotFoundError
 from reef.formats.schema import DEFAULT_SCHEMA, Schema
 from reef.formats.type_names import arrow_type
