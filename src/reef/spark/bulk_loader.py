@@ -31,8 +31,8 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from reef.engine.handles.batch import check_idempotency_key, check_live_wins
 from reef.engine.handles.database import Database
+from reef.engine.rows.batch import check_idempotency_key, check_live_wins
 from reef.errors import ErrorKind, InternalError, InvalidInputError, ReefError
 from reef.jobs.ingest.job import BulkJob, find_commit
 from reef.paths import Namespace

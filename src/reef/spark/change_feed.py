@@ -32,9 +32,9 @@ from reef.engine.history.change_rows import (
     merged_row,
     range_changes,
     segment_changes,
+    state_before,
 )
 from reef.engine.history.changes import LogFollower
-from reef.engine.history.late_rows import state_before
 from reef.engine.log.log import Log
 from reef.engine.log.tail import ingested_segments
 from reef.engine.read.caches import ByteCache

@@ -4,8 +4,8 @@ import pyarrow as pa
 import pytest
 
 import reef
-from reef.engine.handles.batch import encode_batch
 from reef.engine.log.log import Log
+from reef.engine.rows.batch import encode_batch
 from reef.errors import ConflictError, NotFoundError
 from reef.formats.manifest import StreamPoint
 from reef.formats.schema import DEFAULT_SCHEMA

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import reef
 from reef.config import BackgroundSettings
-from reef.engine.handles.batch import encode_batch
+from reef.engine.rows.batch import encode_batch
 from reef.engine.rows.input import to_ops
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.wal_object import OpKind, WalHeader, WalKind

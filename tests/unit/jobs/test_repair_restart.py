@@ -8,7 +8,7 @@ import pytest
 
 import reef
 from reef.engine.context import NamespaceContext
-from reef.engine.handles.batch import encode_batch
+from reef.engine.rows.batch import encode_batch
 from reef.errors import ConflictError
 from reef.formats.manifest import Condemned, Dropped, Snapshot
 from reef.formats.schema import DEFAULT_SCHEMA

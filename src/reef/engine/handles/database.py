@@ -35,16 +35,22 @@ from reef.engine.handles.branches import (
     make_branch,
     take_all,
 )
+from reef.engine.handles.local_writer import LocalWriter
 from reef.engine.handles.pinned import PinnedReader
 from reef.engine.handles.reader import Reader
 from reef.engine.handles.writer import Worker, Writer, background_settings
 from reef.engine.history.as_of import AsOf, ReadTarget, read_target
 from reef.engine.history.changes import ChangeCursor, check_lsn, register_cursor
 from reef.engine.history.diff import Difference
-from reef.engine.history.generations import GenerationRecord, generation_records
-from reef.engine.history.snapshots import Snapshot, list_snapshots, resolve_snapshot, take_snapshot
+from reef.engine.history.snapshots import (
+    GenerationRecord,
+    Snapshot,
+    generation_records,
+    list_snapshots,
+    resolve_snapshot,
+    take_snapshot,
+)
 from reef.engine.local.open import LocalDurability
-from reef.engine.local.writer import LocalWriter
 from reef.engine.log.tail import read_unfolded
 from reef.engine.namespaces import Namespaces, similar_name
 from reef.engine.read.caches import ByteCache
@@ -409,7 +415,7 @@ class Database:
 
         if local is not None:  # checks the owner of the log before anything is created
             home = home_of(self.store, namespace.name)
-            return local.open(self.store, home, settings, acquire_role)
+            return local.open(self.store, home, settings, acquire_role, LocalWriter)
         committer, outcomes = acquire_role()
         return Writer(committer.namespace, committer, outcomes, settings, self._runtime)
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, TypeVar, Unpack
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from reef.engine.handles.batch import check_text, encode_key, encode_keys
 from reef.engine.read.caches import MISSING, RowCache
 from reef.engine.read.memtable import Entry
 from reef.engine.read.scan import EVERYTHING, Projection
 from reef.engine.read.view import Scan, View, look_up, resume_after_sweeps
+from reef.engine.rows.batch import check_text, encode_key, encode_keys
 from reef.engine.rows.convert import (
     EXPIRES_AT,
     check_columns,

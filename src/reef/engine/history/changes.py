@@ -29,8 +29,13 @@ from reef.engine.history.as_of import (
     earlier_incarnation,
     with_skipped,
 )
-from reef.engine.history.change_rows import Change, change_batches, change_schema, changes_of
-from reef.engine.history.late_rows import state_before
+from reef.engine.history.change_rows import (
+    Change,
+    change_batches,
+    change_schema,
+    changes_of,
+    state_before,
+)
 from reef.engine.log.log import (
     IDS_KEPT,
     READ_AT_ONCE,
@@ -441,7 +446,6 @@ def check_lsn(lsn: Any, name: str) -> int:
 
 
 NAME_LENGTH_MAX = 128
-RESTARTS_MAX = 10
 
 
 class ChangeCursor:

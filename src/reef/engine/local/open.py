@@ -26,14 +26,14 @@ of its uploads, which may lag by a second, or by a crash; with one, the bucket, 
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from reef.config import WriterSettings
 from reef.engine.commit.committer import Committer
 from reef.engine.commit.resync import Outcomes
-from reef.engine.local import errors
+from reef.engine.local import stream
 from reef.engine.local.buffer import BufferedBatch, LocalBuffer
 from reef.engine.local.stream import (
     IDENTITY,
@@ -51,13 +51,12 @@ from reef.engine.local.stream import (
     stream_of,
 )
 from reef.engine.local.uploader import truncate
-from reef.engine.local.writer import LocalRecovery, LocalWriter
 from reef.engine.log.log import Log, LogRules
 from reef.errors import ErrorKind, FencedError, InvalidInputError, NotFoundError
 from reef.files import OS, FileSystem
 from reef.formats.manifest import Manifest, StreamPoint
 from reef.formats.wal_object import decode_ops
-from reef.locallog import LocalLog, LogEntry
+from reef.locallog import LocalLog, LogEntry, LogRecoveryReport
 from reef.locallog.frames import ENTRY_BYTES_MAX
 from reef.locallog.inspect import check_is_log, dump_entries
 from reef.locallog.metastore import read_meta_store
@@ -67,6 +66,22 @@ from reef.paths import Namespace
 from reef.runtime import REAL, Runtime
 from reef.stores import Store
 
+
+@dataclass(frozen=True, slots=True)
+class LocalRecovery:
+    """The batches that an opening has loaded from a local log (H27)."""
+
+    log: LogRecoveryReport
+    """The recovery of the log itself."""
+    uploaded_index: int
+    """Every entry up to this index was in the bucket already."""
+    replayed: int
+    """Batches that were on the disk only: they are visible, and will be uploaded."""
+    repeated: int = 0
+    """Batches whose keys another writer has committed meanwhile: they are not applied again."""
+
+
+Handle = TypeVar("Handle")
 AcquireRole = Callable[[StreamClaim], tuple[Committer, Outcomes]]
 
 
@@ -115,7 +130,7 @@ class LocalOpening:
         except NotFoundError as error:
             if error.kind is not ErrorKind.NOT_FOUND:  # renamed, or dropped: it is the log's own
                 raise
-            raise errors.foreign(identity, log.path, self.store.url) from None
+            raise stream.foreign_log_error(identity, log.path, self.store.url) from None
 
     def _checked(
         self, claim: StreamClaim, log: LocalLog, identity: LogIdentity, head: Manifest
@@ -127,7 +142,7 @@ class LocalOpening:
         known = replace(
             claim,
             is_known=True,
-            unknown=errors.foreign(identity, log.path, self.store.url),
+            unknown=stream.foreign_log_error(identity, log.path, self.store.url),
             taken_over=self._taken_over(log, identity, noted),
         )
         known.check(head)
@@ -151,13 +166,13 @@ class LocalOpening:
         self, log: LocalLog, identity: LogIdentity, position: Position
     ) -> None:
         if position.is_forked:
-            raise errors.forked(identity, pending_above(log, position.uploaded), log.path)
+            raise stream.forked_log_error(identity, pending_above(log, position.uploaded), log.path)
         if log.last_index > position.uploaded:
             raise self._taken_over(log, identity, position.uploaded)
 
     def _taken_over(self, log: LocalLog, identity: LogIdentity, mark: int) -> FencedError:
         cause = f"another writer has taken over {self.namespace.name} since this log was used"
-        return errors.fenced(cause, identity, pending_above(log, mark), log.path)
+        return stream.fenced_log_error(cause, identity, pending_above(log, mark), log.path)
 
     # --- steps 4 and 5 ------------------------------------------------------------
     def _position(
@@ -166,7 +181,7 @@ class LocalOpening:
         """Return the position of a log whose role is acquired: it is exact."""
         position = _position_of(log, identity, rules)
         if position.stream != claimed:  # a copy has uploaded since the check
-            raise errors.forked(identity, pending_above(log, position.uploaded), log.path)
+            raise stream.forked_log_error(identity, pending_above(log, position.uploaded), log.path)
         return position
 
     def _known(self, log: LocalLog, identity: LogIdentity, position: Position) -> LogIdentity:
@@ -202,7 +217,9 @@ class LocalOpening:
                 continue
             schema = schemas.get(batch.schema_id)
             if schema is None:
-                raise errors.no_schema(point.index, batch.schema_id, buffer.identity, path)
+                raise stream.missing_schema_error(
+                    point.index, batch.schema_id, buffer.identity, path
+                )
             ops = decode_ops(batch.record, schema, f"entry {point.index} of {path}")
             item = BufferedBatch(batch, ops, buffer.runtime.stopwatch())
             item.set_point(point)
@@ -307,15 +324,16 @@ class LocalDurability:
         namespace: Namespace,
         settings: WriterSettings,
         acquire_role: AcquireRole,
-    ) -> LocalWriter:
-        """Open a writer with this directory before the bucket."""
+        handle: Callable[[Namespace, LocalBuffer, Outcomes, WriterSettings, LocalRecovery], Handle],
+    ) -> Handle:
+        """Open a writer with this directory before the bucket, and make its handle."""
         log = LocalLog(
             self.path, settings.local_segment_bytes, files=self.files, runtime=store.runtime
         )
         try:
             opening = LocalOpening(store, namespace, settings, self.reapply)
             buffer, outcomes, recovery = opening.open(log, acquire_role)
-            return LocalWriter(namespace, buffer, outcomes, settings, recovery)
+            return handle(namespace, buffer, outcomes, settings, recovery)
         except BaseException:
             log.close()
             raise
@@ -390,7 +408,7 @@ def find_pending(
         refuse_dropped(heads.names, heads.found.manifest)
         head = heads.found.manifest
         if identity.is_known and identity.stream not in head.stream_marks:
-            raise errors.foreign(identity, path, store.url)
+            raise stream.foreign_log_error(identity, path, store.url)
         rules = read_marks(Log(store, heads.names), head)
         position = find_position(
             entries, lambda name: rules.history(stream_of(name)), identity.id, noted

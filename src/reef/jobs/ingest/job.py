@@ -37,9 +37,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reef.config import IngestOptions, IngestSettings
-from reef.engine.handles.batch import check_idempotency_key, check_live_wins
 from reef.engine.handles.database import Database
 from reef.engine.read.merge import combined_merges, sorted_places
+from reef.engine.rows.batch import check_idempotency_key, check_live_wins
 from reef.engine.rows.input import to_ops
 from reef.engine.rows.merges import merge_rows_ops
 from reef.engine.running_jobs import BULK_LOAD

@@ -29,9 +29,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reef.config import CompactOptions, CompactSettings, SweepSettings
-from reef.engine.handles.batch import check_text, encode_keys
 from reef.engine.handles.database import Database
 from reef.engine.read.view import newest_rows
+from reef.engine.rows.batch import check_text, encode_keys
 from reef.errors import ConflictError, CorruptionError, ErrorKind, InvalidInputError, NotFoundError
 from reef.formats.manifest import Manifest
 from reef.formats.wal_object import OpKind, Ops
