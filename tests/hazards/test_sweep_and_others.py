@@ -11,7 +11,7 @@ from reef.formats.manifest import Snapshot
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.wal_object import Job, OpKind, WalKind
 from reef.jobs import fold
-from reef.jobs.ingest.streams import StreamAppender
+from reef.jobs.ingest.append import StreamAppender
 from reef.manifest import edits
 from reef.manifest.head import HeadFinder
 from reef.manifest.publish import Publisher

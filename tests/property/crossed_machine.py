@@ -21,7 +21,7 @@ from reef.config import BackgroundSettings
 from reef.engine.rows.batch import encode_batch
 from reef.jobs import compact, fold
 from reef.jobs.background import Background
-from reef.jobs.ingest.streams import StreamAppender
+from reef.jobs.ingest.append import StreamAppender
 from reef.manifest.head import locate
 from reef.manifest.roots import UNKNOWN_GENERATION
 from reef.paths import Namespace, number_of

@@ -26,13 +26,11 @@ from reef.cli.backup import backup
 from reef.cli.branch import branch, diff, history, rollback
 from reef.cli.inspect import inspect
 from reef.cli.log import log
-from reef.cli.maintenance import compact, fold, health, rebuild, repair, sweep, verify
+from reef.cli.maintenance import compact, fold, health, purge, rebuild, repair, sweep, verify
 from reef.cli.options import EXIT_PROBLEMS
 from reef.cli.output import FORMATS, Output, discard_stdout
-from reef.cli.purge import purge
 from reef.cli.read import changes, cursors, export_command, get, scan, snapshot
-from reef.cli.search import indexes_command, search_command
-from reef.cli.sql import sql_command
+from reef.cli.sql import indexes_command, search_command, sql_command
 from reef.cli.store import catalog, namespaces, stats, store
 from reef.cli.write import create, delete, drop, import_command, jobs, put, rename, undrop
 from reef.errors import CorruptionError, ReefError, UnavailableError

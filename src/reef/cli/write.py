@@ -33,8 +33,7 @@ from reef.engine.rows.batch import Batch, check_idempotency_key, encode_batch
 from reef.engine.running_jobs import RunningJob
 from reef.engine.stats import NamespaceInfo
 from reef.errors import ErrorKind, InvalidInputError, NotFoundError
-from reef.formats.schema import DEFAULT_SCHEMA, Schema
-from reef.formats.type_names import arrow_type
+from reef.formats.schema import DEFAULT_SCHEMA, Schema, arrow_type
 from reef.jobs.transfer.import_ import ImportProgress
 from reef.types import KeyRange, Receipt
 

@@ -1,7 +1,7 @@
 """Edits: pure functions from a manifest to the content of the next one. Each is one publish.
 
-The writer role, folds, compactions, the sweep, settings, snapshots and cursors are here; drops are
-in `lifecycle`, repairs in `repairs`.
+The writer role, folds, compactions, the sweep, settings, snapshots, cursors and search indexes are
+here; drops are in `lifecycle`, repairs in `repairs`.
 
 **Levels** order segments for compaction only: no read depends on a level, since every version
 carries its LSN. The deeper a segment, the less often it is merged. A load that is sorted and
@@ -15,6 +15,10 @@ either before it, and the edit is rejected, or after it, and sees the pin.
 
 A snapshot stops pinning when it expires, by the store's clock (H30). Its entry is removed by the
 next edit here, or by the sweep that deletes its objects; so an entry that is present is complete.
+
+**Search indexes**: the manifest names the indexes that segments get from then on. Segments say
+themselves which ones they have, so neither adding nor dropping one touches a segment: a search uses
+the index of a segment if it serves the manifest's, and reads its rows otherwise.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,10 +40,10 @@ from reef.formats.manifest import (
     Snapshot,
 )
 from reef.formats.schema import Schema
-from reef.formats.segment import EMPTY, SetHash
+from reef.formats.segment import EMPTY, Footer, SetHash
 from reef.manifest import invariants as sums
 from reef.manifest.dedup import advance_marks, join_lineages
-from reef.manifest.invariants import refuse_condemned
+from reef.manifest.invariants import refuse_condemned, refuse_condemned_keys
 from reef.manifest.lifecycle import clear_dropped, use
 from reef.manifest.roots import effective_grace_ms, expired_snapshots, pinned_generations
 from reef.paths import centroids_name, numbered_key
@@ -505,3 +509,48 @@ def _moved(name: str, known: CursorEntry | None) -> ConflictError | NotFoundErro
         hint="One process at a time reads by a cursor; open it again to continue from there",
         lsn=known.lsn,
     )
+
+
+def add_index(manifest: Manifest, spec: IndexSpec) -> Manifest | None:
+    """Add an index; None if it is there already, ConflictError if it has other options."""
+    for known in manifest.indexes:
+        if (known.kind, known.column) == (spec.kind, spec.column):
+            if known.options == spec.options:
+                return None
+            raise ConflictError(
+                f"the column has a {spec.kind} index with other options: {known.options}",
+                hint="Drop it first with alter(drop_index=…)",
+            )
+    return msgspec.structs.replace(manifest, indexes=(*manifest.indexes, spec))
+
+
+def drop_indexes(manifest: Manifest, column: int, name: str) -> Manifest:
+    """Drop all indexes of a column; NotFoundError if it has none."""
+    left = tuple(spec for spec in manifest.indexes if spec.column != column)
+    if len(left) == len(manifest.indexes):
+        raise NotFoundError(f"column {name} has no index", column=name)
+    return msgspec.structs.replace(manifest, indexes=left)
+
+
+def set_centroids(manifest: Manifest, spec: IndexSpec, centroids: str) -> Manifest | None:
+    """Name the centroids of a vector index; None if it was dropped, or another process was first.
+
+    From this publish on the object is a root; refused if a sweep has condemned it meanwhile.
+    """
+    if spec not in manifest.indexes:
+        return None
+    refuse_condemned_keys(manifest, [f"segments/{centroids_name(centroids)}"])
+    trained = msgspec.structs.replace(spec, centroids=centroids, home=None)
+    indexes = tuple(trained if known == spec else known for known in manifest.indexes)
+    return msgspec.structs.replace(manifest, indexes=indexes)
+
+
+def without_centroids(indexes: Iterable[IndexSpec]) -> tuple[IndexSpec, ...]:
+    """Return indexes to be trained again: a backup has no centroids."""
+    return tuple(msgspec.structs.replace(spec, centroids="", home=None) for spec in indexes)
+
+
+def index_specs(footers: Iterable[Footer]) -> tuple[IndexSpec, ...]:
+    """Return the indexes that the newest segment names, built or not: for a rebuild."""
+    newest = max(footers, key=lambda footer: footer.created_at_ms, default=None)
+    return () if newest is None else tuple(place.spec for place in newest.indexes)

@@ -40,8 +40,7 @@ from reef.engine.rows.input import fit_column, fit_keys, to_ops
 from reef.engine.rows.merges import merge_rows_ops, operator_of
 from reef.errors import ErrorKind, InternalError, InvalidInputError
 from reef.formats.operators import type_problem
-from reef.formats.schema import Field, Schema, normal_type
-from reef.formats.type_names import type_name
+from reef.formats.schema import Field, Schema, normal_type, type_name
 from reef.formats.versions import KeysInOrder, Versions, concat_versions
 from reef.formats.wal_object import JobSegment, OpKind, Ops
 from reef.jobs.ingest.job import staged_rows

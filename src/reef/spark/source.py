@@ -69,8 +69,7 @@ from reef.types import KeyRange
 
 if TYPE_CHECKING:
     from reef.spark.sink import ReefWriter
-    from reef.spark.stream_apply import ReefChangeWriter
-    from reef.spark.stream_sink import ReefStreamWriter
+    from reef.spark.stream_sink import ReefChangeWriter, ReefStreamWriter
     from reef.spark.stream_source import ReefStreamReader
 
 
@@ -377,7 +376,7 @@ class ReefSource(DataSource):
         """Return the writer of one micro-batch."""
         given = StreamSinkOptions.of(self.options)
         if given.apply_changes:
-            from reef.spark.stream_apply import ReefChangeWriter
+            from reef.spark.stream_sink import ReefChangeWriter
 
             return ReefChangeWriter(given, schema, overwrite)
         from reef.spark.stream_sink import ReefStreamWriter

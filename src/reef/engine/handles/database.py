@@ -82,10 +82,9 @@ from reef.files import OS, FileSystem
 from reef.formats.manifest import Manifest, NamespaceState
 from reef.formats.schema import DEFAULT_SCHEMA, Schema
 from reef.manifest.dedup import NO_STREAM, StreamClaim
-from reef.manifest.edits import drop_cursor, grow_schema
+from reef.manifest.edits import add_index as add_index_spec
+from reef.manifest.edits import drop_cursor, drop_indexes, grow_schema
 from reef.manifest.head import HeadFinder, home_of, locate
-from reef.manifest.indexes import add_index as add_index_spec
-from reef.manifest.indexes import drop_indexes
 from reef.paths import Namespace
 from reef.runtime import Executor, Runtime
 from reef.stores import Store, agree_on_cas

@@ -66,6 +66,12 @@ from reef.paths import Namespace
 from reef.runtime import REAL, Runtime
 from reef.stores import Store
 
+Handle = TypeVar("Handle")
+AcquireRole = Callable[[StreamClaim], tuple[Committer, Outcomes]]
+ENTRY_HEADER_BYTES = 8192
+"""Upper bound of an entry besides its record, with the longest idempotency key."""
+NS = 1_000_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class LocalRecovery:
@@ -79,10 +85,6 @@ class LocalRecovery:
     """Batches that were on the disk only: they are visible, and will be uploaded."""
     repeated: int = 0
     """Batches whose keys another writer has committed meanwhile: they are not applied again."""
-
-
-Handle = TypeVar("Handle")
-AcquireRole = Callable[[StreamClaim], tuple[Committer, Outcomes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,10 +277,6 @@ def pending_above(log: LocalLog, index: int) -> PendingUploads:
     return PendingUploads(log.last_index - first + 1, size, first, log.last_index)
 
 
-ENTRY_HEADER_BYTES = 8192
-"""Upper bound of an entry besides its record, with the longest idempotency key."""
-
-
 @dataclass(frozen=True, slots=True)
 class LocalDurability:
     """`durability="local"`: acknowledge a write when it is in this directory."""
@@ -341,9 +339,6 @@ class LocalDurability:
 
 def _refused(why: str) -> InvalidInputError:
     return InvalidInputError(why, kind=ErrorKind.INVALID_OPTION)
-
-
-NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)

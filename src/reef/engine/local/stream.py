@@ -75,6 +75,14 @@ HEADER_BYTES = 112
 """Approximate size of an entry besides its record."""
 DIGEST_BYTES = 16
 DIGEST_HEAD = struct.Struct("<QQB")
+IDENTITY = b"reef.front"
+UPLOADED = b"reef.uploaded"
+"""Every entry up to this index is in the bucket; later ones may be too."""
+LIVES_MAX = 16
+"""Openings that are remembered because they may have acquired the role."""
+BRANCH_BYTES = 16
+EntriesFrom = Callable[[int], Iterable[LogEntry]]
+"""Returns the entries of a log, starting at an index."""
 
 
 class _Stored(msgspec.Struct, frozen=True, array_like=True):
@@ -154,13 +162,6 @@ def decode_entry(entry: LogEntry, path: str) -> LocalBatch:
     return LocalBatch(stored.record, header, stored.schema_id)
 
 
-IDENTITY = b"reef.front"
-UPLOADED = b"reef.uploaded"
-"""Every entry up to this index is in the bucket; later ones may be too."""
-LIVES_MAX = 16
-"""Openings that are remembered because they may have acquired the role."""
-
-
 def stream_of(log_id: str) -> str:
     """Return the name of a log's stream in its bucket."""
     return f"local/{log_id}"
@@ -232,12 +233,6 @@ def own_log(log: LocalLog, namespace: str, url: str, runtime: Runtime) -> LogIde
             namespace=identity.namespace,
         )
     return identity
-
-
-BRANCH_BYTES = 16
-
-EntriesFrom = Callable[[int], Iterable[LogEntry]]
-"""Returns the entries of a log, starting at an index."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,20 @@ from reef.formats.versions import (
 from reef.formats.wal_object import OpKind
 from reef.types import KeyRange
 
+ROWS_PER_DELETE = 10
+"""To find the rows of a delete is as much work as to find the deletes of this many rows."""
+NEWEST_FIRST = pc.SortOptions([("key", "ascending"), ("lsn", "descending"), ("seq", "descending")])
+_sort_indices = pc.get_function("sort_indices")
+"""Called as it is: the wrapper of pyarrow.compute takes longer than to sort a hundred rows."""
+PUT, DELETE, PATCH, MERGE = (
+    int(k) for k in (OpKind.PUT, OpKind.DELETE, OpKind.PATCH, OpKind.MERGE)
+)
+"""NumPy compares with an enum five times slower than with a number."""
+NEVER, ALWAYS = 2**63 - 1, -(2**63)
+Places = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+Kinds = npt.NDArray[np.uint8]
+
 
 class RangeTombstones:
     """A set of range deletes.
@@ -178,24 +192,6 @@ def _joined(pieces: list[RangeTombstone]) -> list[RangeTombstone]:
 
 def _same(one: RangeTombstone, other: RangeTombstone) -> bool:
     return (one.lsn, one.seq) == (other.lsn, other.seq)
-
-
-ROWS_PER_DELETE = 10
-"""To find the rows of a delete is as much work as to find the deletes of this many rows."""
-
-NEWEST_FIRST = pc.SortOptions([("key", "ascending"), ("lsn", "descending"), ("seq", "descending")])
-_sort_indices = pc.get_function("sort_indices")
-"""Called as it is: the wrapper of pyarrow.compute takes longer than to sort a hundred rows."""
-
-PUT, DELETE, PATCH, MERGE = (
-    int(k) for k in (OpKind.PUT, OpKind.DELETE, OpKind.PATCH, OpKind.MERGE)
-)
-"""NumPy compares with an enum five times slower than with a number."""
-NEVER, ALWAYS = 2**63 - 1, -(2**63)
-
-Places = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
-Kinds = npt.NDArray[np.uint8]
 
 
 def newest_versions(

@@ -45,13 +45,13 @@ from reef.formats.block import (
     BLOCK_HEAD_BYTES,
     decode_block_bytes,
 )
-from reef.formats.centroids import CentroidSet, decode_centroids
 from reef.formats.coding import Buffer, corrupt, crc32c
 from reef.formats.index_block import IndexSpec
 from reef.formats.manifest import SegmentEntry
 from reef.formats.schema import Schema
 from reef.formats.segment import IndexPlace, SegmentTail, check_identity, decode_tail
 from reef.formats.segment_index import KEYS
+from reef.formats.vector_index import CentroidSet, decode_centroids
 from reef.formats.versions import Versions, concat_versions
 from reef.paths import Namespace
 from reef.stores import Store

@@ -32,8 +32,7 @@ import pyarrow.compute as pc
 
 from reef import kernel
 from reef.errors import CorruptionError, InvalidInputError
-from reef.formats.schema import Field, Schema, cast_column, normal_type
-from reef.formats.type_names import FLOATS
+from reef.formats.schema import FLOATS, Field, Schema, cast_column, normal_type
 from reef.formats.versions import Versions
 
 FITS = {
@@ -48,14 +47,30 @@ FITS = {
     "timestamp": {"timestamp"},
 }
 """Which kinds of values a column of some kind may be given."""
+MISFITS = (pa.ArrowException, ValueError, TypeError, ArithmeticError)
+"""What conversions raise, ours and Arrow's, when a value does not fit."""
+INTEGERS = (int, np.integer)
+NUMBERS = (*INTEGERS, float, np.floating)
+CLASSES: dict[str, tuple[type, ...]] = {
+    "bool": (bool, np.bool_),
+    "integer": (*NUMBERS, Decimal),
+    "float": NUMBERS,
+    "decimal": (*INTEGERS, Decimal),
+    "text": (str,),
+    "bytes": (bytes, bytearray, memoryview),
+    "date": (date, np.datetime64),
+    "time": (time,),
+    "timestamp": (datetime, np.datetime64),
+}
+"""Accepted classes by kind of column. A bool is not a number, a datetime is not a date."""
+EXPIRES_AT = "_expires_at"
+"""When a row expires: null, or a timestamp in UTC."""
+EXPIRES_TYPE = pa.timestamp("ms", "UTC")
+BINARY_ID = pa.binary().id
 
 
 class Misfit(ValueError):
     """A value that its column cannot hold; the caller adds row and column."""
-
-
-MISFITS = (pa.ArrowException, ValueError, TypeError, ArithmeticError)
-"""What conversions raise, ours and Arrow's, when a value does not fit."""
 
 
 def fit_array(array: pa.Array, target: pa.DataType) -> pa.Array:
@@ -181,22 +196,6 @@ def _check_content(array: pa.Array) -> None:
             raise Misfit("a vector with a null inside")
     if pa.types.is_string(array.type):
         array.validate(full=True)
-
-
-INTEGERS = (int, np.integer)
-NUMBERS = (*INTEGERS, float, np.floating)
-CLASSES: dict[str, tuple[type, ...]] = {
-    "bool": (bool, np.bool_),
-    "integer": (*NUMBERS, Decimal),
-    "float": NUMBERS,
-    "decimal": (*INTEGERS, Decimal),
-    "text": (str,),
-    "bytes": (bytes, bytearray, memoryview),
-    "date": (date, np.datetime64),
-    "time": (time,),
-    "timestamp": (datetime, np.datetime64),
-}
-"""Accepted classes by kind of column. A bool is not a number, a datetime is not a date."""
 
 
 def fit_values(values: Sequence[Any], target: pa.DataType) -> pa.Array:
@@ -440,16 +439,6 @@ CONVERSIONS: dict[str, Callable[[Sequence[Any], set[type], pa.DataType], pa.Arra
     "time": _times,
     "timestamp": _timestamps,
 }
-
-
-EXPIRES_AT = "_expires_at"
-"""When a row expires: null, or a timestamp in UTC."""
-
-
-EXPIRES_TYPE = pa.timestamp("ms", "UTC")
-
-
-BINARY_ID = pa.binary().id
 
 
 def known_columns(schema: Schema) -> dict[str, int]:

@@ -37,6 +37,10 @@ from reef.formats.operators import NAMES, Codes, Operator, is_joinable, type_pro
 from reef.formats.schema import Field, Schema
 from reef.formats.wal_object import OpKind, Ops
 
+Places = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+SIGN = np.int64(2**63 - 1)
+
 
 @dataclass(frozen=True, slots=True)
 class Operand:
@@ -205,15 +209,6 @@ def _value(operand: Operand | None) -> Any:
 
 def _operator(operand: Operand | None) -> int:
     return Operator.NONE if operand is None else operand.operator
-
-
-Places = npt.NDArray[np.int64]
-
-
-Mask = npt.NDArray[np.bool_]
-
-
-SIGN = np.int64(2**63 - 1)
 
 
 class Column(NamedTuple):

@@ -24,6 +24,11 @@ from reef.formats.versions import Versions, concat_versions
 
 K_MAX = 10_000
 DISTANCE, SCORE = "_distance", "_score"
+T = TypeVar("T")
+FUSION_CONSTANT = 60
+"""Of reciprocal rank fusion: how much the first ranks count more than the next."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,15 +219,6 @@ def index_names(manifest: Manifest) -> Mapping[str, list[str]]:
     for spec in manifest.indexes:
         names.setdefault(column_name(manifest.schema, spec.column), []).append(str(spec.kind))
     return names
-
-
-T = TypeVar("T")
-
-
-FUSION_CONSTANT = 60
-"""Of reciprocal rank fusion: how much the first ranks count more than the next."""
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)

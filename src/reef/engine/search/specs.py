@@ -15,13 +15,18 @@ from typing import Any
 import pyarrow as pa
 
 from reef.errors import ConflictError, CorruptionError, ErrorKind, InvalidInputError, NotFoundError
-from reef.formats.centroids import LISTS_MAX, CentroidSet, decode_centroids
 from reef.formats.filter_index import BuildableFilter
 from reef.formats.index_block import BuildableIndex, IndexKind, IndexSpec
 from reef.formats.schema import Field, Schema
 from reef.formats.text_index import BuildableText
 from reef.formats.tokenize import TextOptions
-from reef.formats.vector_index import METRICS, BuildableVector
+from reef.formats.vector_index import (
+    LISTS_MAX,
+    METRICS,
+    BuildableVector,
+    CentroidSet,
+    decode_centroids,
+)
 from reef.paths import Namespace
 from reef.stores import Store
 

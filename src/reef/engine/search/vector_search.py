@@ -35,28 +35,31 @@ from reef.engine.search.request import (
 )
 from reef.engine.search.state import SearchState
 from reef.errors import CorruptionError, NotFoundError
-from reef.formats.centroids import CentroidSet
 from reef.formats.coding import Buffer
 from reef.formats.index_block import IndexKind
 from reef.formats.manifest import SegmentEntry
 from reef.formats.segment import IndexPlace
-from reef.formats.vector_index import VectorDirectory, VectorList, distances, normalized, vectors_of
+from reef.formats.vector_index import (
+    CentroidSet,
+    VectorDirectory,
+    VectorList,
+    distances,
+    normalized,
+    vectors_of,
+)
 from reef.formats.versions import Versions, concat_versions
 
 EXACT_ROWS_MIN = 2048
 """So few matching rows are always compared exactly."""
-
-
 EXACT_SHARE = 0.02
 """And so small a share of a segment's rows: lists hold too few of them."""
-
-
 ROWS_AT_ONCE = 4096
-
 Ordinals = npt.NDArray[np.uint32]
-
-
 Distances = npt.NDArray[np.float64]
+RERANK_MIN, RERANK_FACTOR = 50, 4
+"""Candidates whose stored vectors are read, at least, and for each row of the result."""
+WIDER = 4
+"""How many times as many lists are read if those so far have too few rows that count."""
 
 
 @dataclass(slots=True)
@@ -165,12 +168,6 @@ def _are_in(allowed: BitMap, ordinals: Ordinals) -> npt.NDArray[np.bool_]:
     inside = np.zeros(max(int(ordinals.max()), int(allowed.max())) + 1, bool)
     inside[np.array(allowed.to_array())] = True
     return inside[ordinals]
-
-
-RERANK_MIN, RERANK_FACTOR = 50, 4
-"""Candidates whose stored vectors are read, at least, and for each row of the result."""
-WIDER = 4
-"""How many times as many lists are read if those so far have too few rows that count."""
 
 
 class _Best:

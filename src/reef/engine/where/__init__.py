@@ -55,9 +55,8 @@ from reef.engine.where.parser import (
     quote_name,
 )
 from reef.errors import InvalidInputError
-from reef.formats.schema import Field, Schema
+from reef.formats.schema import Field, Schema, arrow_type
 from reef.formats.segment_index import SegmentIndex
-from reef.formats.type_names import arrow_type
 from reef.types import KeyRange
 
 __all__ = [

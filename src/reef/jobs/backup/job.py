@@ -2,7 +2,7 @@
 
     1  pin       a lease on the generation: writers, jobs and sweeps continue
     2  segments  those that the set does not have yet; on threads, or on Spark
-    3  log       from the floor to its end, in pieces (`reef.jobs.backup.shipping`)
+    3  log       from the floor to its end, in pieces (`reef.jobs.backup.copying`)
     4  seal      the manifest, then the descriptor: from here on the backup exists
 
 Segments are named by id, wherever they are stored in the source: a backup of a branch holds those
@@ -39,8 +39,7 @@ from reef.formats.backup import BackedUp, Backup, StoredPiece, encode_backup
 from reef.formats.coding import crc32c
 from reef.formats.manifest import Manifest, SegmentEntry, encode_manifest
 from reef.jobs.backup.archive import Archive, ArchivedLog, identify_bucket
-from reef.jobs.backup.copying import TASKS_AT_ONCE, Copier, Counts, Tally
-from reef.jobs.backup.shipping import LogShipper
+from reef.jobs.backup.copying import TASKS_AT_ONCE, Copier, Counts, LogShipper, Tally
 from reef.jobs.transfer.export import open_files
 from reef.manifest.head import HeadFinder
 from reef.manifest.invariants import total

@@ -1,6 +1,6 @@
 """Restore a namespace from a backup, at any LSN or time that is covered.
 
-    1  choose   a backup, and the log up to one LSN (`reef.jobs.backup.planning`)
+    1  choose   a backup, and the log up to one LSN (`reef.jobs.backup.archive`)
     2  copy     its segments, and those of loads in the log, into the folder of the new namespace
     3  fold     the log from the floor to the LSN into segments, by the fold's own task
     4  check    every block of every segment, and the set hashes
@@ -10,7 +10,7 @@ Before step 5 there are only segments that no manifest names. A restore that is 
 crash finds those of step 2 by name and size, and does not copy them again.
 
 The log itself is not restored. LSNs, epochs and write ids of the source would otherwise be valid in
-both; the restored log begins far behind them (`reef.manifest.restoring.restored_manifest`).
+both; the restored log begins far behind them (`reef.manifest.branching.restored_manifest`).
 """
 
 import os
@@ -32,17 +32,16 @@ from reef.formats.manifest import Manifest, SegmentEntry, encode_manifest
 from reef.formats.schema import Schema
 from reef.formats.segment import SetHash
 from reef.formats.wal_object import WalHeader, WalKind, WalObject
-from reef.jobs.backup.archive import Archive, LogRange
+from reef.jobs.backup.archive import Archive, LogRange, RestorePoint, candidates, choose, position
 from reef.jobs.backup.copying import TASKS_AT_ONCE, Copier, Counts, Tally
-from reef.jobs.backup.planning import RestorePoint, candidates, choose, position
 from reef.jobs.fold.task import FoldTask, run_fold_task, write_trace
 from reef.jobs.transfer.export import open_files
 from reef.jobs.verify.chain import ProblemKind
 from reef.jobs.verify.objects import check_segments
 from reef.manifest import edits
-from reef.manifest.indexes import without_centroids
+from reef.manifest.branching import RESTORED_LSNS, restored_manifest
+from reef.manifest.edits import without_centroids
 from reef.manifest.invariants import is_balanced, total
-from reef.manifest.restoring import RESTORED_LSNS, restored_manifest
 from reef.paths import BackupNames, Namespace, number_of
 from reef.runtime import Executor
 from reef.stores import Meter, Store, Wrapper

@@ -25,8 +25,7 @@ from reef.formats.backup import BackedUp, Backup
 from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.segment import SetHash
 from reef.formats.wal_object import WalKind, WalObject
-from reef.jobs.backup.archive import Archive, ArchivedLog, LogRange, Piece
-from reef.jobs.backup.planning import Candidate
+from reef.jobs.backup.archive import Archive, ArchivedLog, Candidate, LogRange, Piece
 from reef.jobs.transfer.export import open_files
 from reef.jobs.verify.objects import check_segments
 from reef.manifest.invariants import total

@@ -7,7 +7,7 @@
     4  fold      the log behind both
     5  rewrite   the segments that hold the keys, without tombstones   (`reef.jobs.purge.rewrite`)
     6  sweep     retaining nothing but the head and pins; earlier incarnations at once
-    7  scan      again; explain every object that still holds a row      (`reef.jobs.purge.pins`)
+    7  scan      again; explain every object that still holds a row      (`reef.jobs.purge.scan`)
 
 Steps 3 to 6 are the commits and jobs of every day: a live writer, readers and other jobs are not
 disturbed, a crash at any step leaves a namespace without the rows and with more garbage, and the
@@ -36,10 +36,9 @@ from reef.errors import ConflictError, CorruptionError, ErrorKind, InvalidInputE
 from reef.formats.manifest import Manifest
 from reef.formats.wal_object import OpKind, Ops
 from reef.jobs.fold.job import fold
-from reef.jobs.ingest.streams import StreamAppender
-from reef.jobs.purge.pins import Pin, Pins, Place
+from reef.jobs.ingest.append import StreamAppender
 from reef.jobs.purge.rewrite import DeadVersions, Rewriter, check_backfills, figures, rewrite
-from reef.jobs.purge.scan import ScannedObject, scan_objects, sorted_keys
+from reef.jobs.purge.scan import Pin, Pins, Place, ScannedObject, scan_objects, sorted_keys
 from reef.jobs.sweep.job import sweep_with
 from reef.manifest.edits import drop_snapshot
 from reef.manifest.head import HeadFinder, locate

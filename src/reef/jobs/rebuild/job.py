@@ -1,7 +1,7 @@
 """Rebuild: derive a manifest from the segments and the log.
 
     1  gather    footers of segments, headers of the log    (`reef.jobs.rebuild.evidence`)
-    2  choose    which segments are live                    (`reef.jobs.rebuild.choice`, pure)
+    2  choose    which segments are live                    (`reef.jobs.rebuild.evidence`, pure)
     3  derive    floor, end of the log, epoch, schemas, dedup window, jobs
                                                             (`reef.jobs.rebuild.state`, pure)
     4  compare   the rows with those of the published head, if there is one: a hash over key, LSN,
@@ -54,17 +54,17 @@ from reef.jobs.ingest.staging import entry_of
 from reef.jobs.rebuild.evidence import (
     MARGIN,
     Evidence,
+    find_inheritance,
     gather_evidence,
     read_checksums,
     readable_manifests,
 )
-from reef.jobs.rebuild.inheritance import find_inheritance
 from reef.jobs.rebuild.state import Derived, derive
 from reef.jobs.repair.head import fence_off, restore_ends, store_record
 from reef.jobs.repair.segments import write_saved
 from reef.manifest.dedup import merge_streams
+from reef.manifest.edits import index_specs
 from reef.manifest.head import HeadFinder, newest_incarnation
-from reef.manifest.indexes import index_specs
 from reef.manifest.invariants import check_loaded
 from reef.manifest.repairs import merged_window
 from reef.paths import Namespace, number_of

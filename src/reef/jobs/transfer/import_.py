@@ -28,8 +28,7 @@ from reef.engine.handles.database import Database
 from reef.engine.handles.writer import Writer
 from reef.engine.rows.convert import EXPIRES_AT
 from reef.errors import UNDECODABLE, CorruptionError, ErrorKind, InvalidInputError, NotFoundError
-from reef.formats.schema import DEFAULT_SCHEMA, Schema
-from reef.formats.type_names import arrow_type
+from reef.formats.schema import DEFAULT_SCHEMA, Schema, arrow_type
 from reef.jobs.transfer.export import SEAL, ExportSeal, open_files
 from reef.jobs.transfer.source_files import SUFFIXES, SourceFile
 from reef.stores import Store
