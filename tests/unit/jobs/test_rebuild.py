@@ -10,7 +10,7 @@ from reef.formats.covers import Cover, clipped, overlap, tidied, without
 from reef.formats.schema import DEFAULT_SCHEMA, Schema
 from reef.formats.segment import Footer, Place, covers_of
 from reef.jobs import fold, rebuild
-from reef.jobs.rebuild.evidence import Candidate, choose
+from reef.jobs.evidence.gather import Candidate, choose
 from reef.manifest.edits import new_namespace
 from reef.manifest.publish import Publisher
 from tests.support.rebuild import (

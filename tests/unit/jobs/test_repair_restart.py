@@ -15,7 +15,7 @@ from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.segment import EMPTY
 from reef.formats.wal_object import BatchHeader, Job, WalKind
 from reef.jobs import repair
-from reef.jobs.rebuild.evidence import Evidence, FoundSegment
+from reef.jobs.evidence.gather import Evidence, FoundSegment
 from reef.jobs.repair import log as repair_log
 from reef.jobs.repair.head import _not_condemned, restart_of
 from reef.jobs.repair.plan import SalvagePlanner

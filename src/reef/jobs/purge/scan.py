@@ -41,9 +41,9 @@ from reef.formats.manifest import Condemned, Manifest, ManifestDecoder
 from reef.formats.segment import Footer, SegmentTail, decode_footer, decode_tail
 from reef.formats.wal_object import END_KEY, KEY, KIND, OpKind, WalHeader, WalKind, WalObject
 from reef.jobs.compact.merge import read_range
+from reef.jobs.evidence.gather import LAST_BYTES, FoundSegment
 from reef.jobs.ingest.append import Appender
 from reef.jobs.purge.rewrite import matching_rows
-from reef.jobs.rebuild.evidence import LAST_BYTES, FoundSegment
 from reef.jobs.sweep.plan import clock_margin_s, peek_headers
 from reef.manifest.branching import HOMES
 from reef.manifest.head import HeadFinder

@@ -46,8 +46,8 @@ from reef.formats.manifest import (
     encode_successor,
 )
 from reef.formats.segment import covers_of
-from reef.jobs.ingest.staging import entry_of
-from reef.jobs.rebuild.evidence import (
+from reef.jobs.evidence.derive import Derived, derive
+from reef.jobs.evidence.gather import (
     MARGIN,
     Evidence,
     compactor_epoch_of,
@@ -56,7 +56,7 @@ from reef.jobs.rebuild.evidence import (
     read_successor,
     readable_manifests,
 )
-from reef.jobs.rebuild.state import Derived, derive
+from reef.jobs.ingest.staging import entry_of
 from reef.jobs.verify.chain import Problem
 from reef.jobs.verify.job import NamespaceSurvey
 from reef.manifest.invariants import check_loaded, check_next

@@ -3,7 +3,7 @@
     1  leave out late begins, ingests and aborts: objects that landed in slots already folded (H67)
     2  find the end of the log
     3  replay the headers: which ingests count
-    4  choose the live segments (`reef.jobs.rebuild.evidence`); the floor follows from their covers
+    4  choose the live segments (`reef.jobs.evidence.gather`); the floor follows from their covers
     5  replay up to the floor: dedup window, open jobs, stream marks
     6  report LSNs that no segment covers and no slot has
 
@@ -42,7 +42,7 @@ from reef.formats.manifest import DedupEntry, Lineage, Manifest, OpenJob, Segmen
 from reef.formats.schema import Schema
 from reef.formats.segment import Footer, covers_of
 from reef.formats.wal_object import JobSegment, WalHeader, WalKind
-from reef.jobs.rebuild.evidence import Candidate, Choice, Evidence, FoundSegment, choose
+from reef.jobs.evidence.gather import Candidate, Choice, Evidence, FoundSegment, choose
 from reef.paths import Namespace
 
 
