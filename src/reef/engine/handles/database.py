@@ -28,6 +28,7 @@ from reef.config import (
 from reef.engine.commit.committer import Committer
 from reef.engine.commit.open_writer import check_role_is_free, open_writer
 from reef.engine.commit.resync import Outcomes
+from reef.engine.display import html_table
 from reef.engine.handles.branches import (
     branch_job,
     differences,
@@ -63,13 +64,7 @@ from reef.engine.search.specs import (
     resolve,
     resolve_all,
 )
-from reef.engine.stats import (
-    NamespaceInfo,
-    NamespaceStats,
-    html_table,
-    namespace_info,
-    namespace_stats,
-)
+from reef.engine.stats import NamespaceInfo, NamespaceStats, namespace_info, namespace_stats
 from reef.errors import (
     ClosedError,
     ConflictError,

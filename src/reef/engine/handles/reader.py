@@ -14,6 +14,7 @@ import logging
 from typing import Any, Self
 
 from reef.config import ReaderSettings
+from reef.engine.display import human_bytes
 from reef.engine.handles.pinned import TimeTravel
 from reef.engine.handles.readable import Readable
 from reef.engine.history.changes import check_lsn
@@ -22,7 +23,7 @@ from reef.engine.log.tail import Tail
 from reef.engine.read.caches import ByteCache, RowCache
 from reef.engine.read.segments import SegmentStore
 from reef.engine.read.view import View
-from reef.engine.stats import handle_html, human_bytes, namespace_info
+from reef.engine.stats import handle_html, namespace_info
 from reef.errors import (
     ClosedError,
     CorruptionError,

@@ -25,6 +25,7 @@ from reef.engine.commit.completions import new_future
 from reef.engine.commit.inflight import Pending
 from reef.engine.commit.open_writer import ReplayReport, release_role
 from reef.engine.commit.resync import Outcomes
+from reef.engine.display import human_bytes
 from reef.engine.handles.conditions import Condition, checked
 from reef.engine.handles.readable import Readable
 from reef.engine.handles.transaction import Footprints, Transaction
@@ -39,7 +40,7 @@ from reef.engine.rows.batch import (
 )
 from reef.engine.rows.input import fit_keys, read_columns
 from reef.engine.rows.merges import Operand
-from reef.engine.stats import handle_html, human_bytes, namespace_info
+from reef.engine.stats import handle_html, namespace_info
 from reef.errors import (
     ClosedError,
     ConflictError,

@@ -13,9 +13,9 @@ from typing import Any, Self
 
 import pyarrow as pa
 
+from reef.engine.display import human_count
 from reef.engine.rows.input import to_ops
 from reef.engine.rows.merges import Operand, merge_ops, merge_rows_ops
-from reef.engine.stats import human_count
 from reef.errors import ErrorKind, InvalidInputError
 from reef.formats.schema import Schema
 from reef.formats.wal_object import (
