@@ -51,7 +51,7 @@ ALIASES = {"index": fold, "gc": sweep}
 """Names of earlier releases."""
 
 
-class _Root(click.Group):
+class _RootGroup(click.Group):
     """The commands, grouped by purpose instead of by name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -65,7 +65,7 @@ class _Root(click.Group):
             return 0
 
 
-@click.group(cls=_Root, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_RootGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="reef", message="%(prog)s %(version)s")
 @click.option(
     "--output",

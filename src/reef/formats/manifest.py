@@ -106,7 +106,7 @@ class SegmentEntry(msgspec.Struct, frozen=True):
         return self.visible_lsn > self.lsn_max
 
 
-class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
+class SnapshotEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """A pinned generation."""
 
     id: str
@@ -315,7 +315,7 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The first LSN that this namespace ever had: a branch begins after its parent's."""
     wal_id_last_seen: int = 0
     segments: tuple[SegmentEntry, ...] = ()
-    snapshots: tuple[Snapshot, ...] = ()
+    snapshots: tuple[SnapshotEntry, ...] = ()
     dedup: tuple[DedupEntry, ...] = ()
     dedup_keys_max: int = 10_000
     """How many keys are remembered. Never changes: all must agree on which batches count."""
@@ -412,7 +412,7 @@ _Columns = msgspec.defstruct(
 )
 
 
-class _Envelope(msgspec.Struct, frozen=True):
+class _ManifestEnvelope(msgspec.Struct, frozen=True):
     crc32c: str
     format: int
     manifest: msgspec.Raw = msgspec.Raw(b"null")
@@ -471,7 +471,7 @@ class ManifestDecoder:
         """Return the manifest; CorruptionError for damage, UnsupportedFormatError for news."""
         data = _checked_text(data, name)
         try:
-            envelope = msgspec.json.decode(data, type=_Envelope)
+            envelope = msgspec.json.decode(data, type=_ManifestEnvelope)
             if envelope.format > FORMAT:
                 raise unsupported(name, "manifest", envelope.format, FORMAT)
             manifest = msgspec.json.decode(envelope.manifest, type=Manifest)

@@ -247,7 +247,7 @@ def distances(vectors: Floats, query: Floats, metric: str) -> npt.NDArray[np.flo
         return np.asarray(1 - products / lengths)
 
 
-class _Directory(msgspec.Struct, frozen=True):
+class _VectorDirectoryFields(msgspec.Struct, frozen=True):
     """The head of a directory."""
 
     metric: str
@@ -312,7 +312,7 @@ class VectorIndexBuilder:
                 )
             )
             parts.append(crc32c(part).to_bytes(4, "little") + part if count else b"")
-        directory = _Directory(
+        directory = _VectorDirectoryFields(
             self.metric,
             self.centroids.dimensions,
             counts.astype("<u4").tobytes(),
@@ -367,7 +367,7 @@ class VectorDirectory:
     def decode(cls, data: Buffer, name: str, offset: int) -> "VectorDirectory":
         """Return the directory from its checked bytes."""
         try:
-            head = msgspec.msgpack.decode(data, type=_Directory)
+            head = msgspec.msgpack.decode(data, type=_VectorDirectoryFields)
             counts = np.frombuffer(head.counts, "<u4").astype(np.int64)
             low, scale = np.frombuffer(head.offset, "<f4"), np.frombuffer(head.scale, "<f4")
         except (*UNDECODABLE, ValueError) as error:

@@ -37,7 +37,7 @@ from reef.formats.manifest import (
     Manifest,
     OpenJob,
     SegmentEntry,
-    Snapshot,
+    SnapshotEntry,
 )
 from reef.formats.schema import Schema
 from reef.formats.segment import EMPTY, Footer, SetHash
@@ -391,7 +391,7 @@ def _condemned_of(head: Manifest, pinned: Manifest) -> Iterator[str]:
 
 
 def add_snapshot(
-    head: Manifest, new: Snapshot, now_ms: int, last_seen: int | None, pinned: Manifest | None
+    head: Manifest, new: SnapshotEntry, now_ms: int, last_seen: int | None, pinned: Manifest | None
 ) -> Manifest | None:
     """Pin a generation: the one that this edit publishes, or one that was loaded.
 
@@ -417,7 +417,7 @@ def add_snapshot(
     )
 
 
-def find_snapshot(head: Manifest, id_or_name: str, now_ms: int) -> Snapshot:
+def find_snapshot(head: Manifest, id_or_name: str, now_ms: int) -> SnapshotEntry:
     """Return a snapshot; NotFoundError if it was released or has expired."""
     for snapshot in _alive(head, now_ms):
         if id_or_name in (snapshot.id, snapshot.name):
@@ -452,7 +452,7 @@ def drop_snapshot(head: Manifest, snapshot_id: str) -> Manifest | None:
     return msgspec.structs.replace(head, snapshots=left)
 
 
-def _alive(head: Manifest, now_ms: int) -> tuple[Snapshot, ...]:
+def _alive(head: Manifest, now_ms: int) -> tuple[SnapshotEntry, ...]:
     expired = expired_snapshots(head, now_ms)
     return tuple(s for s in head.snapshots if s.id not in expired)
 

@@ -61,7 +61,7 @@ Weight = tuple[bytes, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SharePart:
     """The groups of one segment that a read needs, with their sizes."""
 
     entry: SegmentEntry
@@ -109,7 +109,7 @@ def piece_of(
     span: KeyRange,
     projection: Projection,
     needless: Iterable[int],
-) -> Piece:
+) -> SharePart:
     """Return the groups of a segment to read; `needless` ones are left out."""
     index = tail.index
     kept = np.zeros(len(index), bool)
@@ -126,7 +126,7 @@ def piece_of(
     for number, lengths in index.column_blocks.items():
         if projection.numbers is None or number in projection.numbers:
             sizes += lengths
-    return Piece(
+    return SharePart(
         entry,
         tail,
         groups,
@@ -136,7 +136,7 @@ def piece_of(
     )
 
 
-def weights_of(pieces: Iterable[Piece], memory: Versions | None) -> list[Weight]:
+def weights_of(pieces: Iterable[SharePart], memory: Versions | None) -> list[Weight]:
     """Return the first keys of groups, and of rows in memory, with their sizes."""
     weights = [
         weight
@@ -178,7 +178,7 @@ def ranges_between(span: KeyRange, keys: Sequence[bytes]) -> list[KeyRange]:
 def share_of(
     span: KeyRange,
     manifest: Manifest,
-    pieces: Sequence[Piece],
+    pieces: Sequence[SharePart],
     memory: MemtableCut | None,
     *,
     ingested: Iterable[SegmentEntry],
@@ -223,7 +223,7 @@ _memtables: dict[str, Memtable] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Pin:
+class ReadPin:
     """A leased snapshot of a namespace. Picklable."""
 
     store: Store
@@ -243,7 +243,7 @@ def take_pin(
     lease_s: float,
     *,
     sent_bytes_max: int = SENT_BYTES_MAX,
-) -> Pin:
+) -> ReadPin:
     """Pin the state to read; NotFoundError(kind=collected) if it is gone already."""
     namespace, dropped = heads.names, heads.found.manifest.successor is not None
     segments = SegmentStore(store, namespace, ByteCache(0))
@@ -255,7 +255,7 @@ def take_pin(
             continue
         view = tail.view()
         memory = view.memtable.cut() if tail.bytes <= sent_bytes_max else None
-        return Pin(store, namespace, slim(tail.manifest), view.last_lsn, memory, lease)
+        return ReadPin(store, namespace, slim(tail.manifest), view.last_lsn, memory, lease)
     raise UnavailableError(f"{namespace.name} is swept faster than it can be pinned")
 
 
@@ -296,14 +296,14 @@ def slim(manifest: Manifest) -> Manifest:
     )
 
 
-def memory_of(pin: Pin, span: KeyRange) -> MemtableCut:
+def memory_of(pin: ReadPin, span: KeyRange) -> MemtableCut:
     """Return the rows of the log in a range."""
     if pin.memory is None:
         raise ValueError("the log of this pin is replayed by the tasks")
     return pin.memory.within(span)
 
 
-def replayed(pin: Pin) -> MemtableCut:
+def replayed(pin: ReadPin) -> MemtableCut:
     """Read the log of a pin here, once; return its rows."""
     memtable = _memtables.get(pin.lease.id)
     if memtable is None:
@@ -313,7 +313,7 @@ def replayed(pin: Pin) -> MemtableCut:
     return memtable.cut()
 
 
-def _replay(pin: Pin) -> Memtable:
+def _replay(pin: ReadPin) -> Memtable:
     """Replay the log; the lease is verified afterwards, so no object was replaced meanwhile."""
     manifest = HeadFinder(pin.store, pin.namespace).load(pin.manifest.generation)
     history = History(

@@ -345,7 +345,7 @@ class RowSorter:
     def sorted(self, pieces: Iterable[Versions]) -> Iterator[Versions]:
         """Yield all rows by key, each key once."""
         with scratch_folder() as folder:
-            runs: list[_Run] = []
+            runs: list[_SortedRun] = []
             gathered: list[Versions] = []
             size = 0
             for piece in pieces:
@@ -354,18 +354,18 @@ class RowSorter:
                 size += bytes_of(piece)
                 if size >= self.sort_bytes:
                     path = os.path.join(folder, f"{len(runs)}.arrow")
-                    runs.append(_Run.write(path, self._deduplicated(gathered)))
+                    runs.append(_SortedRun.write(path, self._deduplicated(gathered)))
                     gathered, size = [], 0
             self.spilled = len(runs)
             last = self._deduplicated(gathered) if gathered else None
             yield from self._merged(runs, last)
 
-    def _merged(self, runs: "list[_Run]", last: Versions | None) -> Iterator[Versions]:
+    def _merged(self, runs: "list[_SortedRun]", last: Versions | None) -> Iterator[Versions]:
         if not runs:
             if last is not None:
                 yield self._bare(last)
             return
-        yield from self.merge([*runs, *([_Run([last])] if last is not None else [])])
+        yield from self.merge([*runs, *([_SortedRun([last])] if last is not None else [])])
 
     def merge(self, runs: Sequence[Cursor]) -> Iterator[Versions]:
         """Yield the rows of sorted runs by key, each key once."""
@@ -447,7 +447,7 @@ def bytes_of(rows: Versions) -> int:
 # --- runs -----------------------------------------------------------------------------
 
 
-class _Run(Cursor):
+class _SortedRun(Cursor):
     """Sorted rows, in memory or in a local file, read piece by piece."""
 
     def __init__(self, pieces: Iterable[Versions]) -> None:
@@ -455,7 +455,7 @@ class _Run(Cursor):
         self._pieces = iter(pieces)
 
     @classmethod
-    def write(cls, path: str, rows: Versions) -> "_Run":
+    def write(cls, path: str, rows: Versions) -> "_SortedRun":
         table = to_table(rows)
         with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
             writer.write_table(table, max_chunksize=RUN_ROWS)

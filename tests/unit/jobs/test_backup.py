@@ -27,7 +27,7 @@ from reef.jobs import (
     verify,
     verify_backup,
 )
-from reef.jobs.backup import copying
+from reef.jobs.backup import copying, job
 from reef.jobs.backup import job as backup_job
 from reef.jobs.backup import restore as backup_restore
 from reef.jobs.backup.archive import identify_bucket
@@ -191,14 +191,14 @@ def test_a_lost_lease_ends_a_backup(db, target, monkeypatch):
 def test_a_backup_holds_a_lease_and_releases_it(db, target, monkeypatch):
     """Wide while it follows the head; of an old state it holds exactly that (H74)."""
     leases = f"namespaces/{NAME}/leases/"
-    seal = backup_job._Run.seal
+    seal = job._BackupRun.seal
     seen = []
 
     def watching(self, *args, **options):
         seen.extend(msgspec.json.decode(db.store.get(key)) for key in keys(db.store, leases))
         seal(self, *args, **options)
 
-    monkeypatch.setattr(backup_job._Run, "seal", watching)
+    monkeypatch.setattr(job._BackupRun, "seal", watching)
     backup(db, NAME, target)
     last = put(db, {"a": b"later"})
     backup(db, NAME, target, as_of={"lsn": last - 1})
@@ -633,14 +633,14 @@ def test_a_restore_that_wrote_damage_is_noticed(db, target, other, monkeypatch):
 
 def test_leftovers_are_reported_and_used(db, target, monkeypatch):
     """A backup that died leaves orphans; the next one does not send them again."""
-    put_object = backup_job._Run.put
+    put_object = job._BackupRun.put
 
     def dying(self, key, body):
         if key.startswith("backups/"):
             raise KeyboardInterrupt
         put_object(self, key, body)
 
-    monkeypatch.setattr(backup_job._Run, "put", dying)
+    monkeypatch.setattr(job._BackupRun, "put", dying)
     with pytest.raises(KeyboardInterrupt):
         backup(db, NAME, target)
     found = verify_backup(target)

@@ -26,8 +26,7 @@ from reef.errors import (
     ReefError,
     UnavailableError,
 )
-from reef.formats.manifest import Manifest
-from reef.formats.manifest import Snapshot as SnapshotEntry
+from reef.formats.manifest import Manifest, SnapshotEntry
 from reef.manifest.edits import (
     add_snapshot,
     drop_snapshot,

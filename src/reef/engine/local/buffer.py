@@ -30,10 +30,10 @@ from reef.engine.commit.inflight import replayed_receipt
 from reef.engine.local import stream
 from reef.engine.local.stream import (
     LocalBatch,
+    LocalPosition,
     LocalReceipt,
     LogIdentity,
     PendingUploads,
-    Position,
     encode_entry,
     point_of,
 )
@@ -238,7 +238,7 @@ class LocalBuffer:
         settings: WriterSettings,
         runtime: Runtime,
         *,
-        position: Position,
+        position: LocalPosition,
     ) -> None:
         self.log = log
         self.identity = identity

@@ -39,9 +39,9 @@ from reef.engine.local.stream import (
     IDENTITY,
     UPLOADED,
     LocalBatch,
+    LocalPosition,
     LogIdentity,
     PendingUploads,
-    Position,
     decode_entry,
     find_position,
     own_log,
@@ -165,7 +165,7 @@ class LocalOpening:
         return identity.stream not in head.stream_marks and identity.url == self.store.url
 
     def _check_nothing_pending(
-        self, log: LocalLog, identity: LogIdentity, position: Position
+        self, log: LocalLog, identity: LogIdentity, position: LocalPosition
     ) -> None:
         if position.is_forked:
             raise stream.forked_log_error(identity, pending_above(log, position.uploaded), log.path)
@@ -179,14 +179,14 @@ class LocalOpening:
     # --- steps 4 and 5 ------------------------------------------------------------
     def _position(
         self, log: LocalLog, identity: LogIdentity, rules: LogRules, claimed: str
-    ) -> Position:
+    ) -> LocalPosition:
         """Return the position of a log whose role is acquired: it is exact."""
         position = _position_of(log, identity, rules)
         if position.stream != claimed:  # a copy has uploaded since the check
             raise stream.forked_log_error(identity, pending_above(log, position.uploaded), log.path)
         return position
 
-    def _known(self, log: LocalLog, identity: LogIdentity, position: Position) -> LogIdentity:
+    def _known(self, log: LocalLog, identity: LogIdentity, position: LocalPosition) -> LogIdentity:
         """Record that the namespace knows the stream, and the address of the bucket.
 
         Only the life that has the role is kept: the requests of earlier openings have lost their
@@ -258,7 +258,7 @@ def _pass_over(buffer: LocalBuffer, point: StreamPoint) -> None:
         buffer.uploaded = point.index
 
 
-def _position_of(log: LocalLog, identity: LogIdentity, rules: LogRules) -> Position:
+def _position_of(log: LocalLog, identity: LogIdentity, rules: LogRules) -> LocalPosition:
     def entries(first: int) -> Iterator[LogEntry]:
         return log.entries(max(first, log.first_index))
 
@@ -390,14 +390,14 @@ def namespace_of(path: str, store: Store, *, files: FileSystem = OS) -> str:
 
 def find_pending(
     path: str, *, store: Store | None = None, files: FileSystem = OS
-) -> tuple[Position, Iterator[LogEntry]]:
+) -> tuple[LocalPosition, Iterator[LogEntry]]:
     """Return the position of a log, and the entries above it."""
     identity, noted = identity_of(path, files=files)
 
     def entries(first: int) -> Iterator[LogEntry]:
         return (entry for entry in dump_entries(path, files=files) if entry.index >= first)
 
-    position = Position(identity.id, noted, StreamHistory())
+    position = LocalPosition(identity.id, noted, StreamHistory())
     if store is not None:
         heads = locate_folder(store, identity.namespace)
         refuse_dropped(heads.names, heads.found.manifest)

@@ -236,7 +236,7 @@ def own_log(log: LocalLog, namespace: str, url: str, runtime: Runtime) -> LogIde
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class LocalPosition:
     """The last committed entry of a log."""
 
     id: str
@@ -259,14 +259,14 @@ class Position:
 
 def find_position(
     entries: EntriesFrom, history: Callable[[str], StreamHistory], log_id: str, noted: int
-) -> Position:
+) -> LocalPosition:
     """Return the position of a log that has recorded its uploads up to `noted`."""
     branch_id, forked_from = log_id, ""
     while True:
         known = history(branch_id)
         fork = _find_fork(entries, known, noted)
         if fork is None:
-            return Position(branch_id, max(known.mark, noted), known, forked_from)
+            return LocalPosition(branch_id, max(known.mark, noted), known, forked_from)
         branch_id, noted, forked_from = _branch(branch_id, fork), fork.index - 1, log_id
 
 

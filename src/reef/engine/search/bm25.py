@@ -218,7 +218,7 @@ def top_k(
     weights = Weights(query, statistics)
     wanted, rows = k, sum(source.source.directory.rows for source in sources)
     while True:
-        search = _Search(sources, query, weights, wanted, matching)
+        search = _TermSearch(sources, query, weights, wanted, matching)
         hits = search.run()
         if allowed is not None:
             hits = hits.take(_allowed_mask(hits, allowed))
@@ -254,7 +254,7 @@ def exhaustive(
     return _cut(_merged(hits), k)
 
 
-class _Search:
+class _TermSearch:
     """One pass over all sources for the best rows, whether allowed or not."""
 
     def __init__(

@@ -27,7 +27,7 @@ from reef.engine.search.request import (
     one_by_one,
 )
 from reef.engine.search.state import SearchState
-from reef.engine.search.text_sources import Request, TextSource, collect, index_cached
+from reef.engine.search.text_sources import PostingRead, TextSource, collect, index_cached
 from reef.errors import CorruptionError
 from reef.formats.block import BLOCK_HEAD_BYTES
 from reef.formats.coding import Buffer
@@ -169,7 +169,7 @@ class TextRanking:
         self.report.documents, self.report.tokens = statistics.documents, statistics.tokens
         self.report.terms = {t: statistics.frequencies.get(t, 0) for t in self.query.query.terms}
 
-    def _read(self, indexed: Sequence[_Indexed], requests: Sequence[Request]) -> list[Buffer]:
+    def _read(self, indexed: Sequence[_Indexed], requests: Sequence[PostingRead]) -> list[Buffer]:
         """Read ranges of the indexes, those of each segment together, all in parallel."""
         places: dict[int, list[int]] = {}
         for at, request in enumerate(requests):

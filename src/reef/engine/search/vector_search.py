@@ -342,7 +342,7 @@ class VectorRanking:
 
     def _verify(self, indexed: list[SegmentVectors], found: list[tuple[Any, Any]]) -> bool:
         """Read the best candidates until enough of them count; return whether they do."""
-        pool = _Pool(self.state, self._nothing(), self._rest(indexed))
+        pool = _CandidatePool(self.state, self._nothing(), self._rest(indexed))
         wanted = max(RERANK_MIN, RERANK_FACTOR * self.k)
         far = np.concatenate([np.zeros(0), *(far for _, far in found)])
         ordinals = np.concatenate([np.zeros(0, np.uint32), *(some for some, _ in found)])
@@ -364,7 +364,7 @@ class VectorRanking:
 
     def _fill(
         self,
-        pool: "_Pool",
+        pool: "_CandidatePool",
         indexed: list[SegmentVectors],
         source: npt.NDArray[np.int64],
         ordinals: npt.NDArray[np.uint32],
@@ -381,7 +381,7 @@ class VectorRanking:
             pool.add(entry, rows)
 
 
-class _Pool:
+class _CandidatePool:
     """Candidates that were read, by exact distance.
 
     A key that the filter of another segment has may be newer there. That is looked up for rows of

@@ -51,7 +51,7 @@ PIECES_CACHED = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ArchivePiece:
     """A piece of a log, as a listing shows it."""
 
     first: int
@@ -104,19 +104,19 @@ class Archive:
         for info in self.store.list(self.names.log(bucket, root)):
             found = piece_range(info.key)
             if found is not None and info.key == self.names.piece(bucket, root, *found):
-                pieces.append(Piece(*found, info.key, info.size))
+                pieces.append(ArchivePiece(*found, info.key, info.size))
         return ArchivedLog(self.store, pieces)
 
 
 class ArchivedLog:
     """The pieces of one log. Safe for threads."""
 
-    def __init__(self, store: Store, pieces: list[Piece]) -> None:
+    def __init__(self, store: Store, pieces: list[ArchivePiece]) -> None:
         self._store = store
         self._guard = leaf_lock()
         self._loading = store.runtime.lock()
         self._decoded: dict[str, LogPiece] = {}
-        self.pieces: list[Piece] = []
+        self.pieces: list[ArchivePiece] = []
         """By their first LSN."""
         self._spans: list[tuple[int, int]] = []
         """The LSNs that are covered, without those that meet."""
@@ -127,11 +127,11 @@ class ArchivedLog:
         """The highest LSN that is covered; 0 if there is none."""
         return self._spans[-1][1] if self._spans else 0
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: ArchivePiece) -> None:
         """Add a piece that was just written."""
         self._set([*self.pieces, piece])
 
-    def _set(self, pieces: list[Piece]) -> None:
+    def _set(self, pieces: list[ArchivePiece]) -> None:
         self.pieces = sorted(pieces, key=lambda piece: piece.first)
         self._spans = list(joined((piece.first, piece.last) for piece in self.pieces))
 
@@ -143,10 +143,10 @@ class ArchivedLog:
         place = bisect_right(self._spans, first, key=lambda span: span[0]) - 1
         return max(first - 1, self._spans[place][1]) if place >= 0 else first - 1
 
-    def chain(self, first: int, last: int) -> list[Piece]:
+    def chain(self, first: int, last: int) -> list[ArchivePiece]:
         """Return pieces that cover [first, last], in order; NotFoundError if an LSN is missing."""
-        chain: list[Piece] = []
-        best, pieces = Piece(0, 0, "", 0), iter(self.pieces)
+        chain: list[ArchivePiece] = []
+        best, pieces = ArchivePiece(0, 0, "", 0), iter(self.pieces)
         following, candidate = first, next(pieces, None)
         while following <= last:
             while candidate is not None and candidate.first <= following:
@@ -158,7 +158,7 @@ class ArchivedLog:
             following = best.last + 1
         return chain
 
-    def piece(self, piece: Piece) -> LogPiece:
+    def piece(self, piece: ArchivePiece) -> LogPiece:
         """Return a decoded piece; CorruptionError if it is damaged or missing."""
         with self._guard:
             known = self._decoded.get(piece.key)
@@ -169,7 +169,7 @@ class ArchivedLog:
                 known = self._decoded.get(piece.key)
             return known or self._load(piece)
 
-    def _load(self, piece: Piece) -> LogPiece:
+    def _load(self, piece: ArchivePiece) -> LogPiece:
         key = piece.key
         try:
             loaded = fetch(self._store, key, lambda body: decode_piece(body, key))
@@ -194,7 +194,7 @@ class LogRange:
     last: int
 
     @cached_property
-    def chain(self) -> list[Piece]:
+    def chain(self) -> list[ArchivePiece]:
         return self.log.chain(self.first, self.last)
 
     def body(self, lsn: int) -> bytes | None:
@@ -268,7 +268,7 @@ def _decode_id(body: bytes) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class BackupCandidate:
     """A namespace in a backup."""
 
     backup: Backup
@@ -298,13 +298,15 @@ def position(lsn: int | None, time: Any) -> ReadTarget:
 
 def candidates(
     archive: Archive, name: str, namespace: str | None, backup: str | None
-) -> tuple[list[Candidate], ArchivedLog]:
+) -> tuple[list[BackupCandidate], ArchivedLog]:
     """Return the backups to restore `name` from, oldest first, and their log.
 
     They are of one incarnation of `namespace`: that of the newest backup, or of the one that is
     named. By default it is the namespace of the same name, or the only one that has backups.
     """
-    members = [Candidate(one, member) for one in archive.backups() for member in one.namespaces]
+    members = [
+        BackupCandidate(one, member) for one in archive.backups() for member in one.namespaces
+    ]
     names = {one.member.namespace for one in members}
     if namespace is None:
         namespace = name if name in names or len(names) != 1 else names.pop()
@@ -323,12 +325,12 @@ def candidates(
     return (same if backup is None else chosen[-1:]), archive.log(*source)
 
 
-def _source(one: Candidate) -> tuple[str, str]:
+def _source(one: BackupCandidate) -> tuple[str, str]:
     return one.backup.bucket, one.member.root
 
 
 def choose(
-    found: list[Candidate], log: ArchivedLog, target: ReadTarget, *, exact: bool = False
+    found: list[BackupCandidate], log: ArchivedLog, target: ReadTarget, *, exact: bool = False
 ) -> RestorePoint:
     """Return the state of a target; NotFoundError if the backups do not cover it.
 
@@ -344,12 +346,12 @@ def choose(
     return _point(best, log, max(log.reach(best.member.floor), best.member.last_lsn))
 
 
-def _point(one: Candidate, log: ArchivedLog, lsn: int) -> RestorePoint:
+def _point(one: BackupCandidate, log: ArchivedLog, lsn: int) -> RestorePoint:
     log_range = LogRange(log, one.member.floor, lsn)
     return RestorePoint(one.backup, one.member, lsn, log_range)
 
 
-def _at_lsn(found: list[Candidate], log: ArchivedLog, lsn: int) -> RestorePoint:
+def _at_lsn(found: list[BackupCandidate], log: ArchivedLog, lsn: int) -> RestorePoint:
     fitting = [one for one in found if one.member.floor - 1 <= lsn <= log.reach(one.member.floor)]
     if not fitting:
         raise NotFoundError(
@@ -361,11 +363,11 @@ def _at_lsn(found: list[Candidate], log: ArchivedLog, lsn: int) -> RestorePoint:
     return _point(max(fitting, key=_age), log, lsn)
 
 
-def _age(one: Candidate) -> tuple[int, int]:
+def _age(one: BackupCandidate) -> tuple[int, int]:
     return one.member.floor, one.member.generation
 
 
-def _at_time(found: list[Candidate], log: ArchivedLog, until_ms: int) -> RestorePoint:
+def _at_time(found: list[BackupCandidate], log: ArchivedLog, until_ms: int) -> RestorePoint:
     fitting = [
         one
         for one in found
@@ -384,7 +386,7 @@ def _at_time(found: list[Candidate], log: ArchivedLog, until_ms: int) -> Restore
 
 
 def _last_before(
-    found: list[Candidate], one: Candidate, log: ArchivedLog, until_ms: int
+    found: list[BackupCandidate], one: BackupCandidate, log: ArchivedLog, until_ms: int
 ) -> int | None:
     """Return the last LSN before a time; None if the backups end before it.
 
@@ -403,19 +405,19 @@ def _last_before(
     return end if until_ms <= covered_ms else None
 
 
-def _listed_ms(found: list[Candidate], floor: int, end: int) -> int:
+def _listed_ms(found: list[BackupCandidate], floor: int, end: int) -> int:
     """Return when a backup has listed the end of the log, up to an LSN."""
     ends = [one.member.covered_ms for one in found if floor - 1 <= one.member.last_lsn <= end]
     return max(ends, default=0)
 
 
-def _ranges(found: list[Candidate], log: ArchivedLog) -> str:
+def _ranges(found: list[BackupCandidate], log: ArchivedLog) -> str:
     """Return the LSNs that can be restored, as text."""
     spans = sorted({(one.member.floor - 1, log.reach(one.member.floor)) for one in found})
     return ", ".join(f"{first} to {last}" for first, last in joined(spans))
 
 
-def _times(found: list[Candidate], log: ArchivedLog) -> Iterator[str]:
+def _times(found: list[BackupCandidate], log: ArchivedLog) -> Iterator[str]:
     for one in found:
         start = one.member.floor_at_ms
         end = _listed_ms(found, one.member.floor, log.reach(one.member.floor))

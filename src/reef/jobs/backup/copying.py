@@ -30,7 +30,7 @@ from reef.formats.backup import PieceHead, PieceSlot, encode_piece
 from reef.formats.coding import corrupt, crc32c_extend
 from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.wal_object import WalHeader, WalKind, WalObject
-from reef.jobs.backup.archive import Archive, ArchivedLog, Piece
+from reef.jobs.backup.archive import Archive, ArchivedLog, ArchivePiece
 from reef.paths import Namespace
 from reef.runtime import Executor
 from reef.stores import Meter, Outcome, Store, fetch
@@ -69,19 +69,19 @@ class CopyTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class CopyReport:
     """The requests of a task, wherever it ran."""
 
     source: Counts
     target: Counts
 
 
-def run_copy_task(task: CopyTask) -> Copied:
+def run_copy_task(task: CopyTask) -> CopyReport:
     """Copy the objects of a task; CorruptionError if one of them is damaged or missing."""
     source, target = Meter(task.source), Meter(task.target)
     for item in task.items:
         reread_if_damaged(lambda item=item: _copy(source, target, item))  # type: ignore[misc]
-    return Copied(source.meter.to_dict(), target.meter.to_dict())
+    return CopyReport(source.meter.to_dict(), target.meter.to_dict())
 
 
 def _copy(source: Store, target: Store, item: CopyItem) -> None:
@@ -123,7 +123,7 @@ class Tally:
     source: RequestMeter = field(default_factory=RequestMeter)
     target: RequestMeter = field(default_factory=RequestMeter)
 
-    def add(self, done: Copied) -> None:
+    def add(self, done: CopyReport) -> None:
         """Add the requests of a task."""
         for meter, counts in ((self.source, done.source), (self.target, done.target)):
             for kind in meter.counts():
@@ -316,6 +316,6 @@ class LogShipper:
             raise UnavailableError(
                 f"object {key} may not have been written", hint="Run the backup again", object=key
             ) from result.cause
-        self.log.add(Piece(head.first, head.last, key, len(body)))
+        self.log.add(ArchivePiece(head.first, head.last, key, len(body)))
         self.tally.pieces += 1
         self.tally.bytes_sent += len(body)

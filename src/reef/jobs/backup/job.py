@@ -117,7 +117,7 @@ def backup(
     until.check(follow)
     _check_state(namespace, as_of, snapshot, follow)
     db._prove_store()
-    run = _Run(db, open_files(target), executor)
+    run = _BackupRun(db, open_files(target), executor)
     with (
         operation(db.metrics, "backup"),
         db._working("backup", namespace or "*") as working,
@@ -160,7 +160,7 @@ class Until:
 
 
 @dataclass
-class _Run:
+class _BackupRun:
     """One call of `backup`."""
 
     db: Database
@@ -268,7 +268,7 @@ class _Run:
 class _NamespaceBackup:
     """Copies one namespace while a lease pins it."""
 
-    def __init__(self, run: _Run, heads: HeadFinder, target: ReadTarget) -> None:
+    def __init__(self, run: _BackupRun, heads: HeadFinder, target: ReadTarget) -> None:
         self._run, self._target = run, target
         self.names: Namespace = heads.names
         self._dropped = heads.found.manifest.successor is not None

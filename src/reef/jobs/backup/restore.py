@@ -118,7 +118,7 @@ def restore(
             kind=ErrorKind.INVALID_OPTION,
         )
     db._prove_store()
-    run = _Run(db, open_files(source), executor, verify)
+    run = _RestoreRun(db, open_files(source), executor, verify)
     with operation(db.metrics, "restore"), db._working("restore", name or "*"):
         if name is None:
             done = tuple(run.whole_bucket(backup))
@@ -130,7 +130,7 @@ def restore(
 
 
 @dataclass
-class _Run:
+class _RestoreRun:
     """One call of `restore`."""
 
     db: Database

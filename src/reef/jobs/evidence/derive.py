@@ -42,7 +42,7 @@ from reef.formats.manifest import DedupEntry, Lineage, Manifest, OpenJob, Segmen
 from reef.formats.schema import Schema
 from reef.formats.segment import Footer, covers_of
 from reef.formats.wal_object import JobSegment, WalHeader, WalKind
-from reef.jobs.evidence.gather import Candidate, Choice, Evidence, FoundSegment, choose
+from reef.jobs.evidence.gather import Choice, Evidence, FoundSegment, SegmentCandidate, choose
 from reef.paths import Namespace
 
 
@@ -495,12 +495,12 @@ def _covers(segment: FoundSegment) -> tuple[Cover, ...]:
     return (Cover(footer.lsn_min, footer.lsn_max + 1, footer.min_key, footer.max_key + b"\0"),)
 
 
-def _written(evidence: Evidence) -> Iterator[Candidate]:
+def _written(evidence: Evidence) -> Iterator[SegmentCandidate]:
     there = {segment.id for segment in evidence.segments}
     for segment in evidence.segments:
         footer = segment.footer
         if not segment.is_staged:
-            yield Candidate(
+            yield SegmentCandidate(
                 segment.id,
                 # Generations of an origin are others: its segments are older than the branch's own.
                 1 if segment.entry is not None else 1 + max(1, footer.generation),
@@ -532,12 +532,12 @@ def _unit(segment: FoundSegment) -> str:
     return min((segment.id, *footer.siblings))
 
 
-def _ingested(evidence: Evidence, ingests: Sequence[WalHeader]) -> Iterator[Candidate]:
+def _ingested(evidence: Evidence, ingests: Sequence[WalHeader]) -> Iterator[SegmentCandidate]:
     visible = {s.id: ingest.lsn for ingest in ingests for s in _job_segments(ingest)}
     for segment in evidence.segments:
         lsn = visible.get(segment.id, 0)
         if lsn:
-            yield Candidate(segment.id, 0, covers_of(segment.footer, lsn), unit=segment.id)
+            yield SegmentCandidate(segment.id, 0, covers_of(segment.footer, lsn), unit=segment.id)
 
 
 def _job_segments(ingest: WalHeader) -> Sequence[JobSegment]:

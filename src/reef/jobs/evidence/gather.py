@@ -390,7 +390,7 @@ def _tasks(context: NamespaceContext, segments: Sequence[tuple[str, int]]) -> li
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class SegmentCandidate:
     """A segment that may be live."""
 
     id: str
@@ -416,7 +416,7 @@ class Candidate:
 class Choice:
     """The live segments, and the holes between them."""
 
-    chosen: tuple[Candidate, ...]
+    chosen: tuple[SegmentCandidate, ...]
     holes: tuple[Cover, ...] = ()
     """Covers of segments that no chosen one has: their rows are lost."""
     uncovered: tuple[Cover, ...] = ()
@@ -435,7 +435,7 @@ class Choice:
         return [Cover(min(c.first for c in m), max(c.end for c in m)) for m in merges]
 
 
-def choose(candidates: Iterable[Candidate], log: Cover) -> Choice:
+def choose(candidates: Iterable[SegmentCandidate], log: Cover) -> Choice:
     """Return a choice without holes, or the one with the fewest.
 
     If the first attempt has holes, jobs near them are refused one by one, continuing from the
@@ -472,10 +472,10 @@ def choose(candidates: Iterable[Candidate], log: Cover) -> Choice:
 class _Attempt:
     """One choice: newest first, each candidate that overlaps no chosen one."""
 
-    ordered: Sequence[Candidate]
+    ordered: Sequence[SegmentCandidate]
     refused: frozenset[str]
     log: Cover
-    chosen: list[Candidate] = field(default_factory=list)
+    chosen: list[SegmentCandidate] = field(default_factory=list)
     culprits: list[str] = field(default_factory=list)
     """Jobs whose refusal may close a hole."""
 
@@ -511,7 +511,7 @@ class _Attempt:
         """Return the holes outside of merges that may have had outputs without rows."""
         return tuple(without(holes, _emptied(self.chosen)))
 
-    def _suspect(self, near: Iterable[Candidate]) -> None:
+    def _suspect(self, near: Iterable[SegmentCandidate]) -> None:
         known = set(self.culprits)
         for other in near:
             if other.generation and other.unit not in known:  # an ingest always counts
@@ -525,17 +525,17 @@ class _Index:
     def __init__(self, room: int) -> None:
         self._first = np.zeros(room, np.int64)
         self._end = np.zeros(room, np.int64)
-        self._covers: list[tuple[Cover, Candidate]] = []
+        self._covers: list[tuple[Cover, SegmentCandidate]] = []
 
-    def add(self, candidate: Candidate) -> None:
+    def add(self, candidate: SegmentCandidate) -> None:
         for cover in candidate.covers:
             at = len(self._covers)
             self._first[at], self._end[at] = cover.first, cover.end
             self._covers.append((cover, candidate))
 
-    def overlapping(self, covers: Iterable[Cover]) -> list[Candidate]:
+    def overlapping(self, covers: Iterable[Cover]) -> list[SegmentCandidate]:
         """Return the candidates that overlap any of these covers."""
-        found: dict[str, Candidate] = {}
+        found: dict[str, SegmentCandidate] = {}
         count = len(self._covers)
         for one in covers:
             shares = (self._first[:count] < one.end) & (self._end[:count] > one.first)
@@ -546,11 +546,11 @@ class _Index:
         return list(found.values())
 
 
-def _emptied(chosen: Iterable[Candidate]) -> list[Cover]:
+def _emptied(chosen: Iterable[SegmentCandidate]) -> list[Cover]:
     merges = [candidate for candidate in chosen if candidate.lacks_siblings]
     return [Cover(cover.first, cover.end) for merge in merges for cover in merge.covers]
 
 
-def _end(chosen: Iterable[Candidate]) -> int:
+def _end(chosen: Iterable[SegmentCandidate]) -> int:
     """Return the end of the covers, without ingests, which do not show how far a fold came."""
     return max((cover.end for c in chosen if c.generation for cover in c.covers), default=1)

@@ -38,7 +38,7 @@ from reef.formats.wal_object import OpKind, Ops
 from reef.jobs.fold.job import fold
 from reef.jobs.ingest.append import StreamAppender
 from reef.jobs.purge.rewrite import DeadVersions, Rewriter, check_backfills, figures, rewrite
-from reef.jobs.purge.scan import Pin, Pins, Place, ScannedObject, scan_objects, sorted_keys
+from reef.jobs.purge.scan import Pin, Pins, PurgedChain, ScannedObject, scan_objects, sorted_keys
 from reef.jobs.sweep.job import sweep_with
 from reef.manifest.edits import drop_snapshot
 from reef.manifest.head import HeadFinder, locate
@@ -240,7 +240,7 @@ class _Purge:
         return report, missed
 
     def _missed(
-        self, place: Place, read: Set[str], found: Iterable[ScannedObject]
+        self, place: PurgedChain, read: Set[str], found: Iterable[ScannedObject]
     ) -> Iterator[str]:
         """Yield objects that a head needed and that were not read: their rows are elsewhere now.
 
@@ -262,11 +262,13 @@ class _Purge:
                 needed |= {names.segment(segment_id, home) for segment_id in one.ingested}
         yield from sorted(needed - read)
 
-    def _sweeps(self, place: Place) -> bool:
+    def _sweeps(self, place: PurgedChain) -> bool:
         """Whether this purge sweeps a place: not a branch, unless asked, and no dropped one."""
         return not place.is_branch or (self.include_branches and place.head.dropped is None)
 
-    def _objects(self, places: Sequence[Place], pins: Mapping[str, Pins]) -> Iterator[ObjectInfo]:
+    def _objects(
+        self, places: Sequence[PurgedChain], pins: Mapping[str, Pins]
+    ) -> Iterator[ObjectInfo]:
         """List the folder of the name with all incarnations, those of its branches, and objects of
         other namespaces that one of them reads.
         """
@@ -389,13 +391,13 @@ class _Purge:
 # --- places -----------------------------------------------------------------------------
 
 
-def _places(db: Database, namespace: str) -> Iterator[Place]:
+def _places(db: Database, namespace: str) -> Iterator[PurgedChain]:
     """Yield the current incarnation, earlier ones, and all branches; origins before branches."""
     current = locate(db.store, namespace)
-    waiting = [Place(current)]
+    waiting = [PurgedChain(current)]
     for number in current.found.manifest.predecessors:
         heads = _found(db, current.names.at(number))
-        waiting += [Place(heads)] if heads is not None else []
+        waiting += [PurgedChain(heads)] if heads is not None else []
     seen = {place.root for place in waiting}
     while waiting:
         place = waiting.pop(0)
@@ -404,7 +406,7 @@ def _places(db: Database, namespace: str) -> Iterator[Place]:
             heads = _found(db, Namespace.of_root(pin.root)) if pin.root not in seen else None
             if heads is not None and _is_branch(heads.found.manifest, branch_id):
                 seen.add(pin.root)
-                waiting.append(Place(heads, is_branch=True))
+                waiting.append(PurgedChain(heads, is_branch=True))
 
 
 def _found(db: Database, names: Namespace) -> HeadFinder | None:
@@ -425,7 +427,7 @@ def _origin_of(head: Manifest) -> str | None:
 
 
 def _remaining(
-    places: Sequence[Place], pins: Mapping[str, Pins], found: Iterable[ScannedObject]
+    places: Sequence[PurgedChain], pins: Mapping[str, Pins], found: Iterable[ScannedObject]
 ) -> Iterator[RemainingObject]:
     """Yield the objects with rows, each with its pins; the bytes of another namespace only count
     as long as a generation here needs them.
@@ -452,7 +454,7 @@ def _free_at(one: RemainingObject) -> str | None:
     return max((end for end in ends if end is not None), key=datetime.fromisoformat, default=None)
 
 
-def _place_of(key: str, places: Sequence[Place]) -> Place | None:
+def _place_of(key: str, places: Sequence[PurgedChain]) -> PurgedChain | None:
     """Return the place whose folder has an object; None if no chain there can be read."""
     folder, _, rest = key.partition("/incarnations/")
     root = f"{folder}/incarnations/{rest.partition('/')[0]}" if rest else None
@@ -462,7 +464,7 @@ def _place_of(key: str, places: Sequence[Place]) -> Place | None:
     return None
 
 
-def _release(db: Database, place: Place, snapshot_id: str) -> None:
+def _release(db: Database, place: PurgedChain, snapshot_id: str) -> None:
     Publisher(db.store, place.names).publish(
         lambda head: drop_snapshot(head, snapshot_id), dropped=True
     )

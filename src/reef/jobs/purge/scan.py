@@ -275,7 +275,7 @@ class Pin:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PurgedChain:
     """One chain of manifests whose objects are examined."""
 
     heads: HeadFinder
@@ -295,7 +295,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class _Root:
+class _NamedRoot:
     """A generation that is needed, with or without its segments, and how far its log is."""
 
     pin: Pin
@@ -327,7 +327,7 @@ class Pins:
     """Explains the objects of one place, as of its head and the leases that are there now."""
 
     def __init__(
-        self, store: Store, place: Place, swept: Sequence[Place], *, is_swept: bool
+        self, store: Store, place: PurgedChain, swept: Sequence[PurgedChain], *, is_swept: bool
     ) -> None:
         self._store, self._place, self._is_swept = store, place, is_swept
         self._now_s = current_time_s(store)
@@ -432,7 +432,7 @@ class Pins:
 
     # --- roots ----------------------------------------------------------------------
     @cached_property
-    def _roots(self) -> list[_Root]:
+    def _roots(self) -> list[_NamedRoot]:
         head = self._place.head
         soon_s = self._now_s + self._margin_s
         pin = Pin("head", f"generation {head.generation}")
@@ -458,7 +458,7 @@ class Pins:
     def _skipped(self) -> set[int]:
         return set(self._place.head.skipped_generations)
 
-    def _snapshots(self) -> Iterator[_Root]:
+    def _snapshots(self) -> Iterator[_NamedRoot]:
         head = self._place.head
         expired = expired_snapshots(head, int((self._now_s - self._margin_s) * 1000))
         for snapshot in head.snapshots:
@@ -468,8 +468,8 @@ class Pins:
                 pin = self._pin(until_s, "snapshot", snapshot.name or snapshot.id, snapshot.id)
                 yield self._root(pin, self._load(snapshot.generation))
 
-    def _root(self, pin: Pin, manifest: Manifest | None) -> _Root:
-        return _Root(pin, self._place.names, manifest)
+    def _root(self, pin: Pin, manifest: Manifest | None) -> _NamedRoot:
+        return _NamedRoot(pin, self._place.names, manifest)
 
     def _released_at(self, root: str) -> float | None:
         """Return when a branch removes its pin, if a sweep of it has decided that already."""
