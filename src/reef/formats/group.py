@@ -282,7 +282,7 @@ def decode_key_payload(
     kinds = columns.numbers(KIND, U8, pa.uint8())
     _check_kinds(kinds, name, offset)
     keys = columns.array(KEY, pa.binary())
-    touched = _touched(columns, schema) if len(present) > len(SYSTEM_COLUMNS) else {}
+    touched = _decode_touched(columns, schema) if len(present) > len(SYSTEM_COLUMNS) else {}
     merged_at = columns.array(MERGED_AT, pa.int64()) if MERGED_AT in present else None
     if merged_at is not None or (len(kinds) and kinds.max() == OpKind.MERGE):
         check_merges(pa.array(kinds), merged_at, touched, name, offset)
@@ -331,7 +331,7 @@ def _add_prefix(keys: pa.Array, prefix: bytes) -> pa.Array:
     return pc.binary_join_element_wise(both[0], keys, both[1])
 
 
-def _touched(columns: ColumnSet, schema: Schema) -> dict[int, pa.Array]:
+def _decode_touched(columns: ColumnSet, schema: Schema) -> dict[int, pa.Array]:
     """Return which columns of the schema patches touch, or their operators if there are merges."""
     data_type = pa.uint8() if MERGED_AT in columns.buffers else pa.bool_()
     numbers = [field.number for field in schema.fields]

@@ -285,20 +285,20 @@ def encode_pages(groups: Sequence[GroupEntry], schema: Schema) -> bytes:
     """Return the payload of the page block."""
     keys = [key for group in groups for key in group.page_keys]
     columns: dict[int, pa.Array] = {
-        PAGE_ROWS: _joined(group.rows for group in groups),
+        PAGE_ROWS: _flatten_numbers(group.rows for group in groups),
         PAGE_KEY: pa.array(keys, pa.binary()),
-        PAGE_DISTINCT: _joined(group.distinct for group in groups),
-        KEY_BLOCK: _joined(group.key_blocks for group in groups),
+        PAGE_DISTINCT: _flatten_numbers(group.distinct for group in groups),
+        KEY_BLOCK: _flatten_numbers(group.key_blocks for group in groups),
     }
     for number in schema.types():
         if any(number in group.column_blocks for group in groups):
-            columns[LENGTHS + number] = _joined(
+            columns[LENGTHS + number] = _flatten_numbers(
                 group.column_blocks.get(number) or [0] * len(group.rows) for group in groups
             )
     return encode_columns(len(keys), columns)
 
 
-def _joined(parts: Iterable[Sequence[int]]) -> pa.Array:
+def _flatten_numbers(parts: Iterable[Sequence[int]]) -> pa.Array:
     return pa.array([number for part in parts for number in part], pa.uint32())
 
 

@@ -355,11 +355,11 @@ class _Merger:
         conflict = pc.and_(differs, moved)
         taken = [(rows.keys.filter(clean), theirs.filter(clean))]
         if conflict.true_count:
-            taken.append(self._resolved(rows.keys, base, ours, theirs, conflict))
+            taken.append(self._resolve_conflicts(rows.keys, base, ours, theirs, conflict))
         parts = [_versions(keys, table, self.ours.schema) for keys, table in taken if len(keys)]
         return sorted_rows(concat_versions(parts, self.ours.schema)) if parts else None
 
-    def _resolved(
+    def _resolve_conflicts(
         self,
         keys: pa.Array,
         base: pa.Table,

@@ -273,7 +273,7 @@ def _parts(
     def parts_of_ingest(entry: FeedEntry) -> Iterator[ChangePart]:
         return IngestLayout.of(entry, follower.schema, segments, runtime).parts(split_bytes)
 
-    return parts_of(_applied(follower, last_lsn), split_bytes, parts_of_ingest)
+    return parts_of(_applied_entries(follower, last_lsn), split_bytes, parts_of_ingest)
 
 
 def parts_of(
@@ -297,7 +297,7 @@ def parts_of(
         yield ChangePart(run)
 
 
-def _applied(follower: LogFollower, last_lsn: int) -> Iterator[FeedEntry]:
+def _applied_entries(follower: LogFollower, last_lsn: int) -> Iterator[FeedEntry]:
     while steps := follower.more():
         for step in steps:
             if step.lsn > last_lsn:

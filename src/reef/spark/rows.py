@@ -284,7 +284,7 @@ def sorted_places(keys: pa.Array) -> Places:
     common = _common_length(keys)
     numbers = _numbers(keys, common)
     places = np.argsort(numbers, kind="stable").astype(np.int64)
-    alike = _alike(numbers[places])
+    alike = _find_repeats(numbers[places])
     if alike.any():
         # Equal numbers are adjacent: sorting by whole keys permutes them within their positions.
         spots = np.flatnonzero(alike)
@@ -320,7 +320,7 @@ def _numbers(keys: pa.Array, skipped: int) -> npt.NDArray[np.uint64]:
     return numbers
 
 
-def _alike(ordered: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+def _find_repeats(ordered: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
     """Return which of the sorted numbers are equal to a neighbour."""
     same = ordered[1:] == ordered[:-1]
     alike = np.zeros(len(ordered), bool)
@@ -363,14 +363,14 @@ class RowSorter:
     def _merged(self, runs: "list[_SortedRun]", last: Versions | None) -> Iterator[Versions]:
         if not runs:
             if last is not None:
-                yield self._bare(last)
+                yield self._drop_order_column(last)
             return
         yield from self.merge([*runs, *([_SortedRun([last])] if last is not None else [])])
 
     def merge(self, runs: Sequence[Cursor]) -> Iterator[Versions]:
         """Yield the rows of sorted runs by key, each key once."""
         for parts in merged(list(runs), reverse=False):
-            yield self._bare(self._deduplicated(parts))
+            yield self._drop_order_column(self._deduplicated(parts))
 
     def _deduplicated(self, parts: list[Versions]) -> Versions:
         """Return rows by key, each key once."""
@@ -388,7 +388,7 @@ class RowSorter:
         self.duplicates += int(same.sum())
         return _highest(rows, same, self.plan.order.number)
 
-    def _bare(self, rows: Versions) -> Versions:
+    def _drop_order_column(self, rows: Versions) -> Versions:
         """Return rows without the order column; InvalidInputError if a tie is left."""
         if self.plan.order is None or self.keeps_order:
             return rows

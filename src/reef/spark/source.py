@@ -283,13 +283,13 @@ def _of_good_size(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
         rows += len(batch)
         size += batch.nbytes
         if rows >= BATCH_ROWS or size >= BATCH_BYTES_MAX:
-            yield _joined(waiting)
+            yield _concat_batches(waiting)
             waiting, rows, size = [], 0, 0
     if waiting:
-        yield _joined(waiting)
+        yield _concat_batches(waiting)
 
 
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _concat_batches(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 

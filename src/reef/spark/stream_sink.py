@@ -501,12 +501,12 @@ def _ops(changes: pa.Table, schema: Schema, now_ms: int) -> Ops:
         _whole(changes, "_end_key"),
         _expiry(changes),
         fields,
-        _touched(changes, schema),
+        _touched_columns(changes, schema),
         pa.repeat(now_ms, len(keys)) if pc.any(pc.equal(kinds, OpKind.MERGE)).as_py() else None,
     )
 
 
-def _touched(changes: pa.Table, schema: Schema) -> dict[int, pa.Array] | None:
+def _touched_columns(changes: pa.Table, schema: Schema) -> dict[int, pa.Array] | None:
     """Return by column how patches and merges change it; None if there are neither."""
     names = _whole(changes, "_touched")
     if names.null_count == len(names):

@@ -585,7 +585,7 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
-def _explained(method: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+def _explain_collected(method: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Raise the error of a collected position with advice for a stream (H44)."""
 
     @error_boundary
@@ -642,7 +642,7 @@ class ReefStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         name, value = self._options.start
         return {"starting": f"{name}={value}"}
 
-    @_explained
+    @_explain_collected
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: dict[str, Any] | None = None, limit: "ReadLimit | None" = None
     ) -> dict[str, Any]:
@@ -677,17 +677,17 @@ class ReefStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxRows(self._options.rows_max)
         return ReadMaxBytes(self._options.bytes_max)
 
-    @_explained
+    @_explain_collected
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """End the query where the log ends now."""
         self._changes.until = self._changes.end_of_log()
 
-    @_explained
+    @_explain_collected
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         """Return the end of the log, which the progress of the query shows."""
         return {"lsn": self._changes.end_of_log()}
 
-    @_explained
+    @_explain_collected
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the parts of a micro-batch."""
         first, last = StreamPosition.of(start), StreamPosition.of(end)
@@ -711,7 +711,7 @@ class ReefStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         return in_error_boundary(read_part(feed, partition.part))
 
-    @_explained
+    @_explain_collected
     def commit(self, end: dict[str, Any]) -> None:
         """Move the cursor behind the rows that were processed."""
         self._committed = StreamPosition.of(end)

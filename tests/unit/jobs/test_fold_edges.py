@@ -11,7 +11,7 @@ from reef.formats.manifest import StreamPoint
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.wal_object import BatchHeader, WalHeader, WalKind, WalObject
 from reef.jobs import fold, rebuild
-from reef.jobs.fold.job import _gone
+from reef.jobs.fold.job import _missing_object_error
 from reef.manifest import edits
 from reef.manifest.publish import Publisher
 from reef.paths import Namespace
@@ -90,7 +90,9 @@ def test_a_fold_that_was_overtaken_is_no_damage():
     old = head_of(db)
     put_object(db, 1, reef.Batch().put("a", b"1"))
     fold(db, NAME)
-    error = _gone(Publisher(db.store, NAMES), old, NotFoundError("LSN 1 is gone"), None)
+    error = _missing_object_error(
+        Publisher(db.store, NAMES), old, NotFoundError("LSN 1 is gone"), None
+    )
     assert isinstance(error, ConflictError)
 
 

@@ -228,7 +228,7 @@ class PinnedReader(Readable):
             if held is not None:
                 held.release()
             if isinstance(error, ConcurrentSweep):
-                raise self._gone(str(error)) from error
+                raise self._collected_error(str(error)) from error
             raise
         self._keep(held, self._tail)
 
@@ -245,14 +245,14 @@ class PinnedReader(Readable):
         self._check()
         history = self._history()
         if not self._pin and not history.is_kept(history.head(), self._tail.manifest):
-            raise self._gone(missing.message) from missing
+            raise self._collected_error(missing.message) from missing
         raise CorruptionError(
             f"{missing.message}, though generation {generation} needs it",
             hint="Run verify, then repair",
             **missing.context,
         ) from missing
 
-    def _gone(self, why: str) -> NotFoundError:
+    def _collected_error(self, why: str) -> NotFoundError:
         return NotFoundError(
             f"generation {self.generation} of {self.namespace} was garbage-collected: {why}",
             kind=ErrorKind.COLLECTED,

@@ -425,15 +425,15 @@ def _rebatched(batches: Iterable[pa.RecordBatch], limit: int | None) -> Iterator
         waiting.append(piece)
         count += len(piece)
         if count >= BATCH_ROWS or left == 0:
-            yield _joined(waiting)
+            yield _concat_batches(waiting)
             waiting, count = [], 0
         if left == 0:
             return
     if waiting:
-        yield _joined(waiting)
+        yield _concat_batches(waiting)
 
 
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _concat_batches(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     """Concatenate batches; a single one is returned without a copy."""
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 

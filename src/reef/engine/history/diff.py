@@ -199,7 +199,7 @@ def _candidates(a: Side, b: Side, bounds: KeyRange) -> Iterator[pa.Array]:
     for side, entry in own:
         found = range_tombstones_of(side.view.segments, entry)
         deleted += [KeyRange(t.start, t.end) for t in found]
-    within = [part.both(bounds) for part in _joined(deleted) if part.overlaps(bounds)]
+    within = [part.both(bounds) for part in _join_ranges(deleted) if part.overlaps(bounds)]
     cursors += _covered(a, b, within)
     return _batches(cursors)
 
@@ -227,7 +227,7 @@ def _keys_of(side: Side, entry: SegmentEntry, bounds: KeyRange) -> Cursor:
     )
 
 
-def _joined(ranges: Iterable[KeyRange]) -> list[KeyRange]:
+def _join_ranges(ranges: Iterable[KeyRange]) -> list[KeyRange]:
     """Return the union of ranges, in order and apart."""
     joined: list[KeyRange] = []
     for one in sorted(ranges, key=lambda one: one.start):

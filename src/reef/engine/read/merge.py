@@ -153,7 +153,7 @@ def fragments(tombstones: Iterable[RangeTombstone]) -> list[RangeTombstone]:
             heappop(covering)
         if covering:
             found.append(RangeTombstone(start, end, -covering[0][0], -covering[0][1]))
-    return _joined(found)
+    return _join_neighbours(found)
 
 
 def _overlaid(old: Sequence[RangeTombstone], new: RangeTombstone) -> list[RangeTombstone]:
@@ -172,14 +172,14 @@ def _overlaid(old: Sequence[RangeTombstone], new: RangeTombstone) -> list[RangeT
             pieces.append(_cut(fragment, new.end, fragment.end))
     if at < new.end:
         pieces.append(_cut(new, at, new.end))
-    return _joined(pieces)
+    return _join_neighbours(pieces)
 
 
 def _cut(tombstone: RangeTombstone, start: bytes, end: bytes) -> RangeTombstone:
     return RangeTombstone(start, end, tombstone.lsn, tombstone.seq)
 
 
-def _joined(pieces: list[RangeTombstone]) -> list[RangeTombstone]:
+def _join_neighbours(pieces: list[RangeTombstone]) -> list[RangeTombstone]:
     """Join neighbours that belong to one delete."""
     joined: list[RangeTombstone] = []
     for piece in pieces:
@@ -206,9 +206,9 @@ def newest_versions(
     rows = concat_versions(parts, schema)
     has_partial = rows.has_partial
     if len(parts) > 1:
-        rows = _merged(parts, rows, every=has_partial)
+        rows = _merge_parts(parts, rows, every=has_partial)
     if has_partial:
-        return _resolved(drop_covered(rows, tombstones), schema, complete=True)
+        return _resolve_versions(drop_covered(rows, tombstones), schema, complete=True)
     return drop_covered(rows if rows.distinct else _first_of_each_key(rows), tombstones)
 
 
@@ -219,15 +219,15 @@ def joined_versions(rows: Versions, schema: Schema, *, joins_merges: bool = True
     cannot be combined without the value below. Without `joins_merges` all versions of a key stay
     apart if there are merges, and no row below them is known.
     """
-    return _resolved(rows, schema, complete=False, joins_merges=joins_merges)
+    return _resolve_versions(rows, schema, complete=False, joins_merges=joins_merges)
 
 
 def combined_merges(rows: Versions, schema: Schema) -> Versions:
     """Return one merge of each key; sums of floats become one operand. Rows are sorted."""
-    return _resolved(rows, schema, complete=False, joins_sums=True)
+    return _resolve_versions(rows, schema, complete=False, joins_sums=True)
 
 
-def _merged(parts: Sequence[Versions], rows: Versions, *, every: bool) -> Versions:
+def _merge_parts(parts: Sequence[Versions], rows: Versions, *, every: bool) -> Versions:
     """Return the rows of all parts in order; without `every`, older versions may be left out."""
     places = merge_places(parts, every=every)
     if places is None:
@@ -337,7 +337,7 @@ def sorted_places(rows: Versions) -> Places:
 # --- patches and merges -------------------------------------------------------------
 
 
-def _resolved(
+def _resolve_versions(
     rows: Versions,
     schema: Schema,
     *,

@@ -196,11 +196,11 @@ def resolve(versions: Iterable[Entry], schema: Schema) -> Entry | None:
     ordered = sorted(versions, key=lambda entry: (entry.lsn, entry.seq), reverse=True)
     above = list(takewhile(lambda entry: not entry.is_whole, ordered))
     if any(entry.kind == OpKind.MERGE for entry in above):
-        return _merged(ordered[: len(above) + 1], schema)
+        return _merge_entries(ordered[: len(above) + 1], schema)
     return _with_patches(ordered[len(above)], above) if len(above) < len(ordered) else None
 
 
-def _merged(versions: Sequence[Entry], schema: Schema) -> Entry:
+def _merge_entries(versions: Sequence[Entry], schema: Schema) -> Entry:
     """Return the row of a key with merges, by the same function that scans use."""
     rows = newest_versions([rows_of_key(versions, schema)], schema)
     return entry_at(rows, 0)

@@ -143,7 +143,7 @@ def _merge(
         _check_types(codes[field.name], field)
         array = fit_column(given.columns[field.name], field)
         fields[field.number] = normal_list(array) if _is_union(codes[field.name]) else array
-    touched = {f.number: _touched(codes[f.name], fields[f.number]) for f in named}
+    touched = {f.number: _mask_nulls(codes[f.name], fields[f.number]) for f in named}
     _check_some_column(touched, given.rows)
     return Ops(
         keys=fit_keys(given.columns[schema.key.name], schema.key),
@@ -197,7 +197,7 @@ def _is_union(codes: Codes) -> bool:
     return bool((codes == Operator.UNION).any())
 
 
-def _touched(codes: Codes, array: pa.Array) -> Codes:
+def _mask_nulls(codes: Codes, array: pa.Array) -> Codes:
     """Return the operators, none where the operand is null."""
     valid = array.is_valid().to_numpy(zero_copy_only=False)
     return np.where(valid, codes, np.uint8(Operator.NONE))
@@ -271,11 +271,13 @@ class ColumnOperands:
             for code in np.unique(self.codes[rounds == number]).tolist():
                 chosen = np.flatnonzero((rounds == number) & (self.codes == code))
                 operands = array.take(pa.array(places[self.places[chosen]]))
-                values = _applied(Operator(code), values, self.owners[chosen], operands)
+                values = _apply_operands(Operator(code), values, self.owners[chosen], operands)
         return Column(values, codes)
 
 
-def _applied(operator: Operator, values: pa.Array, owners: Places, operands: pa.Array) -> pa.Array:
+def _apply_operands(
+    operator: Operator, values: pa.Array, owners: Places, operands: pa.Array
+) -> pa.Array:
     """Return the values after applying operands in order; a null operand changes nothing."""
     if operands.null_count:
         there = operands.is_valid()
@@ -284,13 +286,13 @@ def _applied(operator: Operator, values: pa.Array, owners: Places, operands: pa.
     if not len(owners):
         return values
     if operator is Operator.ADD:
-        return _added(values, owners, operands)
+        return _add_operands(values, owners, operands)
     if operator is Operator.UNION:
-        return _united(values, owners, operands)
+        return _unite_lists(values, owners, operands)
     return _extreme(values, owners, operands, largest=operator is Operator.MAX)
 
 
-def _added(values: pa.Array, owners: Places, operands: pa.Array) -> pa.Array:
+def _add_operands(values: pa.Array, owners: Places, operands: pa.Array) -> pa.Array:
     """Add operands one after the other: sums of floats depend on the order."""
     # -0.0 plus any number is that number, also plus -0.0.
     nothing = -0.0 if pa.types.is_floating(values.type) else 0
@@ -313,10 +315,10 @@ def _extreme(values: pa.Array, owners: Places, operands: pa.Array, *, largest: b
     last = np.append(of[ordered][1:] != of[ordered][:-1], True)
     first = np.append(True, of[ordered][1:] != of[ordered][:-1])
     chosen = ordered[last if largest else first]
-    return _replaced(values, of[chosen], both.take(pa.array(chosen)))
+    return _replace_at(values, of[chosen], both.take(pa.array(chosen)))
 
 
-def _united(values: pa.Array, owners: Places, operands: pa.Array) -> pa.Array:
+def _unite_lists(values: pa.Array, owners: Places, operands: pa.Array) -> pa.Array:
     """Return the distinct elements of each list and its operands, sorted, without nulls."""
     touched = np.unique(owners)
     before = values.take(pa.array(touched))
@@ -332,7 +334,7 @@ def _united(values: pa.Array, owners: Places, operands: pa.Array) -> pa.Array:
     counts = np.bincount(np.searchsorted(touched, of[distinct]), minlength=len(touched))
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
     lists = pa.ListArray.from_arrays(pa.array(offsets), elements.take(pa.array(distinct)))
-    return _replaced(values, touched, lists.cast(values.type))
+    return _replace_at(values, touched, lists.cast(values.type))
 
 
 def normal_list(lists: pa.Array) -> pa.Array:
@@ -341,11 +343,13 @@ def normal_list(lists: pa.Array) -> pa.Array:
     there = np.flatnonzero(lists.is_valid().to_numpy(zero_copy_only=False))
     operands = lists.take(pa.array(there))
     return (
-        _united(pa.nulls(len(lists), lists.type), places[there], operands) if len(there) else lists
+        _unite_lists(pa.nulls(len(lists), lists.type), places[there], operands)
+        if len(there)
+        else lists
     )
 
 
-def _replaced(values: pa.Array, at: Places, new: pa.Array) -> pa.Array:
+def _replace_at(values: pa.Array, at: Places, new: pa.Array) -> pa.Array:
     places = np.arange(len(values))
     places[at] = len(values) + np.arange(len(at))
     return pa.concat_arrays([values, new]).take(pa.array(places))

@@ -251,7 +251,7 @@ def exhaustive(
         if allowed is not None:
             ordinals = ordinals[allowed(number, ordinals)]
         hits.append(_best(number, scores[ordinals], ordinals, k))
-    return _cut(_merged(hits), k)
+    return _cut(_merge_hits(hits), k)
 
 
 class _TermSearch:
@@ -290,7 +290,7 @@ class _TermSearch:
                 self._truncated.add(number)
             self._keep(hits.scores)
             found.append(hits)
-        return _merged(found)
+        return _merge_hits(found)
 
     def _joined_from(self) -> list[int] | None:
         """Return the first row of each source in the rows of all; None if they are not joined."""
@@ -441,7 +441,7 @@ def _best(number: int, scores: F64S, ordinals: U32S, k: int) -> Hits:
     return Hits(scores[order], np.full(len(order), number), ordinals[order])
 
 
-def _merged(hits: Sequence[Hits]) -> Hits:
+def _merge_hits(hits: Sequence[Hits]) -> Hits:
     if len(hits) == 1:
         return hits[0]
     scores = np.concatenate([np.empty(0), *(part.scores for part in hits)])

@@ -169,7 +169,7 @@ class _RestoreRun:
         scanned = _scan(point.log, names)
         state = self._state(point, scanned)
         self._copy([*state.segments, *scanned.ingested(state, names)], names)
-        state = self._folded(state, point, scanned, names)
+        state = self._fold_log(state, point, scanned, names)
         state = self._with_trace(state, names)
         self._check(state, names)
         self.store.runtime.reach("restore copied")
@@ -225,7 +225,7 @@ class _RestoreRun:
         copier.copy(entries, there, keys)
 
     # --- the log --------------------------------------------------------------------
-    def _folded(
+    def _fold_log(
         self, state: Manifest, point: RestorePoint, scanned: "_ScannedLog", names: Namespace
     ) -> Manifest:
         """Fold the log up to the chosen LSN, in stretches of bounded size."""

@@ -509,7 +509,7 @@ class _Attempt:
 
     def not_emptied(self, holes: Iterable[Cover]) -> tuple[Cover, ...]:
         """Return the holes outside of merges that may have had outputs without rows."""
-        return tuple(without(holes, _emptied(self.chosen)))
+        return tuple(without(holes, _emptied_covers(self.chosen)))
 
     def _suspect(self, near: Iterable[SegmentCandidate]) -> None:
         known = set(self.culprits)
@@ -546,7 +546,7 @@ class _Index:
         return list(found.values())
 
 
-def _emptied(chosen: Iterable[SegmentCandidate]) -> list[Cover]:
+def _emptied_covers(chosen: Iterable[SegmentCandidate]) -> list[Cover]:
     merges = [candidate for candidate in chosen if candidate.lacks_siblings]
     return [Cover(cover.first, cover.end) for merge in merges for cover in merge.covers]
 

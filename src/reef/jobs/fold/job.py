@@ -89,13 +89,13 @@ def fold(
             if not more or not report.published:
                 break
             stretch, more = _fold_stretch(db, namespace, executor, options)
-            report = _added(report, stretch) if stretch.published else report
+            report = _add_reports(report, stretch) if stretch.published else report
             more = more and stretch.published
     db.events.emit("folded", **report.to_dict())
     return report
 
 
-def _added(report: FoldReport, stretch: FoldReport) -> FoldReport:
+def _add_reports(report: FoldReport, stretch: FoldReport) -> FoldReport:
     """Return the report of two consecutive stretches."""
     sums = ("objects", "voided", "rows", "segments", "bytes")
     return replace(
@@ -127,7 +127,7 @@ def _fold_stretch(
             (folded,) = executor.map(run_fold_task, [task])
         return _publish(db, publisher, manifest, folded), plan.more
     except (NotFoundError, CorruptionError) as error:
-        raise _gone(publisher, manifest, error, folded) from error
+        raise _missing_object_error(publisher, manifest, error, folded) from error
 
 
 def _shuffler(
@@ -200,7 +200,7 @@ def fold_memory(
             folded = _fold_cut(task, manifest, cut, contents)
             report = _publish(db, publisher, manifest, folded)
         except NotFoundError as error:
-            raise _gone(publisher, manifest, error, folded) from error
+            raise _missing_object_error(publisher, manifest, error, folded) from error
     db.events.emit("folded", **report.to_dict())
     if report.published:
         slots.add(folded)
@@ -255,7 +255,7 @@ def _publish(
     )
 
 
-def _gone(
+def _missing_object_error(
     publisher: Publisher,
     manifest: Manifest,
     error: NotFoundError | CorruptionError,

@@ -271,10 +271,10 @@ def _resolved_below_begins(
     The row of an open load with `live_wins` comes in below them, unless a whole row is in between.
     """
     if not task.begins:
-        return _resolved(task, manifest, rows, tombstones)
+        return _resolve_patches(task, manifest, rows, tombstones)
     rows = drop_superseded(drop_covered(rows, [RangeTombstones.of(tombstones)]))
     held = _are_held(rows, np.array(task.begins, np.int64))
-    rest = _resolved(task, manifest, rows.take(np.flatnonzero(~held)), tombstones)
+    rest = _resolve_patches(task, manifest, rows.take(np.flatnonzero(~held)), tombstones)
     # Between two of these LSNs nothing comes in: patches there become one.
     edges = sorted({*task.begins, *(entry.rows_lsn for entry in task.ingested)})
     places = np.searchsorted(np.array(edges, np.int64), rows.lsns)
@@ -302,7 +302,7 @@ def _are_held(rows: Versions, begins: npt.NDArray[np.int64]) -> npt.NDArray[np.b
     return held
 
 
-def _resolved(
+def _resolve_patches(
     task: FoldTask, manifest: Manifest, rows: Versions, tombstones: Sequence[RangeTombstone]
 ) -> Versions:
     """Apply patches and merges to the rows below them, in the log or in segments."""
@@ -329,7 +329,7 @@ def _resolved(
     rest = rows.take(np.flatnonzero(hidden).astype(np.int64))
     if not len(rest):
         return kept
-    below_load = _resolved(replace(task, ingested=older), manifest, rest, tombstones)
+    below_load = _resolve_patches(replace(task, ingested=older), manifest, rest, tombstones)
     both = concat_versions([kept, below_load], manifest.schema)
     return both.take(sorted_places(both))
 

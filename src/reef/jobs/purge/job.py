@@ -129,7 +129,7 @@ def purge(
     that they keep. Objects are deleted after a grace period: `wait_s` is how long to wait for it at
     most; otherwise run the purge again at `continue_at`.
     """
-    wanted = _checked(keys, wait_s)
+    wanted = _check_arguments(keys, wait_s)
     CompactSettings().changed(settings)
     job = _Purge(db, namespace, wanted, executor, settings, include_branches)
     job.check_text()
@@ -142,7 +142,7 @@ def purge(
     return report
 
 
-def _checked(keys: Iterable[bytes | str], wait_s: float) -> pa.Array:
+def _check_arguments(keys: Iterable[bytes | str], wait_s: float) -> pa.Array:
     wanted = sorted_keys(encode_keys(keys))
     if not len(wanted):
         raise InvalidInputError("keys is empty: name the keys to erase", kind=ErrorKind.INVALID_KEY)
@@ -248,7 +248,7 @@ class _Purge:
         never collected.
         """
         head, names = place.head, place.names
-        now = _found(self.db, names) if head.dropped is None else None
+        now = _find_head(self.db, names) if head.dropped is None else None
         if now is None or now.found.manifest.generation == head.generation:
             return
         floor, moved_to = head.wal_floor, now.found.manifest.wal_floor
@@ -396,20 +396,20 @@ def _places(db: Database, namespace: str) -> Iterator[PurgedChain]:
     current = locate(db.store, namespace)
     waiting = [PurgedChain(current)]
     for number in current.found.manifest.predecessors:
-        heads = _found(db, current.names.at(number))
+        heads = _find_head(db, current.names.at(number))
         waiting += [PurgedChain(heads)] if heads is not None else []
     seen = {place.root for place in waiting}
     while waiting:
         place = waiting.pop(0)
         yield place
         for branch_id, pin in place.head.branches.items():
-            heads = _found(db, Namespace.of_root(pin.root)) if pin.root not in seen else None
+            heads = _find_head(db, Namespace.of_root(pin.root)) if pin.root not in seen else None
             if heads is not None and _is_branch(heads.found.manifest, branch_id):
                 seen.add(pin.root)
                 waiting.append(PurgedChain(heads, is_branch=True))
 
 
-def _found(db: Database, names: Namespace) -> HeadFinder | None:
+def _find_head(db: Database, names: Namespace) -> HeadFinder | None:
     heads = HeadFinder(db.store, names)
     try:
         heads.find(fallback=True, dropped=True)

@@ -208,7 +208,7 @@ def _rebuilt(base: Manifest, derived: Derived, segments: Sequence[SegmentEntry])
     )
 
 
-def _following(store: Store, base: Manifest, found: Restart) -> Manifest:
+def _restart_manifest(store: Store, base: Manifest, found: Restart) -> Manifest:
     now_ms = int(store.runtime.wall_s() * 1000)
     return check_next(base, restart_after(base, found, store.runtime.ulid(), now_ms))
 
@@ -218,7 +218,7 @@ class Published(Wrapper):
 
     def __init__(self, inner: Store, names: Namespace, base: Manifest, found: Restart) -> None:
         super().__init__(inner)
-        following = _following(inner, base, found)
+        following = _restart_manifest(inner, base, found)
         self._key, self._body = names.manifest(following.generation), encode_manifest(following)
         self._date_s = inner.now()
 
@@ -241,7 +241,7 @@ class Published(Wrapper):
 
 def publish_after_damage(context: NamespaceContext, base: Manifest, found: Restart) -> Manifest:
     """Publish the generation after the damaged ones; ConflictError if another repair was first."""
-    following = _following(context.store, base, found)
+    following = _restart_manifest(context.store, base, found)
     key, body = context.names.manifest(following.generation), encode_manifest(following)
     for _ in range(RESENDS_MAX):
         outcome = context.store.create(key, body).outcome

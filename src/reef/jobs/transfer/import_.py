@@ -232,7 +232,7 @@ class _Import:
             receipt: Receipt = self._write(table, idempotency_key=f"{key}/{self._mode}")
         except InvalidInputError as error:
             if not error.message.startswith(TOO_LARGE) or len(table) < 2:
-                raise _located(error, file, first) from error
+                raise _name_row(error, file, first) from error
             half = len(table) // 2
             self._commit(file, table.slice(0, half), first, f"{key}.0")
             self._commit(file, table.slice(half), first + half, f"{key}.1")
@@ -247,7 +247,7 @@ class _Import:
             self._progress(ImportProgress(file, self._done, self._files, self.rows))
 
 
-def _located(error: InvalidInputError, file: SourceFile, first: int) -> InvalidInputError:
+def _name_row(error: InvalidInputError, file: SourceFile, first: int) -> InvalidInputError:
     """Return an error that names the file, and the row by its position in it."""
     message = ROW.sub(lambda found: f"row {first + int(found[1])}", error.message)
     if not ROW.match(message):
