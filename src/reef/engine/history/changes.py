@@ -45,6 +45,7 @@ from reef.engine.log.log import (
     Verdict,
     contiguous,
     replay,
+    run_replay,
 )
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.segments import SegmentStore
@@ -234,8 +235,7 @@ class LogFollower:
         """Replay the log from the floor: a load counts by its job, which may have begun there."""
         rules = LogRules(with_skipped(self.start, self._head()))
         try:
-            for _ in self._history.log.replay(rules, end):
-                pass
+            run_replay(self._history.log.replay(rules, end))
         except SlotGone as gone:
             raise collected(self._names, gone.lsn) from gone
         self._rules, self._is_partial = rules, False

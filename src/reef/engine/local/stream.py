@@ -46,7 +46,7 @@ from typing import Any
 
 import msgspec
 
-from reef.engine.log.log import Log, LogRules, SlotGone
+from reef.engine.log.log import Log, LogRules, SlotGone, run_replay
 from reef.engine.rows.batch import EncodedBatch
 from reef.errors import (
     UNDECODABLE,
@@ -304,8 +304,7 @@ def read_marks(log: Log, manifest: Manifest) -> LogRules:
     """
     rules = LogRules(manifest)
     try:
-        for _ in log.replay(rules):
-            pass
+        run_replay(log.replay(rules))
     except SlotGone as gone:
         raise UnavailableError(
             f"LSN {gone.lsn} was swept while the log was read", hint="Try again"

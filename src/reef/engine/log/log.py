@@ -195,6 +195,13 @@ class LogRules:
         self._ids[self.next_lsn] = UNKNOWN_ID
         self.next_lsn += 1
 
+    def pass_slot(self, header: WalHeader | None) -> Verdict:
+        """Advance past an object, or past a slot that a repair has skipped: those are ignored."""
+        if header is not None:
+            return self.advance(header)
+        self.skip()
+        return Verdict.IGNORED
+
     def jump(self, lsn: int) -> None:
         """Continue at a later LSN: the slots in between were collected, and make nothing void."""
         for gone in range(max(self.next_lsn, lsn - IDS_KEPT), lsn):
@@ -488,11 +495,14 @@ class Log:
 def replay(rules: LogRules, slots: Iterable[Scanned]) -> Iterator[Replayed]:
     """Pass scanned slots through the rules."""
     for slot in slots:
-        if slot.object is None:
-            rules.skip()
-            yield Replayed(slot.lsn, None, Verdict.IGNORED)
-        else:
-            yield Replayed(slot.lsn, slot.object, rules.advance(slot.object.header))
+        header = None if slot.object is None else slot.object.header
+        yield Replayed(slot.lsn, slot.object, rules.pass_slot(header))
+
+
+def run_replay(replayed: Iterable[object]) -> None:
+    """Run a replay to its end, for its effect on the rules only."""
+    for _ in replayed:
+        pass
 
 
 def contiguous(lsns: Iterable[int], first: int) -> list[int]:

@@ -269,13 +269,9 @@ class LogShipper:
 
     def _pass(self, lsn: int, body: bytes, header: WalHeader | None) -> None:
         """Replay a slot, and add it to the piece unless the archive has it."""
-        if header is None:
-            self.rules.skip()
-        else:
-            verdict = self.rules.advance(header)
-            if verdict is Verdict.APPLIES and header.kind is WalKind.INGEST:
-                loaded = ingested_segments(header, self.manifest.schema, self.names)
-                self._open.ingested += loaded
+        verdict = self.rules.pass_slot(header)
+        if header and verdict is Verdict.APPLIES and header.kind is WalKind.INGEST:
+            self._open.ingested += ingested_segments(header, self.manifest.schema, self.names)
         self.log_bytes += len(body)
         if self.log.covers(lsn):
             self._close(0)

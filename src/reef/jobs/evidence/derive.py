@@ -34,7 +34,7 @@ from itertools import count, pairwise
 
 import msgspec
 
-from reef.engine.log.log import LogRules, Verdict, replay_headers
+from reef.engine.log.log import LogRules, Verdict, replay_headers, run_replay
 from reef.engine.log.tail import ingested_segments
 from reef.errors import NotFoundError
 from reef.formats.covers import Cover, overlap, tidied, without
@@ -286,8 +286,7 @@ def _in_order(evidence: Evidence, end: int) -> Iterator[WalHeader]:
 def _rules_at(evidence: Evidence, floor: int) -> LogRules:
     """Return the rules after a replay up to the floor."""
     rules = LogRules(_blank(evidence), disputes={})  # which `_ingests` collects
-    for _ in replay_headers(rules, evidence.headers, end=floor, gaps=True):
-        pass
+    run_replay(replay_headers(rules, evidence.headers, end=floor, gaps=True))
     if rules.next_lsn < floor:
         rules.jump(floor)
     return rules

@@ -16,6 +16,7 @@ from a shuffle, one key range at a time (`reef.jobs.fold.shuffle`).
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 import msgspec
 import numpy as np
@@ -24,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reef.config import FoldSettings
-from reef.engine.log.log import Log, LogRules, RulesState, SlotGone, Verdict
+from reef.engine.log.log import Log, LogRules, RulesState, Scanned, SlotGone, Verdict, replay
 from reef.engine.log.tail import ingested_segments
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.memtable import Memtable
@@ -107,6 +108,10 @@ class LogPart:
             schema.id == header.schema_id for schema in self.manifest.schemas
         )
 
+    def can_decode(self, slot: Scanned) -> bool:
+        """Whether the manifest has the schema of a slot's object; a newer one may be needed."""
+        return slot.object is None or self.knows_schema(slot.object.header)
+
     def add(self, header: WalHeader, verdict: Verdict) -> None:
         """Add an object; the segments of an ingest that applies become part of the result."""
         self.count(header.lsn, header.kind, verdict)
@@ -170,18 +175,13 @@ def run_fold_task(task: FoldTask) -> FoldedLog:
     rows: list[Versions] = [Versions.empty(manifest.schema)]
     tombstones: list[RangeTombstone] = []
     try:
-        for slot in Log(task.store, task.namespace).scan(
-            manifest.wal_floor, rules.skipped, task.end
-        ):
+        slots = Log(task.store, task.namespace).scan(manifest.wal_floor, rules.skipped, task.end)
+        for slot in replay(rules, takewhile(part.can_decode, slots)):
             if slot.object is None:
-                rules.skip()
                 continue
             header = slot.object.header
-            if not part.knows_schema(header):  # only a newer manifest has it
-                break
-            verdict = rules.advance(header)
-            part.add(header, verdict)
-            if verdict is Verdict.APPLIES and header.kind.has_rows:
+            part.add(header, slot.verdict)
+            if slot.verdict is Verdict.APPLIES and header.kind.has_rows:
                 versions, deletes = decoded(slot.object, manifest, task.namespace)
                 rows += versions
                 tombstones += deletes
