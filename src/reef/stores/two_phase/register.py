@@ -222,6 +222,36 @@ class Register(ABC):
         return f"<{type(self).__name__} for {self.scope}>"
 
 
+class DatabaseRegister(Register):
+    """A register in a database that has an id of its own. Picklable; connects after a fork."""
+
+    kind: str
+
+    def __init__(self, *arguments: Any) -> None:
+        """Keep the arguments that a copy is made with, the last of them the scope."""
+        self._arguments = arguments
+        self.scope = arguments[-1]
+        self._lock = leaf_lock()
+        self._process_id = -1
+        self._name: str | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._arguments
+
+    @property
+    def name(self) -> str:
+        if self._name is None:
+            self._name = self.current_name()
+        return self._name
+
+    def current_name(self) -> str:
+        return f"{self.kind}-{self._identity()} for {self.scope}"
+
+    @abstractmethod
+    def _identity(self) -> str:
+        """Read the id of the database."""
+
+
 class RetryingRegister(Register):
     """Retries the statements of a register; an insert is sent once."""
 
@@ -317,31 +347,21 @@ _abandoned: list[Any] = []
 """Connections from before a fork. Closing one would drop the locks of the parent."""
 
 
-class SqliteRegister(Register):
+class SqliteRegister(DatabaseRegister):
     """Records of one bucket in a file."""
+
+    kind = "sqlite"
 
     def __init__(self, path: str, scope: str) -> None:
         self.path = os.path.abspath(path)
-        self.scope = scope
-        self._lock = leaf_lock()
+        super().__init__(self.path, scope)
         self._connection: sqlite3.Connection | None = None
-        self._process_id = -1
         self._inode = ""
-        self._name: str | None = None
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return SqliteRegister, (self.path, self.scope)
-
-    @property
-    def name(self) -> str:
-        if self._name is None:
-            self._name = self.current_name()
-        return self._name
-
-    def current_name(self) -> str:
+    def _identity(self) -> str:
         with self._connected() as connection:
             ((number,),) = connection.execute("SELECT id FROM reef_register")
-        return f"sqlite-{number} for {self.scope}"
+        return str(number)
 
     def insert(self, record: Record) -> bool:
         row = (self.scope, record.destination, record.source, record.checksum)
