@@ -44,10 +44,10 @@ from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.segment import SegmentTail
 from reef.formats.versions import Versions
 from reef.manifest.head import HeadFinder
-from reef.manifest.roots import narrowed, take_lease
+from reef.manifest.roots import GenerationLease, narrowed, take_lease
 from reef.paths import Namespace
 from reef.stores import Store
-from reef.stores.leases import SharedLease
+from reef.stores.leases import Lease, SharedLease
 from reef.types import KeyRange
 
 SHARES_MAX = 10_000
@@ -262,22 +262,19 @@ def take_pin(
 def _pin_once(
     history: History, store: Store, namespace: Namespace, target: ReadTarget, lease_s: float
 ) -> tuple[SharedLease, Tail]:
-    point = history.find(history.head(), target)
     owner = f"spark-{store.runtime.process_id()}"
-    lease = take_lease(store, namespace, point.manifest, owner=owner, ttl_s=lease_s)
-    try:
-        head = history.head()  # again, now that the lease is there (H22)
-        if target == ReadTarget():
-            point = PointInTime(head)
-        history.check(head, point)
-        tail = history.replay(point, head)
+
+    def take(manifest: Manifest) -> Lease[GenerationLease]:
+        return take_lease(store, namespace, manifest, owner=owner, ttl_s=lease_s)
+
+    def narrow(point: PointInTime, tail: Tail, lease: Lease[GenerationLease]) -> None:
         lease.narrow(**narrowed(tail.manifest, tail.view().last_lsn))  # H74; held until here: H67
-        return SharedLease(store, namespace, lease.record.id, lease_s, hint=EXPIRED_HINT), tail
+
+    try:
+        lease, tail = history.open_leased(target, take, narrow)
     except ConflictError as error:
         raise ConcurrentSweep(error.message) from error
-    except BaseException:
-        lease.release()
-        raise
+    return SharedLease(store, namespace, lease.record.id, lease_s, hint=EXPIRED_HINT), tail
 
 
 def slim(manifest: Manifest) -> Manifest:

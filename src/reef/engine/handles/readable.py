@@ -33,7 +33,7 @@ from reef.engine.rows.convert import (
 from reef.errors import InvalidInputError, NotFoundError, UnavailableError
 from reef.formats.schema import Schema
 from reef.formats.versions import Versions
-from reef.runtime import Runtime
+from reef.runtime import Runtime, leaf_lock
 from reef.telemetry import Metrics, operation
 from reef.types import KeyRange
 
@@ -60,6 +60,33 @@ class ScanOptions(TypedDict, total=False):
     where: Any
     reverse: bool
     limit: int | None
+
+
+class ForkAware(ABC):
+    """A handle that survives a fork: the child loads again what belongs to its parent (H51)."""
+
+    _runtime: Runtime
+
+    def _set_home(self) -> None:
+        """Note this process as the owner of locks and leases."""
+        self._guard = leaf_lock()
+        self._turn = self._runtime.lock()
+        self._home = self._locks_home = self._runtime.process_id()
+
+    def _move_in(self) -> None:
+        """Reload in a forked child: other threads of the parent may have been changing it."""
+        process_id = self._runtime.process_id()
+        with self._guard:
+            if self._locks_home != process_id:  # a lock held during the fork has no owner here
+                self._turn, self._locks_home = self._runtime.lock(), process_id
+        with self._turn:
+            if self._home != process_id:
+                self._reload()
+                self._home = process_id
+
+    @abstractmethod
+    def _reload(self) -> None:
+        """Replace everything that belongs to the parent process."""
 
 
 class Readable(ABC):
