@@ -45,7 +45,7 @@ from reef.manifest import invariants as sums
 from reef.manifest.dedup import advance_marks, join_lineages
 from reef.manifest.invariants import refuse_condemned, refuse_condemned_keys
 from reef.manifest.lifecycle import clear_dropped, use
-from reef.manifest.roots import effective_grace_ms, expired_snapshots, pinned_generations
+from reef.manifest.roots import expired_snapshots, pinned_generations
 from reef.paths import centroids_name, numbered_key
 
 NEVER = 2**63 - 1
@@ -323,20 +323,6 @@ def remove_ranges(
             for part in (one.without(hole.first, hole.last) if one.folder == hole.folder else [one])
         ]
     return left
-
-
-def set_grace(manifest: Manifest, grace_ms: int, now_ms: int) -> Manifest | None:
-    """Change the grace period; a lower one takes effect one old grace later (H62)."""
-    if grace_ms == manifest.grace_ms:
-        return None
-    before_ms = effective_grace_ms(manifest, now_ms)
-    if grace_ms >= before_ms:
-        return msgspec.structs.replace(
-            manifest, grace_ms=grace_ms, grace_before_ms=0, grace_lowered_at_ms=0
-        )
-    return msgspec.structs.replace(
-        manifest, grace_ms=grace_ms, grace_before_ms=before_ms, grace_lowered_at_ms=now_ms
-    )
 
 
 # --- active generations -------------------------------------------------------------

@@ -539,13 +539,6 @@ class _Groups:
 # --- small things -------------------------------------------------------------------
 
 
-def _bools(array: pa.Array | None, length: int) -> Mask:
-    if array is None:
-        return np.zeros(length, dtype=bool)
-    bools: Mask = array.fill_null(False).to_numpy(zero_copy_only=False)
-    return bools
-
-
 def _is_first(keys: pa.Array) -> Mask:
     """Return which rows are the first of their key."""
     if len(keys) < 2:

@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from reef.engine.read.scan import Projection
 from reef.engine.rows.convert import check_columns, to_record_batch
-from reef.engine.search.specs import column_name
 from reef.engine.where import Where, parse
 from reef.errors import ErrorKind, InvalidInputError
 from reef.formats.index_block import IndexKind, IndexSpec
@@ -211,14 +210,6 @@ def _short(value: Any) -> str:
 
 def _invalid(message: str, hint: str = "") -> InvalidInputError:
     return InvalidInputError(message, kind=ErrorKind.INVALID_OPTION, hint=hint)
-
-
-def index_names(manifest: Manifest) -> Mapping[str, list[str]]:
-    """Return the indexes of a namespace, by column."""
-    names: dict[str, list[str]] = {}
-    for spec in manifest.indexes:
-        names.setdefault(column_name(manifest.schema, spec.column), []).append(str(spec.kind))
-    return names
 
 
 @dataclass(slots=True)
