@@ -69,9 +69,9 @@ class CatalogSnapshot:
     checkpoint_seq: int | None
     checkpoint_id: str | None
     revision: int
-    """Of the head: its number of publishes."""
+    """Number of publishes of the head."""
     write_ids: tuple[str, ...]
-    """Of the last segments, oldest first."""
+    """Write ids of the last segments, oldest first."""
     checkpoint_bytes: int | None = None
     checkpoint_tail_bytes: int | None = None
 

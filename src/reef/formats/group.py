@@ -45,7 +45,7 @@ U8, U32_DTYPE, I64 = np.dtype("<u1"), np.dtype("<u4"), np.dtype("<i8")
 GROWTH_MAX = 16
 GROWTH_SLACK_BYTES = 1 << 20
 PAGE_BYTES = 8 * 1024
-"""Of each column on average: the keys count as one."""
+"""Average bytes of a column's page; the keys count as a column."""
 LARGE_SEGMENT_BYTES = 16 << 20
 LARGER_TIMES_MAX = 4
 GROUP_BYTES_MAX = 1 << 20

@@ -56,9 +56,9 @@ from reef.formats.versions import KeysInOrder, RangeTombstone, Versions
 
 MAGIC = b"RFSEG1\0\0"
 VERSION = 3
-"""Of segments with merges, which older releases must not read."""
+"""Version of segments with merges, which older releases must not read."""
 PLAIN_VERSION = 2
-"""Of all others. Version 1 has no page block; it is read for ever, and not written any more."""
+"""Version of all others. Version 1 has no page block; it is still read, but no longer written."""
 HEAD = struct.Struct("<8sII")
 END = struct.Struct("<II8s")
 GROUP_BYTES = 64 * 1024
@@ -118,7 +118,7 @@ class Footer(msgspec.Struct, frozen=True, omit_defaults=True):
     covers: tuple[Cover, ...] = ()
     """The versions that it replaces; empty for those of a bulk job, which the log names."""
     generation: int = 0
-    """Of the manifest on which its job was planned: of two with the same covers, the later wins."""
+    """Manifest on which its job was planned: of two with the same covers, the later wins."""
     merges: int = 0
     expiring: int | None = None
     """Rows that expire some day; None in segments of older releases, which did not count them."""

@@ -86,9 +86,9 @@ class PageTable:
     distinct: Numbers
     """The number of different keys of each page; 0 if not known."""
     keys: Sequence[bytes]
-    """Of each page: above all keys of the page before, and not above any of its own."""
+    """One key per page: above all keys of the page before, and not above any of its own."""
     lengths: Mapping[int, Numbers]
-    """Of the blocks by column; the keys are `KEYS`."""
+    """Lengths of the blocks by column; the keys are `KEYS`."""
 
     def group_of(self, page: int) -> int:
         """Return the group of a page."""

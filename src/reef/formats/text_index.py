@@ -80,7 +80,7 @@ class TextIndexBuilder:
         self._pending_bytes = 0
         self._chunks: list[_Chunk] = []
         self._lengths: list[npt.NDArray[np.uint32]] = []
-        """Of every row from 0 on, indexed or not."""
+        """Tokens of every row from 0 on, indexed or not."""
         self._rows = 0
 
     def add(self, first_ordinal: int, column: pa.Array, valid: npt.NDArray[np.bool_]) -> None:
@@ -323,7 +323,7 @@ class TermEntry:
     postings_bytes: int
     positions_bytes: int
     checksums: tuple[int, int]
-    """Of the postings and of the positions."""
+    """Checksums of the postings and of the positions."""
     inline: bytes | None
     """Postings and positions that the dictionary has itself."""
 

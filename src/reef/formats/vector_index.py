@@ -43,7 +43,7 @@ HEAD = struct.Struct("<8sII")
 SIZES = struct.Struct("<IIII")
 LISTS_MIN, LISTS_MAX = 8, 4096
 ROWS_PER_CENTROID = 40
-"""Of the sample on which they are trained; more improves nothing that a search notices."""
+"""Sampled rows per centroid in training; more does not improve recall."""
 ITERATIONS = 8
 CHUNK_ROWS = 16_384
 QUERIES, NEIGHBOURS = 256, 10

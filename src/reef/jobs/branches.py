@@ -54,7 +54,7 @@ CONFLICTS_SHOWN = 10
 POINTS_MAX = 10_000
 """Changed keys that are checked one by one for later writes; beyond that, their whole range is."""
 SPLIT_BYTES = 32 << 20
-"""Of segments that one task compares."""
+"""Bytes of segments that one task compares."""
 
 Row = dict[str, Any] | bytes | None
 Resolve = Callable[[Any, Row, Row, Row], Row]
@@ -67,7 +67,7 @@ class BranchReport:
 
     namespace: str
     lsn: int = 0
-    """Of the commit; 0 if nothing had to be changed."""
+    """LSN of the commit; 0 if nothing had to be changed."""
     written: int = 0
     deleted: int = 0
     conflicts: int = 0
@@ -303,7 +303,7 @@ def split(a: Side, b: Side, executor: Executor) -> list[KeyRange]:
 
 
 def _base(db: Database, origin: Origin, child: str) -> SideRef:
-    """Return the state of which a branch was made; NotFoundError if it was released."""
+    """Return the state that a branch was made from; NotFoundError if it was released."""
     names = Namespace.of_root(origin.root)
     if origin.id not in HeadFinder(db.store, names).find(dropped=True).manifest.branches:
         raise NotFoundError(

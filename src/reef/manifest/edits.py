@@ -257,10 +257,10 @@ class Condemnation:
     """The objects that no root needs, as of one generation."""
 
     generation: int
-    """Of the head that it was planned on."""
+    """Generation of the head that it was planned on."""
     oldest_retained: int
     keys: tuple[str, ...]
-    """Of segments, relative to the namespace."""
+    """Keys of segments, relative to the namespace."""
     since_ms: int
     """By the store's clock."""
     expired: frozenset[str] = frozenset()
@@ -268,7 +268,7 @@ class Condemnation:
     clears: bool = False
     """Whether the same step clears the dropped namespace."""
     ranges: tuple[tuple[str, int, int], ...] = ()
-    """Of slots and manifests: folder, first and last number."""
+    """Ranges of slots and manifests: folder, first and last number."""
 
 
 def condemn(manifest: Manifest, condemnation: Condemnation) -> Manifest | None:

@@ -322,7 +322,7 @@ def _locate_in(store: Store, names: Namespace, fallback: bool, probe: bool) -> H
 
 
 def newest_incarnation(store: Store, name: str) -> Namespace:
-    """Return the newest incarnation of which anything is left, whatever the state of its manifests.
+    """Return the newest incarnation that still has objects, whatever the state of its manifests.
 
     For jobs that search for damage: its record, its manifests or both may be lost. One LIST for
     each incarnation of which objects are left.
@@ -357,7 +357,7 @@ def _recorded_incarnations(store: Store, names: Namespace) -> list[int]:
 
 
 def _stored_incarnations(store: Store, names: Namespace) -> list[int]:
-    """Return the incarnations of which objects are left, but for the first one."""
+    """Return the incarnations that still have objects, except the first."""
     found: list[int] = []
     after = ""
     while (info := next(iter(store.list(names.incarnations, after)), None)) is not None:
@@ -427,7 +427,7 @@ def refuse_renamed(namespace: Namespace, manifest: Manifest) -> None:
 
 
 def without_manifest(store: Store, namespace: Namespace) -> ReefError:
-    """Return the error for the newest incarnation of a name, if no manifest of it is left."""
+    """Return the error for a name whose newest incarnation has lost all manifests."""
     name = namespace.name
     for folder in (namespace.wal, namespace.segments):
         if next(iter(store.list(folder)), None) is not None:

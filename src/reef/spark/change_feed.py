@@ -70,7 +70,7 @@ OWN = st.StructType(
     ]
 )
 CACHE_BYTES = 64 << 20
-"""Of blocks, for the rows before a task's first change."""
+"""Cached blocks, for the rows before a task's first change."""
 RESTARTS_MAX = 10
 EXPIRED_HINT = "Load the DataFrame again, or raise leaseSeconds"
 
@@ -144,7 +144,7 @@ class IngestPiece:
     header: WalHeader
     seq: int
     tombstones: tuple[RangeTombstone, ...] = ()
-    """Of the whole ingest: they come before all its rows."""
+    """Range deletes of the whole ingest: they come before all its rows."""
     entry: SegmentEntry | None = None
     pages: range = range(0)
 
@@ -247,7 +247,7 @@ class FeedEntry:
     lsn: int
     write_id: str
     rows: int
-    """Of a load, without the ranges that it deletes."""
+    """Rows of a load, without the ranges that it deletes."""
     size: int
     ingest: WalHeader | None = None
 

@@ -36,9 +36,9 @@ from reef.spark.staging import KeySample, column_of, numbered
 from reef.spark.types import OP
 
 SAMPLE_ROWS = 1000
-"""Of each partition."""
+"""Sampled rows of each partition."""
 SAMPLE_BYTES = 4 << 20
-"""Of each partition: a sample of large values ends here."""
+"""Sampled bytes of each partition: a sample of large values ends here."""
 PROBLEMS_MAX = 20
 PARTITION_BYTES_MIN = 16 << 20
 """Smaller partitions are not worth a task each."""

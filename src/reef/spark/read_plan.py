@@ -53,7 +53,7 @@ from reef.types import KeyRange
 SHARES_MAX = 10_000
 """More tasks than this cost more than they give."""
 GROUPS_SENT_MAX = 200_000
-"""Of all segments: about 50 MB of index."""
+"""Most groups of all segments together: about 50 MB of index."""
 ROWS_WEIGHED = 100
 """Rows in memory count together, so many at a time."""
 

@@ -389,7 +389,7 @@ class RowSorter:
         return _highest(rows, same, self.plan.order.number)
 
     def _drop_order_column(self, rows: Versions) -> Versions:
-        """Return rows without the order column; InvalidInputError if a tie is left."""
+        """Return rows without the order column; InvalidInputError on an unresolved tie."""
         if self.plan.order is None or self.keeps_order:
             return rows
         undecided = np.flatnonzero(rows.seqs == UNDECIDED)

@@ -113,12 +113,12 @@ class StreamPosition:
     key: bytes | None = None
     """Its rows were read up to here; None: all of them, or there is none."""
     after: int | None = None
-    """Of the first micro-batch of changes: where it begins."""
+    """Where the first micro-batch of changes begins."""
     cursor: str | None = None
 
     @classmethod
     def of(cls, offset: Mapping[str, Any]) -> "StreamPosition":
-        """Parse an offset; InvalidInputError if it is none of ours."""
+        """Parse an offset; InvalidInputError if another source wrote it."""
         if "starting" in offset:
             return cls()
         known = {"lsn", "row", "snapshot", "key", "after", "cursor"}
@@ -145,7 +145,7 @@ class StreamPosition:
 
     @property
     def in_rows(self) -> bool:
-        """Whether rows of the snapshot are left."""
+        """Whether the snapshot has more rows."""
         return self.key is not None
 
 
@@ -566,7 +566,7 @@ def _new_name(runtime: Runtime) -> str:
 
 
 CACHE_BYTES = 64 << 20
-"""Of block indexes, on the driver."""
+"""Cached block indexes, on the driver."""
 
 
 def _may_lose(entry: FeedEntry) -> bool:

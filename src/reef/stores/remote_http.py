@@ -220,7 +220,7 @@ def translate(error: Exception, url: str, key: str) -> ReefError:
 
 
 def final_error(response: Response, url: str, key: str) -> ReefError | None:
-    """Return the error for a response that retrying cannot change; None if it may."""
+    """Return the error for a permanent response; None if a retry may succeed."""
     if response.code in BUCKET_MISSING_CODES:
         return InvalidInputError(
             f"the bucket of {url} does not exist",

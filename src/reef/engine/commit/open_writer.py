@@ -81,7 +81,7 @@ class OpenedWriter:
     tail: Tail
     report: ReplayReport
     schema_id: int
-    """Of the schema in its fences."""
+    """Schema that its fences name."""
 
     def grown_schema(self, schema_id: int, manifest: Manifest) -> Schema | None:
         """Return the schema of a batch if it is newer than the one in the fences."""

@@ -240,7 +240,7 @@ class Transaction(Readable):
         self._ops: list[AnyOps] = []
         """The staged operations, encoded when they were staged: these are committed."""
         self._digest = hashlib.blake2b(digest_size=12)
-        """Of the staged records, with relative expiry times: the same for every retry."""
+        """Digest of the staged records, with relative expiry times: the same for every retry."""
         self._staged = Memtable(base._view().manifest.schema, STAGED_LSN)
         self._next_lsn = STAGED_LSN
         self._done = False

@@ -37,7 +37,7 @@ from reef.types import KeyRange
 KEYS_AT_ONCE = 8192
 EVERYTHING = KeyRange()
 CACHE_BYTES = 64 << 20
-"""Of the blocks of one state, in a task."""
+"""Cached blocks of one state, in a task."""
 
 
 @dataclass(frozen=True, slots=True)

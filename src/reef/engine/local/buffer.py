@@ -252,7 +252,7 @@ class LocalBuffer:
         self.last_index = max(log.last_index, position.uploaded)
         """The last entry on the disk."""
         self._digest = _digest_at(self.last_index, log, position.history)
-        """Of all entries up to that one."""
+        """Digest of all entries up to that one."""
         self.end_error: ReefError | None = None
         """Why no batch is accepted any more."""
         self.upload_error: ReefError | None = None

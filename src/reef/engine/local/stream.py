@@ -68,7 +68,7 @@ from reef.runtime import Runtime
 from reef.types import Receipt
 
 VERSION = 2
-"""Of batches with merges, which older releases must not upload."""
+"""Version of batches with merges, which older releases must not upload."""
 PLAIN_VERSION = 1
 CHECKSUM = struct.Struct("<I")
 HEADER_BYTES = 112
@@ -240,11 +240,11 @@ class LocalPosition:
     """The last committed entry of a log."""
 
     id: str
-    """Of the log's stream, or of the branch to which its uncommitted entries belong."""
+    """Id of the log's stream, or of the branch to which its uncommitted entries belong."""
     uploaded: int
     """Every entry up to here is committed; it may be above the end of the log."""
     history: StreamHistory
-    """Of that stream or branch."""
+    """History of that stream or branch."""
     forked_from: str = ""
     """The log's own id, if it has forked."""
 
@@ -396,7 +396,7 @@ def _fields(receipt: Receipt) -> tuple[Any, ...]:
 def queue_full_error(namespace: str, why: str) -> UnavailableError:
     """Return the error for a batch that was not admitted within its deadline."""
     return UnavailableError(
-        f"{namespace} has no room: {why}",
+        f"{namespace}: write queue is full: {why}",
         hint="Check whether the bucket is reachable, write more slowly, or raise "
         "local_backlog_bytes_max",
         namespace=namespace,
@@ -439,7 +439,7 @@ def fenced_log_error(
 
 
 def forked_log_error(identity: LogIdentity, pending: PendingUploads, path: str) -> FencedError:
-    """Return the error for a log of which a copy has committed other entries."""
+    """Return the error for a log whose copy has committed other entries."""
     first = f", the first of them entry {pending.first_index}" if pending.batches else ""
     return FencedError(
         f"{path} has forked: a copy of this local log has uploaded other entries to "

@@ -25,7 +25,7 @@ TRUNCATE_BYTES = 16 << 20
 TRUNCATE_S = 1.0
 """Or after so long; or with the last byte of a segment, whose disk space is then free."""
 RETRY_S = 0.05
-"""The pause when the bucket's log has no room."""
+"""The pause when the write queue is full."""
 IDLE_S = 5.0
 """How often it checks whether its writer was garbage-collected."""
 STOP_S = 5.0

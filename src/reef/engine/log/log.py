@@ -151,13 +151,13 @@ class LogRules:
         self.marks = dict(manifest.stream_marks)
         """How far each stream was committed below `next_lsn`."""
         self.lineages = dict(manifest.stream_lineages)
-        """Which entries that were, by stream."""
+        """The entries of each stream that were committed."""
         self.skipped = frozenset(manifest.skipped_lsns)
         self._without_begin = frozenset(manifest.ingests_without_begin)
         self._first_schema_id = manifest.schemas[0].id
 
     def advance(self, header: WalHeader) -> Verdict:
-        """Pass the object at the next LSN, and return its verdict."""
+        """Advance past the object at the next LSN; return its verdict."""
         if header.lsn != self.next_lsn:
             raise ValueError(f"expected LSN {self.next_lsn}, got {header.lsn}")
         verdict = self.classify(header)
@@ -175,7 +175,7 @@ class LogRules:
         return verdict
 
     def classify(self, header: WalHeader) -> Verdict:
-        """Return the verdict of the object at the next LSN without passing it."""
+        """Return the verdict of the object at the next LSN without advancing."""
         if header.lsn in self.skipped:
             return Verdict.IGNORED
         if header.kind is WalKind.BATCHES:

@@ -68,7 +68,7 @@ class Entry(NamedTuple):
     values: Mapping[int, Any] = NO_VALUES
     """By field number; a column that is missing is null."""
     changes: Mapping[int, int] = NO_CHANGES
-    """Of a patch or merge: the columns that it changes, and how (`Operator`)."""
+    """Columns that a patch or merge changes, and how (`Operator`)."""
     expires_at_ms: int | None = None
     merged_at_ms: int | None = None
 

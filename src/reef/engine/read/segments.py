@@ -72,7 +72,7 @@ SCAN_GAP_BYTES = 64 * 1024
 EXPANSION = 2
 """About how much larger blocks are in memory than as stored."""
 PAGES_AT_ONCE, PAGES_IN_PARALLEL = 64, 4096
-"""Of a lookup of many keys: a megabyte of memory is used again from step to step, more of it would
+"""Pages per step of a lookup: a megabyte of memory is reused from step to step, more of it would
 be returned to the kernel and faulted in again. A bucket is asked for many pages in parallel."""
 INDEX_RANGES_MAX = 8
 """Requests for the parts of one index that a search reads."""

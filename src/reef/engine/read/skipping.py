@@ -177,7 +177,7 @@ class Skipping:
         return frozenset(found)
 
     def _alternatives(self, where: Where | None) -> list[Where]:
-        """Return conditions of which any may fail, each of them in all sources alike."""
+        """Return conditions; a group is skipped if one of them fails in all sources."""
         if where is None or not where.conditions:
             return []
         patched = any(entry.patches for entry in self._entries)

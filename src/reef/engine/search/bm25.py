@@ -59,7 +59,8 @@ F64S = npt.NDArray[np.float64]
 Places = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Allowed = Callable[[int, U32S], Mask]
-"""Of a source's number and some ordinals: which may be returned. Called for few rows only."""
+"""Takes a source's number and ordinals; returns which may be in the result. Called for few rows
+only."""
 Matching = Sequence[Mask | None]
 """Per source: for each of its rows whether a filter matches; None for all."""
 

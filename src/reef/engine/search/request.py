@@ -25,7 +25,7 @@ K_MAX = 10_000
 DISTANCE, SCORE = "_distance", "_score"
 T = TypeVar("T")
 FUSION_CONSTANT = 60
-"""Of reciprocal rank fusion: how much the first ranks count more than the next."""
+"""Constant of reciprocal rank fusion: the larger, the less the first ranks outweigh the next."""
 
 _log = logging.getLogger(__name__)
 
@@ -61,11 +61,11 @@ class SearchRequest:
     vector: VectorQuery | None
     text: TextSearch | None
     weights: tuple[float, float]
-    """Of the two rankings, if there are both."""
+    """Weights of vector and text, if the request has both."""
     where: Where | None
     k: int
     columns: tuple[str, ...]
-    """Of the result, the key first, without the distance."""
+    """Columns of the result, the key first, without the distance."""
     exact: bool
 
     @property
@@ -221,7 +221,7 @@ class SearchReport:
     segments_indexed: int = 0
     segments_exhaustive: int = 0
     segments_exact: int = 0
-    """Of the indexed ones, those of which the filter left so few rows that all were compared."""
+    """Indexed segments with so few rows after the filter that all were compared."""
     lists: int = 0
     candidates: int = 0
     """Rows that the indexes returned."""
@@ -232,7 +232,7 @@ class SearchReport:
     rows_scanned: int = 0
     """Rows of memory and of segments without index."""
     documents: int = 0
-    """Of a search by text: the rows that its statistics count, stored old versions too."""
+    """Rows that the statistics of a text search count, stored old versions included."""
     tokens: int = 0
     terms: dict[str, int] = field(default_factory=dict)
     """By term of the query: how many of these rows have it."""

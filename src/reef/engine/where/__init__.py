@@ -79,7 +79,7 @@ __all__ = [
 T = TypeVar("T")
 NO_KEYS = KeyRange(b"", b"")
 CLAUSES_MAX = 64
-"""Of `Where.clauses`; a filter with more of them uses weaker ones."""
+"""Most clauses of `Where.clauses`; a filter with more uses weaker ones."""
 INVERSE = {
     Op.EQ: Op.NE,
     Op.IN: Op.NOT_IN,

@@ -41,7 +41,7 @@ ALLOWED = (
     "column [NOT] LIKE 'prefix%', or column IS [NOT] NULL"
 )
 DEPTH_MAX = 100
-"""Of nested parentheses; deeper ones would exhaust the stack."""
+"""Most nested parentheses; deeper ones would exhaust the stack."""
 RESERVED = frozenset(("AND", "OR", "NOT", "IN", "IS", "NULL", "LIKE", "BETWEEN", "TRUE", "FALSE"))
 NULL_HINT = "NULL is equal to nothing: write IS NULL or IS NOT NULL"
 SHOWN_CHARS = 48
@@ -62,7 +62,7 @@ TIMES: dict[str, Callable[[str], Literal]] = {
     "TIMESTAMP": parse_timestamp,
     "TIME": parse_clock,
 }
-"""Of literals with a type in front of them, by its name."""
+"""Parsers of literals with a type in front of them, by its name."""
 
 
 class Op(StrEnum):

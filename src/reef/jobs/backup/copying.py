@@ -221,7 +221,7 @@ class LogShipper:
     tally: Tally
     rules: LogRules
     manifest: Manifest
-    """Of the source: schemas, and decisions of repairs."""
+    """Manifest of the source: schemas, and decisions of repairs."""
     log_bytes: int = 0
     """Bytes of the log that were replayed since the last backup."""
     covered_ms: int = 0

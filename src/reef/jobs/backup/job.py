@@ -74,7 +74,7 @@ class BackupReport:
     """Objects of logs that were sent, in `pieces` objects of the backup."""
     pieces: int
     last_lsn: int
-    """Of the only namespace, the last LSN that can be restored; 0 if there are several."""
+    """Last LSN that can be restored, if there is only one namespace; otherwise 0."""
     backups: int
     """Descriptors that were written; more than one if `follow` has backed up later generations."""
     seconds: float

@@ -228,9 +228,9 @@ class _RestoreRun:
     def _fold_log(
         self, state: Manifest, point: RestorePoint, scanned: "_ScannedLog", names: Namespace
     ) -> Manifest:
-        """Fold the log up to the chosen LSN, in stretches of bounded size."""
+        """Fold the log up to the chosen LSN, in rounds of bounded size."""
         settings = FoldSettings()
-        for end in scanned.stretches(point.log, settings.log_bytes):
+        for end in scanned.rounds(point.log, settings.log_bytes):
             view = _LogView(self.store, names, state, point.log)
             task = FoldTask(view, names, state.generation, settings, end)
             folded = edits.fold(state, run_fold_task(task).result)
@@ -306,8 +306,8 @@ class _ScannedLog:
             )
         return entries
 
-    def stretches(self, log: LogRange, bytes_max: int) -> Iterator[int]:
-        """Yield the ends of stretches of the log, each of at most so many bytes or one object."""
+    def rounds(self, log: LogRange, bytes_max: int) -> Iterator[int]:
+        """Yield the ends of the rounds of a fold, each of at most so many bytes or one object."""
         size, first = 0, log.first
         for lsn in range(log.first, log.last + 1):
             length = self.sizes.get(lsn, 0)

@@ -223,7 +223,7 @@ class CompactJob:
         ]
 
     def _ancestors(self, outlines: Sequence[_Outline]) -> tuple[str, ...]:
-        """Return the inputs, and of theirs those that no sweep has taken yet."""
+        """Return the inputs and their ancestors that have not been swept."""
         older = self._present({a for outline in outlines for a in outline.ancestors})
         return tuple(sorted(older | {segment.id for segment in self.plan.inputs}))
 

@@ -59,7 +59,7 @@ class Derived:
     ingested: tuple[SegmentEntry, ...]
     written: tuple[FoundSegment, ...]
     inherited: tuple[SegmentEntry, ...]
-    """Of a branch: segments of its first manifest that are live."""
+    """Live segments of a branch's first manifest."""
     left_out: tuple[str, ...]
     """Superseded or never published segments; which of the two is not always known."""
     staged: tuple[str, ...]

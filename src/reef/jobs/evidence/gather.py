@@ -93,7 +93,7 @@ class Inheritance:
     """The beginning of a branch."""
 
     names: Namespace
-    """Of the branch, with the folders of its inherited log."""
+    """Names of the branch, with the folders of its inherited log."""
     first: Manifest
     """Its first manifest, derived once more."""
 
@@ -144,7 +144,7 @@ class FoundSegment:
     size: int
     footer: Footer
     entry: SegmentEntry | None = None
-    """Of a branch: its entry in the first manifest, if the origin has written it."""
+    """Entry in a branch's first manifest, if the origin has written the segment."""
 
     @property
     def is_staged(self) -> bool:
@@ -182,11 +182,11 @@ class Evidence:
     successor: Successor | None = None
     """The record of this incarnation, if the name was dropped and created again."""
     late: frozenset[int] = frozenset()
-    """Slots whose objects landed after the slot was collected, and are left out of `headers`."""
+    """Slots filled again after they were collected; not in `headers`."""
     lost_record: str | None = None
     """The key of that record, if it is lost or unreadable and no manifest has a copy."""
     first: Manifest | None = None
-    """Of a branch: its first manifest, which follows from the pin in its origin."""
+    """First manifest of a branch, which follows from the pin in its origin."""
     lost_inherited: tuple[SegmentEntry, ...] = ()
     """Segments of that manifest whose footers cannot be read."""
 
@@ -395,7 +395,7 @@ class SegmentCandidate:
 
     id: str
     generation: int
-    """Of the manifest that its job was planned on; 0 for a bulk job."""
+    """Manifest on which its job was planned; 0 for a bulk job."""
     covers: tuple[Cover, ...]
     ancestors: frozenset[str] = frozenset()
     unit: str = ""

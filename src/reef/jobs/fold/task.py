@@ -82,7 +82,8 @@ class FoldTask:
     ingested: tuple[SegmentEntry, ...] = ()
     """Segments that ingests in this part made visible; set once the part is replayed."""
     begins: tuple[int, ...] = ()
-    """Of loads with `live_wins` that are open at the end of the part: their rows come in there."""
+    """Begins of loads with `live_wins` that are open at the end of the part: rows may come in
+    there."""
     key_range: KeyRange = field(default_factory=KeyRange)
     """The keys of this task. Range tombstones are written by the first task."""
 
@@ -224,7 +225,7 @@ def write_folded(
 def write_trace(
     task: FoldTask, manifest: Manifest, tombstones: Sequence[RangeTombstone]
 ) -> tuple[SegmentEntry, ...]:
-    """Write a segment without rows for a key range of which no row is left.
+    """Write a segment without rows for a key range that has none.
 
     The segments of a fold cover all keys together; a rebuild recognises them by that (H49).
     """

@@ -95,7 +95,7 @@ class Unchanged:
     """The condition of an ingest: no object behind an LSN has written keys in some ranges."""
 
     generation: int
-    """Of the manifest that was read. A lease keeps it, and the log from its floor on."""
+    """Generation that was read. A lease keeps it, and the log from its floor on."""
     lsn: int
     """The last LSN that was read."""
     ranges: tuple[KeyRange, ...] = (KeyRange(),)
@@ -203,7 +203,7 @@ class Appender:
         self._headers: dict[int, WalHeader] = {}
         self._tries: dict[tuple[WalKind, str], _Tries] = {}
         self._checked: LogRules | None = None
-        """Of a conditional ingest: the rules, up to the last object that was checked."""
+        """Rules of a conditional ingest, up to the last object that was checked."""
 
     def append_rows(
         self,

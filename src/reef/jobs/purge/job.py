@@ -81,7 +81,7 @@ class PurgeReport:
     keys: int
     generation: int
     origin: str | None = None
-    """Of a branch: the namespace that it was made of, which has rows of its own."""
+    """Namespace that a branch was made from, which has rows of its own."""
     rows_deleted: int = 0
     """Keys that had a row, and were deleted by a commit."""
     segments_rewritten: int = 0
@@ -92,7 +92,7 @@ class PurgeReport:
     remaining: tuple[RemainingObject, ...] = ()
     """Objects that still hold rows, and who pins them."""
     unreadable: tuple[str, ...] = ()
-    """Objects of which nothing is proved, because they cannot be decoded."""
+    """Objects that cannot be decoded, so that nothing is proved about them."""
     bounds: tuple[str, ...] = ()
     """Objects that name one of the keys as the bound of a range, and hold no row of it."""
     objects_scanned: int = 0

@@ -83,9 +83,9 @@ class ScannedObject:
     problem: str = ""
     """Why it cannot be decoded."""
     ingested: tuple[str, ...] = ()
-    """Of an ingest in the log: the segments that it names."""
+    """Segments that an ingest in the log names."""
     marks: dict[str, int] = field(default_factory=dict)
-    """Of an append: the batches of streams that it is."""
+    """Batches of streams that an append commits."""
     is_gone: bool = False
     """Whether a sweep deleted it after it was listed."""
 
@@ -263,7 +263,7 @@ class Pin:
     kind: str
     name: str
     id: str = ""
-    """Of a snapshot, a branch, a lease or a job."""
+    """Id of a snapshot, a branch, a lease or a job."""
     until: str | None = None
     """When running the purge again makes progress, by the store's clock; None: when it ends."""
 

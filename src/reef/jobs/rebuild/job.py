@@ -122,7 +122,7 @@ class RebuildReport:
     namespace: str
     applied: bool
     generation: int
-    """Of the head: the new one if it was applied; 0 if there is none."""
+    """Generation of the head, after the rebuild if it was applied; 0 if there is none."""
     wal_floor: int
     last_lsn: int
     writer_epoch: int

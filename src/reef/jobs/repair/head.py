@@ -360,7 +360,7 @@ def _record_of(current: Manifest) -> Successor:
 
 
 def _publish_end(context: NamespaceContext, record: Successor, last: Manifest | None) -> Manifest:
-    """Publish the last manifest of a chain; `last` is the newest one that is left."""
+    """Publish the last manifest of a chain; `last` is the newest that can be read."""
     now_ms, write_id = int(context.store.now() * 1000), context.runtime.ulid()
     # Above all that its sweeps have published since.
     generation = max(record.generation, 0 if last is None else last.generation) + MARGIN

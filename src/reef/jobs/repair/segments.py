@@ -126,7 +126,7 @@ class SalvageTask:
 
     context: NamespaceContext
     generation: int
-    """Of the manifest with its schemas."""
+    """Generation of the manifest with its schemas."""
     entry: SegmentEntry
     covers: tuple[Cover, ...] = ()
     """The LSNs and keys that it covers; more if its footer is lost."""
@@ -162,7 +162,7 @@ class _VersionSource:
     rows: list[Versions] = field(default_factory=list)
     tombstones: list[RangeTombstone] = field(default_factory=list)
     loads: list[tuple[int, Versions]] = field(default_factory=list)
-    """Of loads: the slot of the ingest, and its rows, which may sort at another one."""
+    """Loads: the slot of each ingest, and its rows, which may sort at another LSN."""
 
     def since(self, lsn: int) -> "_VersionSource":
         """Return the versions of slots from an LSN on."""
@@ -175,7 +175,7 @@ class _VersionSource:
         return [*self.rows, *(rows for _, rows in self.loads)]
 
     def without(self, groups: Sequence[Versions]) -> "_VersionSource":
-        """Return the versions of other keys than those of intact groups, which have all of theirs.
+        """Return versions of keys outside intact groups, which have all versions of their keys.
 
         A group may have several merges as one: together with the merges it would count twice.
         """

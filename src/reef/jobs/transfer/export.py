@@ -278,7 +278,7 @@ class ExportSeal(msgspec.Struct, frozen=True):
     generation: int
     last_lsn: int
     fingerprint: str
-    """Of the namespace's schema."""
+    """Fingerprint of the namespace's schema."""
     key: tuple[str, str]
     """Name and type."""
     fields: list[tuple[str, str]]

@@ -129,7 +129,7 @@ class ImportProgress:
     files_done: int
     files: int
     rows: int
-    """Of all files so far, including rows that an earlier run applied."""
+    """Rows of all files so far, including those that an earlier run applied."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ class Record:
     destination: str
     source: str
     checksum: str
-    """Of the object's bytes."""
+    """Checksum of the object's bytes."""
     committed: bool = False
     """Whether the object was seen at the destination: the source is not needed any more."""
 
@@ -168,7 +168,7 @@ class Register(ABC):
 
     @abstractmethod
     def insert(self, record: Record) -> bool:
-        """Add a record; False if the destination has one, be it this very one."""
+        """Add a record; False if the destination has one already, even the same."""
 
     @abstractmethod
     def read(self, destinations: Sequence[str]) -> list[Record]:
@@ -196,7 +196,7 @@ class Register(ABC):
         return Holding(self.read_one(destination), self.incarnation())
 
     def commit_in(self, record: Record, incarnation: str) -> bool:
-        """Commit; False unless this very record is committed now, in this incarnation."""
+        """Commit; False unless exactly this record is now committed, in this incarnation."""
         self.commit(record)
         now = self.holding(record.destination)
         is_there = now.record is not None and now.record.source == record.source

@@ -171,7 +171,7 @@ class StoreRequest(msgspec.Struct, frozen=True, gc=False):
 
     operation: Operation
     key: str = ""
-    """Of a listing the prefix, of a copy the target, of a deletion the first of `keys`."""
+    """Prefix of a listing, target of a copy, first of `keys` of a deletion."""
     body: bytes = b""
     start: int = 0
     end: int = 0
@@ -181,9 +181,9 @@ class StoreRequest(msgspec.Struct, frozen=True, gc=False):
     source: str = ""
     keys: Sequence[str] = ()
     parts: Iterable[bytes] = ()
-    """Of an upload; read once."""
+    """Parts of an upload; read once."""
     pieces: Sequence[Part] = ()
-    """Of an object to be composed."""
+    """Pieces of an object to be composed."""
     older_than_s: float = 0.0
 
     def with_parts(self, parts: Iterable[bytes]) -> "StoreRequest":

@@ -331,7 +331,7 @@ START_PER_S = 10.0
 DOUBLING_S = 0.5
 CUT = 0.8
 STEEPNESS = 0.4
-"""Of the cubic curve: one more request a second after some 1.4 s, 50 more after 5 s."""
+"""Steepness of the cubic curve: one more request a second after 1.4 s, 50 more after 5 s."""
 RATE_MIN_PER_S = 0.2
 BURST_S = 0.05
 """Unused turns are kept this long: threads do not arrive at exact intervals."""

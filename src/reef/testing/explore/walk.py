@@ -419,7 +419,7 @@ class Walk:
         return [after for after, _ in self._steps(state)]
 
     def without_switches(self, state: State) -> tuple[State, int]:
-        """Return a state without how many switches are left, and that."""
+        """Split a state into the number of remaining switches and the rest."""
         if not self._bounded:
             return state, 0
         return (*state[:SWITCHES], *state[PROCESSES:]), state[SWITCHES]
