@@ -12,7 +12,7 @@ from reef.formats.schema import Schema
 from reef.jobs import build_indexes, compact, fold, ingest, verify
 from reef.stores.memory import MemoryStore
 from tests.support.compaction import SMALL
-from tests.support.search import SCHEMA, assert_same, brute_force, found, indexes
+from tests.support.search import SCHEMA, assert_same, found, indexes
 
 NAME = "docs"
 KEYS = st.integers(0, 23).map(lambda n: f"k{n:02}")
@@ -134,13 +134,12 @@ class SearchMachine(RuleBasedStateMachine):
     def search(self, query, k, condition, exact):
         where, matches = condition
         metric = "l2" if 0 in self.dropped else self.metric
-        expected = brute_force(self.rows, query, metric, k, matches)
         with self.db.reader(NAME) as reader:
             for handle in (self.writer, reader):
                 result = handle.search(
                     vector=("v", query), where=where, k=k, recall="exact" if exact else None
                 )
-                assert_same(found(result), expected)
+                assert_same(found(result), self.rows, query, metric, k, matches)
                 for row in result.drop_columns("_distance").to_pylist():
                     model = self.rows[row["id"]]
                     assert row == {**model, "v": [float(x) for x in model["v"]]}
@@ -191,7 +190,7 @@ class SearchMachine(RuleBasedStateMachine):
         for taken, rows, metric in self.snapshots:
             with self.db.reader(NAME, snapshot=taken) as reader:
                 result = reader.search(vector=("v", query), k=k, columns=[])
-                assert_same(found(result), brute_force(rows, query, metric, k))
+                assert_same(found(result), rows, query, metric, k)
 
     @invariant()
     def nearest_to_one_query(self):
@@ -199,7 +198,7 @@ class SearchMachine(RuleBasedStateMachine):
             return
         metric = "l2" if 0 in self.dropped else self.metric
         result = self.writer.search(vector=("v", [1, 0, 2, -1]), k=5, columns=[])
-        assert_same(found(result), brute_force(self.rows, [1, 0, 2, -1], metric, 5))
+        assert_same(found(result), self.rows, [1, 0, 2, -1], metric, 5)
 
     def teardown(self):
         if hasattr(self, "writer"):
