@@ -43,8 +43,8 @@ from reef.formats.vector_index import (
     CentroidSet,
     VectorDirectory,
     VectorList,
+    as_indexed,
     distances,
-    normalized,
     vectors_of,
 )
 from reef.formats.versions import Versions, concat_versions
@@ -135,7 +135,7 @@ class SegmentVectors:
     @property
     def _target(self) -> npt.NDArray[np.float32]:
         query = self.query
-        return normalized(query.values) if query.metric == "cosine" else query.values
+        return as_indexed(query.values, query.metric)
 
     def _exact(self) -> tuple[Ordinals, Distances]:
         """Compare all matching rows with the query by their vectors."""
@@ -144,7 +144,11 @@ class SegmentVectors:
         column, parts = self.query.column.number, [np.zeros(0)]
         for at in range(0, len(ordinals), ROWS_AT_ONCE):
             rows = self.state.rows_at(self.entry, ordinals[at : at + ROWS_AT_ONCE], [column])
-            vectors, known = vectors_of(rows.fields[column])
+            stored = rows.fields.get(column)
+            if stored is None:  # all of them are null
+                parts.append(np.full(len(rows), np.inf))
+                continue
+            vectors, known = vectors_of(stored, np.float64)
             far = distances(vectors, self.query.values, self.query.metric)
             parts.append(comparable(np.where(known, far, np.inf), self.query))
         far = np.concatenate(parts)
@@ -187,7 +191,7 @@ class _Best:
         column = rows.fields.get(self._query.column.number)
         if column is None:
             return np.full(len(rows), np.inf)
-        vectors, known = vectors_of(column)
+        vectors, known = vectors_of(column, np.float64)
         far = distances(vectors, self._query.values, self._query.metric)
         matching = known & np.isfinite(far) & matches(rows, self._request)
         return np.where(matching, far, np.inf)
@@ -408,16 +412,28 @@ class _CandidatePool:
         self._doubtful = np.concatenate([self._doubtful, doubtful[kept]])
 
     def settle(self, k: int) -> int:
-        """Look up the doubtful ones of the k nearest until none is; return how many were stale."""
+        """Look up the doubtful ones of the k nearest until none is; return how many were stale.
+
+        Rows as far as the k-th are among them: of those, the result has the smaller keys.
+        """
         stale = 0
         while True:
-            nearest = np.argsort(self._far, kind="stable")[:k]
-            doubtful = nearest[self._doubtful[nearest] & np.isfinite(self._far[nearest])]
+            nearest = self._nearest(k)
+            doubtful = nearest[self._doubtful[nearest]]
             if not len(doubtful):
                 break
-            newest = self._state.are_newest(self._rows.take(doubtful.astype(np.int64)))
+            newest = self._state.are_newest(self._rows.take(doubtful))
             self._doubtful[doubtful] = False
             self._far[doubtful[~newest]] = np.inf
             stale += int((~newest).sum())
         self.best.ranked = Ranked.best(self._rows, self._far, self.best.k)
         return stale
+
+    def _nearest(self, k: int) -> npt.NDArray[np.int64]:
+        """Return the places of the rows that are no farther than the k-th."""
+        finite = np.flatnonzero(np.isfinite(self._far)).astype(np.int64)
+        if len(finite) <= k:
+            return finite
+        far = self._far[finite]
+        near: npt.NDArray[np.int64] = finite[far <= np.partition(far, k - 1)[k - 1]]
+        return near

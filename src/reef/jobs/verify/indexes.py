@@ -24,8 +24,7 @@ from reef.formats.vector_index import (
     CentroidSet,
     VectorDirectory,
     decode_centroids,
-    normalized,
-    vectors_of,
+    vectors_in_lists,
 )
 from reef.jobs.verify.chain import Problem, ProblemKind, Severity
 from reef.paths import Namespace
@@ -168,11 +167,7 @@ def _check_vectors(
 ) -> None:
     """Raise unless each sampled vector is in the list of its nearest centroid, by its codes."""
     ordinals, column = sample
-    vectors, known = vectors_of(column)
-    known &= np.isfinite(vectors).all(axis=1)
-    if directory.metric == "cosine":
-        known &= vectors.any(axis=1)
-        vectors = normalized(vectors)
+    vectors, known = vectors_in_lists(column, directory.metric)
     view = memoryview(payload)
     places: dict[int, tuple[int, int]] = {}
     lists = {}
