@@ -30,6 +30,7 @@ from urllib.parse import quote
 from xml.sax.saxutils import escape
 
 from reef import paths
+from reef.config import bad_option
 from reef.errors import ErrorKind, InvalidInputError, NotFoundError, ReefError, UnavailableError
 from reef.runtime import REAL, Runtime
 from reef.stores.base import Capabilities, ObjectInfo, Part, check_range, past_the_end
@@ -38,7 +39,6 @@ from reef.stores.remote_http import (
     MIB,
     HttpSender,
     RemoteOptions,
-    bad_option,
     read_requests,
     reading,
 )

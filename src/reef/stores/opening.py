@@ -22,6 +22,7 @@ import re
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
+from reef.config import bad_option
 from reef.errors import ErrorKind, InvalidInputError
 from reef.runtime import REAL, Runtime
 from reef.stores.base import Store, check_key
@@ -235,9 +236,7 @@ def _positive(name: str, value: object) -> int:
     """Return a number that may have come as text."""
     text = str(value)
     if not (text.isascii() and text.isdigit() and int(text) >= 1):
-        raise InvalidInputError(
-            f"option {name}={text!r} is not a positive number", kind=ErrorKind.INVALID_OPTION
-        )
+        raise bad_option(name, text, "a positive number")
     return int(text)
 
 

@@ -45,6 +45,7 @@ from itertools import pairwise
 from typing import Any, ClassVar, Literal, Self
 from xml.etree import ElementTree
 
+from reef.config import bad_option
 from reef.errors import ErrorKind, InvalidInputError, NotFoundError, ReefError, UnavailableError
 from reef.runtime import Runtime
 from reef.stores.base import PIECE_BYTES, Part, Store, check_range
@@ -144,13 +145,6 @@ def _coerce(default: object, name: str, value: Any) -> Any:
     if default is None and value is not None and not isinstance(value, str):
         raise bad_option(name, value, "text")
     return value
-
-
-def bad_option(name: str, value: object, expected: str) -> InvalidInputError:
-    """Return the error for an invalid value of an option."""
-    return InvalidInputError(
-        f"option {name}={value!r} is not {expected}", kind=ErrorKind.INVALID_OPTION
-    )
 
 
 # --- errors -------------------------------------------------------------------------
