@@ -218,7 +218,7 @@ class ColumnSet:
 
     def _too_short(self, length: int, position: int) -> NoReturn:
         left = len(self._data) - position
-        self._fail(f"{length} bytes expected, {left} are left", position)
+        self._fail(f"expected {length} bytes, found {left}", position)
 
     def _fail(self, problem: str, position: int = 0) -> NoReturn:
         raise corrupt(self._name, self._offset + position, problem)

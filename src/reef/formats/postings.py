@@ -208,7 +208,7 @@ class Postings:
         self._widths = [int(WIDTHS[code]) for code in codes]
         expected = 1 + blocks * (12 if blocks > 1 else 4) + documents * sum(self._widths)
         if widths >> 6 or expected != len(data) or (not codes[0] and documents > blocks):
-            self._fail(f"{len(data)} bytes with widths {widths:#x}, expected {expected}")
+            self._fail(f"expected {expected} bytes with widths {widths:#x}, found {len(data)}")
         self._blocks = blocks
         self._saturation: tuple[float, float, F64S] = 0.0, 0.0, np.empty(0)
 

@@ -90,7 +90,9 @@ class TextIndexBuilder:
                 f"text index: rows from {first_ordinal} on after {self._rows} rows"
             )
         if column.type != pa.string():
-            raise InvalidInputError(f"text index: column of type {column.type}, expected string")
+            raise InvalidInputError(
+                f"text index: expected a column of type string, found {column.type}"
+            )
         if column.nbytes > 2 * PENDING_BYTES and len(column) > 1:
             half = len(column) // 2
             self.add(first_ordinal, column[:half], valid[:half])
@@ -448,7 +450,7 @@ class TextDirectory:
 
     def _check(self, data: Buffer, length: int, checksum: int, offset: int) -> None:
         if len(data) != length:
-            raise corrupt(self.name, offset, f"{length} bytes expected, {len(data)} were read")
+            raise corrupt(self.name, offset, f"expected {length} bytes, found {len(data)}")
         if crc32c(data) != checksum:
             raise corrupt(self.name, offset, f"checksum of {length} bytes does not match")
 

@@ -211,9 +211,9 @@ class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         except msgspec.ValidationError as error:
             raise _invalid(f"{error}; options are {', '.join(cls.__struct_fields__)}") from error
         if parsed.language not in LANGUAGES:
-            raise _invalid(f"language is {parsed.language!r}, expected one of {LANGUAGES}")
+            raise _invalid(f"language: expected one of {LANGUAGES}, found {parsed.language!r}")
         if parsed.tokenizer not in TOKENIZERS:
-            raise _invalid(f"tokenizer is {parsed.tokenizer!r}, expected one of {TOKENIZERS}")
+            raise _invalid(f"tokenizer: expected one of {TOKENIZERS}, found {parsed.tokenizer!r}")
         if not parsed.language and (parsed.stemming or parsed.stop_words):
             raise _invalid("stemming and stop words need a language, got none")
         return parsed

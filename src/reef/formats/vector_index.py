@@ -116,7 +116,7 @@ def decode_centroids(data: Buffer, name: str) -> CentroidSet:
         raise corrupt(name, 0, f"{len(data)} bytes are too few for centroids")
     magic, version, expected = HEAD.unpack_from(data)
     if magic != MAGIC:
-        raise corrupt(name, 0, f"magic is {magic!r}, expected {MAGIC!r}")
+        raise corrupt(name, 0, f"expected magic {MAGIC!r}, found {magic!r}")
     if crc32c(bytes(data[HEAD.size :])) != expected:
         raise corrupt(name, HEAD.size, "checksum of the centroids does not match")
     if version > VERSION:
@@ -423,7 +423,7 @@ class VectorDirectory:
         except (*UNDECODABLE, ValueError) as error:
             raise corrupt(name, offset, f"not a vector directory: {error}") from error
         if not len(low) == len(scale) == head.dimensions or head.metric not in METRICS:
-            raise corrupt(name, offset, f"{len(low)} dimensions, expected {head.dimensions}")
+            raise corrupt(name, offset, f"expected {head.dimensions} dimensions, found {len(low)}")
         sizes = np.where(counts > 0, CRC_BYTES + counts * (8 + head.dimensions), 0)
         return cls(name, head.metric, counts, np.cumsum(sizes), low, scale)
 

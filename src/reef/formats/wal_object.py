@@ -223,7 +223,7 @@ def _check_whole(data: bytes, name: str) -> int:
         raise corrupt(name, len(data) - FOOTER.size, "checksum of the object does not match")
     magic, version, zero = HEAD.unpack(data[: HEAD.size])
     if magic != MAGIC:
-        raise corrupt(name, 0, f"magic is {magic!r}, expected {MAGIC!r}")
+        raise corrupt(name, 0, f"expected magic {MAGIC!r}, found {magic!r}")
     if version > VERSION:
         raise unsupported(name, "WAL object", version, VERSION)
     if version == 0 or zero:

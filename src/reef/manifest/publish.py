@@ -192,7 +192,7 @@ class Publisher:
         key = self._namespace.segment(segment.id, segment.home)
         found = self._store.head(key).size
         if found != segment.size:
-            raise InternalError(f"object {key} has {found} bytes, expected {segment.size}")
+            raise InternalError(f"object {key}: expected {segment.size} bytes, found {found}")
 
     def _back_off(self, loss: int) -> None:
         ceiling_s = min(self._policy.first_delay_s * 2**loss, self._policy.delay_max_s)

@@ -194,7 +194,7 @@ class RowsPlan:
         ]
         if OP in given.names and kind_of(given.field(OP).type) != "text":
             problems.append(
-                InvalidInputError(f"column {OP}: text expected, got {given.field(OP).type}")
+                InvalidInputError(f"column {OP}: expected text, got {given.field(OP).type}")
             )
         raise_all(problems)
 

@@ -592,7 +592,7 @@ def test_a_segment_that_was_cut_short(db, target, other):
     (key,) = keys(target, "data/segments/")
     target.put(key, target.get(key)[:-1])
     (problem,) = verify_backup(target).problems
-    assert (problem.object, "bytes, expected" in problem.message) == (key, True)
+    assert (problem.object, "bytes, found" in problem.message) == (key, True)
     with pytest.raises(CorruptionError, match="shorter than"):
         restore(target, other, NAME)
 

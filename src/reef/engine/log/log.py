@@ -159,7 +159,7 @@ class LogRules:
     def advance(self, header: WalHeader) -> Verdict:
         """Advance past the object at the next LSN; return its verdict."""
         if header.lsn != self.next_lsn:
-            raise ValueError(f"expected LSN {self.next_lsn}, got {header.lsn}")
+            raise ValueError(f"expected LSN {self.next_lsn}, found {header.lsn}")
         verdict = self.classify(header)
         if header.job is not None:
             self._follow_job(header, header.job)

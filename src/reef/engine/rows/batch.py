@@ -222,7 +222,7 @@ class Batch:
             )
         if not isinstance(value, bytes | bytearray | memoryview):
             raise InvalidInputError(
-                f"row {self._ops}: bytes, or a dict of columns, expected, "
+                f"row {self._ops}: expected bytes, or a dict of columns, "
                 f"got {type(value).__name__}",
                 hint="A plain namespace stores bytes: text is encoded first, 'Ada'.encode()",
             )
@@ -251,7 +251,7 @@ class Batch:
         encoded = encode_key(key, f"row {self._ops}: a key")
         if not isinstance(columns, Mapping) or not columns:
             raise InvalidInputError(
-                f"row {self._ops}: a dict of columns and operands expected, got {columns!r:.40}",
+                f"row {self._ops}: expected a dict of columns and operands, got {columns!r:.40}",
                 hint='For instance merge("k", {"count": reef.add(1)})',
             )
         return self._add_rows(_MergePiece(_KeyedRows([(encoded, dict(columns))]), None, ttl_s))

@@ -263,7 +263,7 @@ def _from_dicts(data: Sequence[Any]) -> InputColumns:
     for cls in set(map(type, data)):
         if not issubclass(cls, Mapping):
             row = next(place for place, value in enumerate(data) if type(value) is cls)
-            raise InvalidInputError(f"row {row}: a dict expected, got {cls.__name__}", row=row)
+            raise InvalidInputError(f"row {row}: expected a dict, got {cls.__name__}", row=row)
     names = {name: None for row in data for name in row}
     columns = {name: [row.get(name) for row in data] for name in names}
     return InputColumns(columns, len(data), data)
@@ -292,7 +292,7 @@ def _as_column(values: Any, name: str) -> Column:
     if isinstance(values, Sequence) and not isinstance(values, str | bytes | bytearray):
         return list(values)
     raise InvalidInputError(
-        f"column {name}: a list or an array expected, got {type(values).__name__}",
+        f"column {name}: expected a list or an array, got {type(values).__name__}",
         hint="A single row is a list of one dict",
         column=name,
     )
@@ -301,7 +301,7 @@ def _as_column(values: Any, name: str) -> Column:
 def _from_numpy(values: npt.NDArray[np.generic], name: str) -> Column:
     if values.ndim not in (1, 2):
         raise InvalidInputError(
-            f"column {name}: an array of 1 or 2 dimensions expected, got {values.ndim}",
+            f"column {name}: expected an array of 1 or 2 dimensions, got {values.ndim}",
             column=name,
         )
     return list(values) if values.dtype == object else values

@@ -159,7 +159,7 @@ def _check_operands(row: Mapping[str, Any], key: str, place: int) -> None:
     for name, operand in row.items():
         if name != key and not isinstance(operand, Operand):
             raise InvalidInputError(
-                f"row {place}, column {name}: an operand expected, got {operand!r:.40}",
+                f"row {place}, column {name}: expected an operand, got {operand!r:.40}",
                 hint='For instance {"count": reef.add(1)}; patch sets a column',
                 row=place,
                 column=name,

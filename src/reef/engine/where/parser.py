@@ -182,7 +182,7 @@ def parse_text(text: str) -> Raw:
         return TRUE
     parsed = parser.either()
     if parser.next.kind != "end":
-        parser.fail(f"AND or OR expected between conditions, found {_shown(parser.next)}")
+        parser.fail(f"expected AND or OR between conditions, found {_shown(parser.next)}")
     return parsed
 
 
@@ -257,7 +257,7 @@ class _Parser:
         part: Raw
         if self.took("("):
             part = self.either(depth + 1)
-            self.expect(")", "AND, OR or ) expected")
+            self.expect(")", "expected AND, OR or )")
         elif self.next.keyword in ("TRUE", "FALSE"):
             part = TRUE if self.take().keyword == "TRUE" else FALSE
         else:
@@ -273,7 +273,7 @@ class _Parser:
             return RawPredicate(column, op, (self._literal(),), place)
         if self.took("IS"):
             op = Op.NOT_NULL if self.took("NOT") else Op.IS_NULL
-            self.expect("NULL", "NULL expected")
+            self.expect("NULL", "expected NULL")
             return RawPredicate(column, op, (), place)
         negated = self.took("NOT")
         if self.took("LIKE"):
@@ -283,12 +283,12 @@ class _Parser:
             between = self._between(column, place)
             return RawNot(between) if negated else between
         if not self.took("IN"):
-            self.fail(f"a comparison, BETWEEN, IN, IS or LIKE expected, found {_shown(self.next)}")
+            self.fail(f"expected a comparison, BETWEEN, IN, IS or LIKE, found {_shown(self.next)}")
         return RawPredicate(column, Op.NOT_IN if negated else Op.IN, self._list(), place)
 
     def _between(self, column: str, place: SourcePosition) -> RawAnd:
         low = RawPredicate(column, Op.GE, (self._literal(),), place)
-        self.expect("AND", "AND expected between the bounds of BETWEEN")
+        self.expect("AND", "expected AND between the bounds of BETWEEN")
         return RawAnd((low, RawPredicate(column, Op.LE, (self._literal(),), place)))
 
     def _column(self) -> str:
@@ -301,14 +301,14 @@ class _Parser:
             if self.next.keyword == "(":
                 self.fail(f"{token.text}(…) is a function; there are none")
             return token.text
-        self.fail(f"the name of a column expected, found {_shown(token)}")
+        self.fail(f"expected the name of a column, found {_shown(token)}")
 
     def _list(self) -> tuple[Literal, ...]:
-        self.expect("(", "( expected after IN")
+        self.expect("(", "expected ( after IN")
         values: list[Literal] = []
         while not self.took(")"):
             if values:
-                self.expect(",", ", or ) expected")
+                self.expect(",", "expected , or )")
             values.append(self._literal())
         return tuple(values)
 
@@ -340,8 +340,8 @@ class _Parser:
             return words[token.keyword]
         if token.kind in ("word", "name") and token.keyword not in RESERVED:
             quoted = "columns are compared with literals, and text is in single quotes"
-            self.fail(f"a literal expected, found {_shown(token)}: {quoted}")
-        self.fail(f"a literal expected, found {_shown(token)}")
+            self.fail(f"expected a literal, found {_shown(token)}: {quoted}")
+        self.fail(f"expected a literal, found {_shown(token)}")
 
 
 J = TypeVar("J", RawAnd, RawOr)
@@ -396,7 +396,9 @@ def parse_tuples(conditions: Sequence[Any]) -> Raw:
 
 def _from_tuple(place: SourcePosition, given: Any) -> Raw:
     if not isinstance(given, tuple | list) or not 2 <= len(given) <= 3:
-        raise place.error(f"a tuple of column, operator and value expected: {given!r}", TUPLE_HINT)
+        raise place.error(
+            f"expected a tuple of column, operator and value, got {given!r}", TUPLE_HINT
+        )
     column, word, *rest = given
     word_text = " ".join(word.lower().split()) if isinstance(word, str) else ""
     if word_text in ("between", "not between") and isinstance(column, str):
@@ -439,7 +441,7 @@ def _range_of(place: SourcePosition, column: str, rest: list[Any], *, negated: b
 
 def _listed(place: SourcePosition, values: Any) -> list[Any]:
     if isinstance(values, str | bytes) or not hasattr(values, "__iter__"):
-        raise place.error(f"a list of values expected, got {values!r}", TUPLE_HINT)
+        raise place.error(f"expected a list of values, got {values!r}", TUPLE_HINT)
     return list(values.to_pylist() if hasattr(values, "to_pylist") else values)
 
 

@@ -84,7 +84,7 @@ class Archive:
         def decode(body: bytes) -> Manifest:
             found = crc32c(body)
             if found != expected:
-                raise corrupt(key, 0, f"the checksum is {found:08x}, expected {expected:08x}")
+                raise corrupt(key, 0, f"expected checksum {expected:08x}, found {found:08x}")
             return decode_manifest(body, key)
 
         try:

@@ -107,7 +107,7 @@ def _checked_pieces(source: Store, item: CopyItem) -> Iterator[bytes]:
         checksum = crc32c_extend(checksum, data)
         if end == item.size and checksum != item.checksum:
             found, expected = f"{checksum:08x}", f"{item.checksum:08x}"
-            raise corrupt(item.source, 0, f"the checksum is {found}, expected {expected}")
+            raise corrupt(item.source, 0, f"expected checksum {expected}, found {found}")
         yield data
 
 

@@ -155,7 +155,7 @@ class _Check:
             return None
         found, expected = total(manifest.segments), SetHash.parse(member.set_hash)
         if found != expected:
-            message = f"set hash {found}, expected {expected}"
+            message = f"expected set hash {expected}, found {found}"
             self._problem(member.manifest, message, backup_id)
         self._need(manifest.segments, backup_id)
         return manifest
@@ -167,7 +167,7 @@ class _Check:
             if found is None:
                 self._problem(piece.key, f"object {piece.key} is missing", backup.id)
             elif found != piece.size:
-                message = f"object {piece.key} has {found} bytes, expected {piece.size}"
+                message = f"object {piece.key}: expected {piece.size} bytes, found {found}"
                 self._problem(piece.key, message, backup.id)
 
     # --- logs -------------------------------------------------------------------------
@@ -196,7 +196,7 @@ class _Check:
             if found is None:
                 self._problem(key, f"object {key} is missing", backup_id)
             elif found != entry.size:
-                message = f"object {key} has {found} bytes, expected {entry.size}"
+                message = f"object {key}: expected {entry.size} bytes, found {found}"
                 self._problem(key, message, backup_id)
             else:
                 there.append(msgspec.structs.replace(entry, home=BACKUP_DATA))

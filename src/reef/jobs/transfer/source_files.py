@@ -327,7 +327,7 @@ def _problem(line: str, types: pa.Schema, known: set[str] | None) -> tuple[str |
     except ValueError as error:
         return None, f"not JSON: {error}"
     if not isinstance(row, dict):
-        return None, f"an object expected, got {line.strip()[:80]}"
+        return None, f"expected an object, found {line.strip()[:80]}"
     for name, value in row.items():
         if known is not None and name not in known:
             return name, "the first rows of the file have no such column"
