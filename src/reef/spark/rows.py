@@ -184,7 +184,7 @@ class RowsPlan:
         problems += self._operator_problems(given)
         problems += [
             InvalidInputError(
-                f"column {field.name}: {field.type} expected, the DataFrame has "
+                f"column {field.name}: expected {field.type}, the DataFrame has "
                 f"{given.field(field.name).type}",
                 hint="Cast it, or change the namespace's column with db.alter",
                 column=field.name,
