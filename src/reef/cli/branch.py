@@ -149,10 +149,14 @@ def diff(
 
 
 def _view(db: Database, namespace: str, at: str | None) -> PinnedReader:
-    return db.reader(namespace, pin=True) if at is None else db.reader(namespace, as_of=_parsed(at))
+    return (
+        db.reader(namespace, pin=True)
+        if at is None
+        else db.reader(namespace, as_of=_parse_point(at))
+    )
 
 
-def _parsed(at: str) -> Any:
+def _parse_point(at: str) -> Any:
     if at.isdigit():
         return int(at)
     return {"lsn": int(at[4:])} if at.startswith("lsn:") and at[4:].isdigit() else at
@@ -180,7 +184,7 @@ def rollback(output: Output, db: Database, namespace: str, *, to: str) -> None:
 
     Example: reef rollback ./data users 1
     """
-    report = db.rollback(namespace, _parsed(to))
+    report = db.rollback(namespace, _parse_point(to))
     output.record(f"rolled back {namespace}", report.to_dict())
 
 

@@ -459,7 +459,7 @@ def set_cursor(
     if known is not None and known.lsn == lsn:
         return None
     if (known.lsn if known is not None else None) != before:
-        raise _moved(name, known)
+        raise _moved_cursor_error(name, known)
     if head.wal_floor <= lsn + 1:
         generation = head.generation + 1
     elif is_retained(head, start):
@@ -487,7 +487,7 @@ def drop_cursor(head: Manifest, name: str) -> Manifest | None:
     return msgspec.structs.replace(head, cursors=left)
 
 
-def _moved(name: str, known: CursorEntry | None) -> ConflictError | NotFoundError:
+def _moved_cursor_error(name: str, known: CursorEntry | None) -> ConflictError | NotFoundError:
     if known is None:
         return NotFoundError(f"the cursor {name!r} was dropped", hint="Register it again")
     return ConflictError(

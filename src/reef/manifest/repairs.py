@@ -125,11 +125,11 @@ def restart_after(base: Manifest, restart: Restart, write_id: str, now_ms: int) 
             base.skipped_generations, range(base.generation + 1, generation)
         ),
     )
-    after = _carried(after, restart)
+    after = _carry_fields(after, restart)
     return after if restart.rebuilt is None else _with_state(after, restart.rebuilt)
 
 
-def _carried(manifest: Manifest, restart: Restart) -> Manifest:
+def _carry_fields(manifest: Manifest, restart: Restart) -> Manifest:
     """Merge the fields of other readable generations (H70)."""
     known = (*restart.known, manifest)
     oldest = max(restart.oldest_retained, *(m.oldest_retained for m in known))

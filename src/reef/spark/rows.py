@@ -384,7 +384,7 @@ class RowSorter:
         if not same.any():
             return rows
         if self.plan.order is None:
-            raise _repeated(rows, int(np.flatnonzero(same)[0]), int(same.sum()))
+            raise _repeated_key_error(rows, int(np.flatnonzero(same)[0]), int(same.sum()))
         self.duplicates += int(same.sum())
         return _highest(rows, same, self.plan.order.number)
 
@@ -394,7 +394,7 @@ class RowSorter:
             return rows
         undecided = np.flatnonzero(rows.seqs == UNDECIDED)
         if len(undecided):
-            raise _undecided(rows, int(undecided[0]))
+            raise _undecided_error(rows, int(undecided[0]))
         number = self.plan.order.number
         return rows.with_fields({n: a for n, a in rows.fields.items() if n != number})
 
@@ -418,7 +418,7 @@ def _highest(rows: Versions, same: npt.NDArray[np.bool_], number: int) -> Versio
     return replace(chosen, seqs=np.where(undecided, UNDECIDED, chosen.seqs).astype(np.uint32))
 
 
-def _repeated(rows: Versions, place: int, count: int) -> InvalidInputError:
+def _repeated_key_error(rows: Versions, place: int, count: int) -> InvalidInputError:
     key = KeysInOrder(rows.keys)[place]
     return InvalidInputError(
         f"the key {key!r} comes more than once; {count} rows repeat the key of another row",
@@ -428,7 +428,7 @@ def _repeated(rows: Versions, place: int, count: int) -> InvalidInputError:
     )
 
 
-def _undecided(rows: Versions, place: int) -> InvalidInputError:
+def _undecided_error(rows: Versions, place: int) -> InvalidInputError:
     key = KeysInOrder(rows.keys)[place]
     return InvalidInputError(
         f"two rows of the key {key!r} have the same place in the order column",

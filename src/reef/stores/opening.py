@@ -118,7 +118,7 @@ def with_policies(
     if cas is not None:
         store = TwoPhase(store, open_register(cas, store.url), retry)
     store = ReadBack(store, retry)
-    return _cached(store, disk_cache, disk_cache_bytes, metrics)
+    return _add_disk_cache(store, disk_cache, disk_cache_bytes, metrics)
 
 
 def _text(url: str | os.PathLike[str]) -> str:
@@ -240,7 +240,7 @@ def _positive(name: str, value: object) -> int:
     return int(text)
 
 
-def _cached(store: Store, path: Any, bytes_max: Any, metrics: Metrics | None) -> Store:
+def _add_disk_cache(store: Store, path: Any, bytes_max: Any, metrics: Metrics | None) -> Store:
     if path is None:
         if bytes_max is not None:
             raise InvalidInputError(
@@ -384,18 +384,18 @@ def _open_sql(url: str, kind: str, scope: str) -> Register:
 
         return SqlRegister(url, scope)
     except ImportError as error:
-        raise _missing(kind, error.name or "SQLAlchemy", "sql") from error
+        raise _missing_package_error(kind, error.name or "SQLAlchemy", "sql") from error
 
 
 def _open_dynamodb(table: str, query: dict[str, str], scope: str) -> Register:
     try:
         from reef.stores.two_phase.dynamodb import DynamoRegister
     except ImportError as error:
-        raise _missing("dynamodb", error.name or "boto3", "s3") from error
+        raise _missing_package_error("dynamodb", error.name or "boto3", "s3") from error
     return DynamoRegister.of(table, query, scope)
 
 
-def _missing(kind: str, package: str, extra: str) -> InvalidInputError:
+def _missing_package_error(kind: str, package: str, extra: str) -> InvalidInputError:
     return _bad(
         f"a register of {kind}:// needs the package {package}",
         f"Install it with: pip install 'reef[{extra}]'",

@@ -163,9 +163,9 @@ class _Watched:
 
     def _batches(self, scan: Scan, limit: int | None = None) -> pa.RecordBatchReader:
         inner = self._reader._batches(scan, limit)
-        return pa.RecordBatchReader.from_batches(inner.schema, self._noted(inner))
+        return pa.RecordBatchReader.from_batches(inner.schema, self._note_errors(inner))
 
-    def _noted(self, batches: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+    def _note_errors(self, batches: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
         try:
             yield from batches
         except ReefError as error:

@@ -415,7 +415,7 @@ class Log:
             wal_object = fetch(self._store, key, lambda body: WalObject.decode(body, key))
         except NotFoundError:
             return None
-        return self._checked(wal_object, lsn, key)
+        return self._check_lsn(wal_object, lsn, key)
 
     def read_many(self, lsns: list[int]) -> list[WalObject | None]:
         """Return the objects of several slots, fetched in parallel."""
@@ -456,7 +456,7 @@ class Log:
         key = self._namespace.wal_object(lsn)
         if lost.winner is not None:
             with suppress(CorruptionError):  # perhaps damaged in transit only: read it again (H8)
-                return self._checked(WalObject.decode(lost.winner, key), lsn, key)
+                return self._check_lsn(WalObject.decode(lost.winner, key), lsn, key)
         wal_object = self.read(lsn)
         if wal_object is None:
             raise UnavailableError(f"LSN {lsn} was taken and is open again", object=key)
@@ -484,7 +484,7 @@ class Log:
             raise wal_object
         return wal_object
 
-    def _checked(self, wal_object: WalObject, lsn: int, key: str) -> WalObject:
+    def _check_lsn(self, wal_object: WalObject, lsn: int, key: str) -> WalObject:
         if wal_object.header.lsn != lsn:
             raise CorruptionError(
                 f"object {key} has the header of LSN {wal_object.header.lsn}", object=key, offset=0

@@ -394,7 +394,7 @@ def resume_after_sweeps(scan: Scan, replan: Replan) -> Iterator[Versions]:
             grew = any(table.has_newer(last, left) for table, last in above)
             other = _is_another(before, scan.manifest)
             if other or scan.tables[0].last_lsn < lsn or grew or _is_newer(scan, lsn):
-                raise _collected(lsn, error) from error
+                raise _collected_error(lsn, error) from error
 
 
 def _rest(wanted: KeyRange, last_key: bytes, reverse: bool) -> KeyRange:
@@ -424,7 +424,7 @@ def _is_newer(scan: Scan, lsn: int) -> bool:
     )
 
 
-def _collected(lsn: int, error: NotFoundError) -> NotFoundError:
+def _collected_error(lsn: int, error: NotFoundError) -> NotFoundError:
     return NotFoundError(
         f"the rest of this scan is gone: {error.message}, and rows were changed since LSN {lsn}",
         kind=ErrorKind.COLLECTED,

@@ -122,13 +122,13 @@ class SegmentVectors:
             return
         spans = [self.directory.span(number) for number in filled]
         parts = self.state.segments.index_parts(self.entry, self.place, spans)
-        ordinals, far = self.directory.distances(self._decoded(filled, parts), self._target)
+        ordinals, far = self.directory.distances(self._decode_lists(filled, parts), self._target)
         if self.allowed is not None:
             inside = _are_in(self.allowed, ordinals)
             ordinals, far = ordinals[inside], far[inside]
         self._rows.append((ordinals, far.astype(np.float64)))
 
-    def _decoded(self, numbers: Sequence[int], parts: Sequence[Buffer]) -> list[VectorList]:
+    def _decode_lists(self, numbers: Sequence[int], parts: Sequence[Buffer]) -> list[VectorList]:
         pairs = zip(numbers, parts, strict=True)
         return [self.directory.decode_list(number, part) for number, part in pairs]
 
@@ -214,17 +214,17 @@ class VectorRanking:
 
     def run(self) -> Ranked:
         """Return the nearest rows, the nearest first."""
-        self._best = self._nothing()
+        self._best = self._empty_best()
         self._columns = self.request.projection.numbers
         indexed = [] if self.request.exact else self._plan()
         if not indexed:
-            self._everything()
+            self._scan_everything()
         else:
             self.report.plan = "indexed"
-            self._indexed(indexed)
+            self._search_indexes(indexed)
         return self._best.ranked
 
-    def _nothing(self) -> _Best:
+    def _empty_best(self) -> _Best:
         return _Best(self.request, self.query, self.k)
 
     # --- plan -----------------------------------------------------------------------
@@ -266,13 +266,13 @@ class VectorRanking:
                 found = SegmentVectors(
                     self.state, entry, place, directory, segments.centroids(query.spec), query
                 )
-                return self._filtered(found)
+                return self._apply_filter(found)
             except (CorruptionError, NotFoundError) as error:
                 self.report.add_damage(entry.id, error)
                 return None
         return None
 
-    def _filtered(self, found: SegmentVectors) -> SegmentVectors | None:
+    def _apply_filter(self, found: SegmentVectors) -> SegmentVectors | None:
         """Apply the condition by the segment's filter indexes; None if they say nothing of it."""
         if self.request.where is None:
             return found
@@ -281,12 +281,12 @@ class VectorRanking:
         return None if found.allowed is None else found
 
     # --- row by row -----------------------------------------------------------------
-    def _everything(self) -> None:
+    def _scan_everything(self) -> None:
         self.report.segments_exhaustive = len(self.state.entries)
         for rows in self.state.everything(self.request.projection):
-            self._scanned(rows)
+            self._add_scanned(rows)
 
-    def _scanned(self, rows: Versions, own: Sequence[SegmentEntry] | None = None) -> None:
+    def _add_scanned(self, rows: Versions, own: Sequence[SegmentEntry] | None = None) -> None:
         """Add rows of a scan; with `own`, only those that no other segment has replaced."""
         self.report.rows_scanned += len(rows)
         far = self._best.distances(rows)
@@ -300,7 +300,7 @@ class VectorRanking:
         self._best.add(rows, far)
 
     # --- by index -------------------------------------------------------------------
-    def _indexed(self, indexed: list[SegmentVectors]) -> None:
+    def _search_indexes(self, indexed: list[SegmentVectors]) -> None:
         lists = {found.entry.id: found.probes for found in indexed}
         while True:
             indexed, found = self._candidates(indexed, lists)
@@ -313,12 +313,12 @@ class VectorRanking:
         self.report.segments_exact = sum(one.is_exact for one in indexed)
         self.report.lists = sum(one.lists_read for one in indexed)
         self.report.candidates = sum(len(ordinals) for ordinals, _ in found)
-        rest = self._rest(indexed)
+        rest = self._unindexed_segments(indexed)
         self.report.segments_exhaustive = len(rest)
         for rows, current in self.state.unindexed(rest, self.request.projection):
-            self._scanned(rows, None if current else rest)
+            self._add_scanned(rows, None if current else rest)
 
-    def _rest(self, indexed: Sequence[SegmentVectors]) -> list[SegmentEntry]:
+    def _unindexed_segments(self, indexed: Sequence[SegmentVectors]) -> list[SegmentEntry]:
         """Return the segments that are searched row by row."""
         known = {one.entry.id for one in indexed}
         return [entry for entry in self.state.entries if entry.id not in known]
@@ -346,7 +346,7 @@ class VectorRanking:
 
     def _verify(self, indexed: list[SegmentVectors], found: list[tuple[Any, Any]]) -> bool:
         """Read the best candidates until enough of them count; return whether they do."""
-        pool = _CandidatePool(self.state, self._nothing(), self._rest(indexed))
+        pool = _CandidatePool(self.state, self._empty_best(), self._unindexed_segments(indexed))
         wanted = max(RERANK_MIN, RERANK_FACTOR * self.k)
         far = np.concatenate([np.zeros(0), *(far for _, far in found)])
         ordinals = np.concatenate([np.zeros(0, np.uint32), *(some for some, _ in found)])
@@ -393,7 +393,7 @@ class _CandidatePool:
     """
 
     def __init__(self, state: SearchState, best: _Best, rest: list[SegmentEntry]) -> None:
-        self._state, self.best, self._rest = state, best, rest
+        self._state, self.best, self._unindexed_segments = state, best, rest
         self._rows = best.ranked.rows
         self._far: npt.NDArray[np.float64] = np.zeros(0)
         self._doubtful = np.zeros(0, bool)
@@ -405,7 +405,7 @@ class _CandidatePool:
         """Add rows of a segment."""
         far = self.best.distances(rows)
         current, doubtful = self._state.may_be_current(rows, [entry], in_memory=False)
-        current &= ~self._state.are_looked_up(rows, self._rest)
+        current &= ~self._state.are_looked_up(rows, self._unindexed_segments)
         kept = np.flatnonzero(current & np.isfinite(far)).astype(np.int64)
         self._rows = concat_versions([self._rows, rows.take(kept)], self._state.manifest.schema)
         self._far = np.concatenate([self._far, far[kept]])

@@ -188,7 +188,7 @@ class _Repair:
                 generations=tuple(sorted({*heads, *missing, *generations} - {made})),
                 since_generation=base,
                 holes=restart.holes,
-                cursors=(*lost.cursors, *_dropped(first.head, restart)),
+                cursors=(*lost.cursors, *_lost_cursors(first.head, restart)),
             )
         if restart is not None and restart.rebuilt is not None:
             actions.insert(1, "derive segments and floor from the objects in the bucket")
@@ -218,7 +218,7 @@ def _later_problems(first: NamespaceSurvey, found: NamespaceSurvey) -> list[Prob
     return [problem for problem in found.problems if problem.object not in known]
 
 
-def _dropped(base: Manifest, restart: Restart) -> list[str]:
+def _lost_cursors(base: Manifest, restart: Restart) -> list[str]:
     """Return the cursors whose part of the log is gone."""
     if restart.rebuilt is None:
         return []

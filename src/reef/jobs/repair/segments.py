@@ -203,7 +203,7 @@ def run_salvage_task(task: SalvageTask) -> Salvaged:
     """Recover the rows of a segment; write them unless this is a dry run."""
     manifest = task.context.heads.load(task.generation)
     own = _own(task, manifest)
-    saved = _saved(task, manifest, own)
+    saved = _salvage_versions(task, manifest, own)
     entries: tuple[SegmentEntry, ...] = ()
     if task.in_head and task.write and (len(saved.rows) or saved.tombstones or task.claimed):
         lineage = Lineage(
@@ -245,7 +245,7 @@ def _ranges(task: SalvageTask, own: SegmentRemains) -> tuple[LostRange, ...]:
 # --- sources ----------------------------------------------------------------------------
 
 
-def _saved(task: SalvageTask, manifest: Manifest, own: SegmentRemains) -> _Saved:
+def _salvage_versions(task: SalvageTask, manifest: Manifest, own: SegmentRemains) -> _Saved:
     """Return the versions of the first complete source, or of all of them."""
     groups = [group.under(manifest.schema) for group in own.groups]
     if own.has_all_rows(task.entry) and not own.tombstones_lost:

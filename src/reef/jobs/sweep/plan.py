@@ -272,8 +272,8 @@ class SweepPlanner:
         head = self.heads.find(dropped=True).manifest
         self.names = self.heads.names
         condemned = _condemned_keys(head)
-        manifests = self._listed(self.names.manifests, condemned)
-        segments = self._listed(self.names.segments, condemned)
+        manifests = self._list_uncondemned(self.names.manifests, condemned)
+        segments = self._list_uncondemned(self.names.segments, condemned)
         now_s = self.now_s()
         clears = is_due(head, now_s - self.settings.dropped_s - clock_margin_s(self.store))
         if clears:
@@ -593,7 +593,7 @@ class SweepPlanner:
             first = max(first, condemned_last + 1)
 
     # --- names --------------------------------------------------------------------
-    def _listed(self, prefix: str, condemned: set[str]) -> list[ObjectInfo]:
+    def _list_uncondemned(self, prefix: str, condemned: set[str]) -> list[ObjectInfo]:
         return [i for i in self.store.list(prefix) if self._relative(i) not in condemned]
 
     def _garbage(self, info: ObjectInfo, why: str) -> GarbageObject:

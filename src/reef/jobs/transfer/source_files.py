@@ -104,7 +104,7 @@ class FileRows(ABC):
         """Yield tables of exactly so many rows; the last one may have fewer."""
         waiting: list[pa.RecordBatch] = []
         count = 0
-        for batch in self._checked(rows):
+        for batch in self._read_checked(rows):
             start = 0
             while start < len(batch):
                 waiting.append(batch.slice(start, rows - count))
@@ -116,7 +116,7 @@ class FileRows(ABC):
         if waiting:
             yield pa.Table.from_batches(waiting)
 
-    def _checked(self, rows: int) -> Iterator[pa.RecordBatch]:
+    def _read_checked(self, rows: int) -> Iterator[pa.RecordBatch]:
         try:
             yield from self._read(rows)
         except (pa.ArrowException, OSError) as error:

@@ -451,9 +451,9 @@ class SqliteRegister(DatabaseRegister):
             try:
                 yield self._open()
             except sqlite3.Error as error:
-                raise self._translated(error) from error
+                raise self._translate_error(error) from error
 
-    def _translated(self, error: sqlite3.Error) -> ReefError:
+    def _translate_error(self, error: sqlite3.Error) -> ReefError:
         code = getattr(error, "sqlite_errorcode", None)
         code = None if code is None else code & 0xFF  # without the extended code
         message = f"the register {self.path} cannot be used: {error}"
