@@ -152,8 +152,9 @@ def decode_blocks(
     spans: Sequence[tuple[int, int]],
     kinds: bytes,
 ) -> list[bytes | None]:
-    """Return the payloads of blocks at these spans of an object, of which some sorted ranges were
-    read; None for each that `decode_block` has to decode.
+    """Return the payloads of blocks at these spans, from ranges of the object that were read.
+
+    None for each block that `decode_block` has to decode.
     """
     if (native := kernel.native) is None:
         return [None] * len(spans)

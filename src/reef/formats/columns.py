@@ -170,7 +170,7 @@ class ColumnSet:
         validity: pa.Buffer | None,
         buffers: list[pa.Buffer | None],
     ) -> pa.Array:
-        """Put a map together: a list of pairs, none of which, and no key of which, is null."""
+        """Assemble a map: a list of pairs, neither pairs nor keys null."""
         found = self._offsets(buffers, rows)
         if found is None:
             self._fail("the offsets of a map are absent")

@@ -170,8 +170,7 @@ def _kmeans(sample: Floats, lists: int, rng: np.random.Generator) -> Floats:
 
 
 def neighbours_first(centroids: Floats) -> Places:
-    """Return an order in which near centroids follow each other: halves along their main axis,
-    and these again."""
+    """Order centroids so that near ones are adjacent: halves along their main axis, recursively."""
     order: list[Places] = []
     pending = [np.arange(len(centroids))]
     while pending:

@@ -429,7 +429,7 @@ def concat_ops(given: Sequence[AnyOps], schema: Schema) -> AnyOps:
 def concat_or_none(
     parts: Sequence[tuple[int, pa.Array | None]], data_type: pa.DataType
 ) -> pa.Array | None:
-    """Return arrays of these lengths in a row, null where there is none; None if all lack it."""
+    """Concatenate arrays of these lengths, with nulls for missing ones; None if all are missing."""
     if all(array is None for _, array in parts):
         return None
     return pa.concat_arrays(

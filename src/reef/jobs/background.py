@@ -89,7 +89,7 @@ def start_background(db: Database, writer: Writer, settings: BackgroundSettings)
 
 
 class Background:
-    """Works for one writer, which it does not keep alive."""
+    """Background work of one writer; holds a weak reference to it."""
 
     def __init__(self, db: Database, writer: Writer, settings: BackgroundSettings) -> None:
         runtime: Runtime = db.store.runtime

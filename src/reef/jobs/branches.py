@@ -383,7 +383,7 @@ class _Merger:
 
 
 def _rows(table: pa.Table, schema: Schema) -> list[Row]:
-    """Return rows as readers return them, without the key; None where there is none."""
+    """Return rows as readers return them, without the key; None for a missing row."""
     values = schema.fields[0].name if schema.is_plain else None
     found = table.column("_found").to_pylist()
     rows = table.drop_columns(["_found", EXPIRES_AT]).to_pylist()

@@ -480,7 +480,7 @@ def is_retained(head: Manifest, start: Manifest) -> bool:
 
 
 def drop_cursor(head: Manifest, name: str) -> Manifest | None:
-    """Remove a cursor; None if there is none."""
+    """Remove a cursor; None if it does not exist."""
     if name not in head.cursors:
         return None
     left = {other: entry for other, entry in head.cursors.items() if other != name}
@@ -498,7 +498,7 @@ def _moved_cursor_error(name: str, known: CursorEntry | None) -> ConflictError |
 
 
 def add_index(manifest: Manifest, spec: IndexSpec) -> Manifest | None:
-    """Add an index; None if it is there already, ConflictError if it has other options."""
+    """Add an index; None if it exists, ConflictError if it exists with other options."""
     for known in manifest.indexes:
         if (known.kind, known.column) == (spec.kind, spec.column):
             if known.options == spec.options:

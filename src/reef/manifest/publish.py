@@ -145,7 +145,7 @@ class Publisher:
         return self._prove(following)
 
     def _prove(self, following: Manifest) -> Manifest | None:
-        """Return the head if its chain has this publish, None if it has another in its place.
+        """Return the head if this publish is in its chain; None if another took its place.
 
         Only `recent` of the current head decides: the object under the generation's name may
         have been collected meanwhile, and the name used again.

@@ -210,7 +210,7 @@ class ChangeOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> "ChangeOptions | None":
-        """Parse options; None if they read rows. InvalidInputError names a wrong one."""
+        """Parse options; None if they read rows. InvalidInputError names an invalid option."""
         given = {name.lower(): value for name, value in options.items()}
         if not _flag(given, "readChanges".lower()):
             return None

@@ -211,7 +211,7 @@ def _key_problems(given: pa.Schema, key: str) -> list[InvalidInputError]:
 
 
 def raise_all(problems: Sequence[InvalidInputError]) -> None:
-    """Raise all problems as one error, if there are any; a single one is raised as it is."""
+    """Raise all problems as one error; a single problem is raised unchanged."""
     if not problems:
         return
     if len(problems) == 1:

@@ -163,7 +163,7 @@ class GcsStore(RemoteStore):
             self._attributes = {"Storage-Class": options.storage_class}
 
     def _tag(self, meta: Any) -> str | None:
-        """The generation; None in listings, which do not have it."""
+        """The generation; None in listings, which omit it."""
         tag: str | None = meta["version"]
         return tag
 

@@ -240,12 +240,12 @@ class HeldLease(Generic[R]):
             self._raise_if_lost()
 
     def is_held(self) -> bool:
-        """Whether it was held until now; renews it if it is due."""
+        """Whether the lease is still held; renews it if due."""
         self.renew_if_due()
         return not self.is_over
 
     def heartbeat(self) -> None:
-        """Renew it now; ConflictError if it was reaped, or expired before this arrived."""
+        """Renew the lease; ConflictError if it was reaped or had expired."""
         with self._turn:
             if self._released:
                 return

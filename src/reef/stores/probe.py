@@ -222,7 +222,7 @@ def _prove_bytes(store: Store, size: int) -> int:
 
 
 def remembered(store: Store) -> CasVerdict | None:
-    """Return the stored verdict; None if there is none."""
+    """Return the stored verdict, if any."""
     try:
         body = store.get(paths.cas_verdict())
     except NotFoundError:

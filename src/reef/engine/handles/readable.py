@@ -111,7 +111,7 @@ class Readable(ABC):
 
     # --- by key -------------------------------------------------------------------
     def get(self, key: bytes | str, columns: Sequence[str] | None = None) -> Any:
-        """Return the value or row of a key; None if it has none.
+        """Return the value or row of a key; None if it is missing.
 
         With `columns`, return a dict of these columns; `_expires_at` is allowed in all reads.
         """

@@ -174,7 +174,7 @@ class _Watched:
 
 
 class _Statement:
-    """One statement: its DuckDB, and the namespaces that it has named so far."""
+    """A statement, its DuckDB, and the namespaces it has named so far."""
 
     def __init__(self, db: "Database", duckdb: Any, connection: Any, resources: ExitStack) -> None:
         self._db, self._duckdb, self._connection = db, duckdb, connection
@@ -226,7 +226,7 @@ class _Statement:
             )
 
     def _register(self, name: str) -> bool:
-        """Open a namespace, or its past, as a view of this name; False if there is none."""
+        """Register a namespace, or a past state, as a view; False if it does not exist."""
         other = self._registered.setdefault(name.lower(), name)
         if other != name:
             if self._namespace(other) == self._namespace(name):

@@ -422,7 +422,7 @@ def _change(values: dict[str, Any], schema: Schema) -> Change:
 def merged_row(
     row: Mapping[str, Any] | None, change: Mapping[str, Any], schema: Schema
 ) -> dict[str, Any]:
-    """Return a row after a merge that found it; None where it found none."""
+    """Return the row that a merge produced; None if it had no effect."""
     numbers = {field.name: field.number for field in schema.fields}
     versions = []
     if row is not None:

@@ -4,8 +4,8 @@
     scan     the objects without a gap, in LSN order, read READ_AT_ONCE at a time
     replay   the same, each with the verdict of the rules
 
-Every consumer of the log goes through `scan` or `replay`; those that need headers only pass
-theirs through `replay_headers`. A damaged object raises CorruptionError when the scan
+Every consumer of the log goes through `scan` or `replay`; consumers of headers pass them through
+`replay_headers`. A damaged object raises CorruptionError when the scan
 reaches it, after everything before it was yielded.
 
 **The rules** decide which objects count (protocols §1). Replay, readers, fold, dedup and change
@@ -267,7 +267,7 @@ class LogRules:
         self._ids[lsn] = UNKNOWN_ID
 
     def check_floor(self, manifest: Manifest) -> None:
-        """Raise if a manifest lists other winners below its floor than those replayed."""
+        """Raise if the winners below a manifest's floor differ from those replayed."""
         for lsn, write_id in _ids_below_floor(manifest):
             self.check_winner(lsn, write_id)
 
@@ -303,7 +303,7 @@ class LogRules:
         return all(place > self.marks.get(stream, 0) for stream, place in header.marks.items())
 
     def _follow_job(self, header: WalHeader, job: Job) -> None:
-        """Open a job with its begin; an abort closes it, and so does any ingest."""
+        """Open a job at its begin; close it at an abort or an ingest."""
         if header.lsn in self.skipped:
             return
         if header.kind in (WalKind.INGEST, WalKind.ABORT):

@@ -89,7 +89,7 @@ class View:
         return self.memtable.last_lsn
 
     def get(self, key: bytes, now_ms: int, columns: Sequence[int] | None = None) -> Entry | None:
-        """Return the row that a key has now, with at least these columns; None if it has none."""
+        """Return the current row of a key, with at least these columns; None if it has no row."""
         return _visible(self.newest(key, columns), now_ms)
 
     def get_each(self, keys: Sequence[bytes], now_ms: int) -> list[Entry | None]:
@@ -142,7 +142,7 @@ class View:
         return cut.view.manifest, cut.tables
 
     def _cut(self) -> "_ViewCut":
-        """Cut the memtable, and the table above it if there is one, at one instant."""
+        """Cut the memtable and any table above it, at one instant."""
         view = self
         while True:
             below, over, overlaying = view.memtable, view.staged, view.overlaying

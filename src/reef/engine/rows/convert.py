@@ -131,7 +131,7 @@ def kind_of(data_type: pa.DataType) -> str:
 
 
 def may_fit(source: pa.DataType, target: pa.DataType) -> bool:
-    """Whether some values of one type can be those of another; which ones, they decide."""
+    """Whether a type can be converted to another; then each value decides for itself."""
     if pa.types.is_null(source):
         return True
     if is_list(target):

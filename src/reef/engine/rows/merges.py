@@ -365,7 +365,7 @@ def _by_owner(owners: Places, values: pa.Array) -> Places:
 
 
 def _differs(owners: Places, values: pa.Array) -> Mask:
-    """Return which values of sorted ones are not the same as those before."""
+    """Return which sorted values differ from their predecessor."""
     if not len(owners):
         return np.zeros(0, dtype=bool)
     same = pc.equal(values[1:], values[:-1]).to_numpy(zero_copy_only=False)

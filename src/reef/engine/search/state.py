@@ -103,7 +103,7 @@ class SearchState:
         )
 
     def are_looked_up(self, rows: Versions, entries: Sequence[SegmentEntry]) -> Mask:
-        """Return which rows `unindexed` also yields, because it looks up their keys."""
+        """Return which rows `unindexed` yields as well, because it looks up their keys."""
         return np.asarray(
             pc.is_in(rows.keys, value_set=self._partial_keys(entries)).to_numpy(
                 zero_copy_only=False
@@ -184,8 +184,9 @@ class SearchState:
     def may_be_current(
         self, rows: Versions, own: Sequence[SegmentEntry], *, in_memory: bool
     ) -> tuple[Mask, Mask]:
-        """Return the same without reading a row: which may be current, and of which of them the
-        filter of another segment has the key, so that `are_newest` has to decide.
+        """Return which rows may be current, and which of these `are_newest` has to decide.
+
+        Without reading a row: undecided are rows whose key is in the filter of another segment.
         """
         if not len(rows):
             return np.zeros(0, bool), np.zeros(0, bool)

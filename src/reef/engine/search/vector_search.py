@@ -97,7 +97,7 @@ class SegmentVectors:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether there are no more candidates than those returned so far."""
+        """Whether all candidates have been returned."""
         return self.is_exact or self.lists_read >= len(self.centroids)
 
     def candidates(self, lists: int) -> tuple[Ordinals, Distances]:

@@ -43,7 +43,7 @@ class Bounds:
 
 
 def bound_array(bounds: pa.Array | Sequence[Any], data_type: pa.DataType) -> pa.Array | None:
-    """Return bounds in the type in which they are compared; None if they have no such values."""
+    """Convert bounds to the type they are compared in; None if that is impossible."""
     target = _compared_as(data_type)
     try:
         array = bounds if isinstance(bounds, pa.Array) else pa.array(bounds, target)
@@ -114,7 +114,7 @@ def _some_between(values: pa.Array, bounds: Bounds) -> Flags:
 
 
 def _not_only(values: pa.Array, bounds: Bounds) -> Flags:
-    """Whether a group can have another value than these: not if its only one is among them."""
+    """Whether a group may have a value outside a list; not if its only value is in it."""
     if bounds.low is None or bounds.high is None:
         return np.ones(bounds.count, bool)
     single = pc.equal(bounds.low, bounds.high).fill_null(False)

@@ -242,7 +242,7 @@ class _BucketId(msgspec.Struct, frozen=True):
 
 
 def identify_bucket(store: Store) -> str:
-    """Return the id of a bucket, which its first backup gives it.
+    """Return the id of a bucket, assigned by its first backup.
 
     A bucket that is restored from a backup has another one: the logs of both are never mixed.
     """
@@ -286,7 +286,7 @@ class RestorePoint:
 
 
 def position(lsn: int | None, time: Any) -> ReadTarget:
-    """Return a requested position; InvalidInputError if there are two, or it is none."""
+    """Return the requested position; InvalidInputError if two are given or one is invalid."""
     if lsn is not None and time is not None:
         raise InvalidInputError(
             "lsn= and time= both name a point in time", kind=ErrorKind.INVALID_OPTION

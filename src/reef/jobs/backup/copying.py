@@ -142,7 +142,7 @@ def _used(meter: RequestMeter) -> Counts:
 
 @dataclass(frozen=True, slots=True)
 class Copier:
-    """Copies segments from one store to another, unless they are there."""
+    """Copies segments to another store, except those it already has."""
 
     source: Store
     target: Store

@@ -286,7 +286,7 @@ def _is_first(keys: pa.Array) -> Mask:
 
 
 def _is_only(keys: pa.Array) -> Mask:
-    """Return which rows are the only ones of their key."""
+    """Return which rows have a key of their own."""
     first = _is_first(keys)
     only: Mask = first & np.append(first[1:], True)
     return only

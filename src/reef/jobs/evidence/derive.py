@@ -514,7 +514,7 @@ def _written(evidence: Evidence) -> Iterator[SegmentCandidate]:
 
 
 def _is_piece_of_fold(footer: Footer) -> bool:
-    """Whether other pieces of the same fold cover the keys that this one does not.
+    """Whether the segment is one of several that its fold wrote, by key range.
 
     A fold without rows writes one segment, which covers all keys. Another segment without rows was
     written by a rebuild, for the keys of a hole.

@@ -94,7 +94,7 @@ class JobHandle:
         return self.db.store
 
     def release(self) -> None:
-        """Release the lease, if it is still there: another one holds the job."""
+        """Release the lease, if it still exists: another lease holds the job."""
         with suppress(ReefError):  # it expires by itself
             self.store.delete(self.namespace.lease(self.lease_id))
 

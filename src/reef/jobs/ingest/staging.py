@@ -278,7 +278,7 @@ def check_replaced(replaced: KeyRange | None, schema: Schema, staged: Sequence[J
 def shared_keys(
     store: Store, namespace: Namespace, schema: Schema, segments: Sequence[JobSegment]
 ) -> SharedKeys | None:
-    """Return the keys that are in more than one segment; None if there are none."""
+    """Return the keys that several segments share; None if no key is shared."""
     reading = SegmentStore(store, namespace, ByteCache(CACHE_BYTES))
     count = 0
     examples: list[bytes] = []

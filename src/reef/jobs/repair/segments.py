@@ -7,8 +7,8 @@
        live segment can hold a version in between, which `reef.jobs.compact.merge.Merger` decides
        from key and LSN bounds. Deletes, range deletes, patches and merges without a row below
        are kept
-    5  cut the result to the segment's bounds: other segments decide about versions outside, and a
-       delete of theirs may have been dropped since (H34)
+    5  cut the result to the segment's bounds: other segments decide about versions outside, and
+       their deletes may have been dropped since (H34)
 
 Any one complete source recovers everything. Otherwise the intact groups stay as they are, and only
 the ranges in between are filled with rows from the log, which may be older than the lost ones; the

@@ -3,7 +3,7 @@
     1  load the head; list manifests and segments
     2  read the store's clock: everything listed is at least as old as it appears
     3  collect the needs of all roots: retained and pinned generations, cursors, the head
-    4  replay the headers of the log that roots need: ingests name segments, open jobs hold theirs
+    4  replay the headers of the log that roots need: ingests and open jobs name segments
     5  garbage: segments and manifests that no root needs, and batches below every floor
 
 Segments are listed before the log is read: a listed segment was staged after its job's begin, so

@@ -83,7 +83,7 @@ class DirectoryNotifier(Notifier):
                 self._watch(folder)
 
     def _watch(self, folder: str) -> bool:
-        """Watch a folder and those above it, as far as they are there; the root's own, too."""
+        """Watch a folder and its existing parents, up to and including the root."""
         parent = os.path.dirname(folder)
         is_top = len(folder) <= len(self._root) and self._try(folder)
         if is_top or parent == folder:

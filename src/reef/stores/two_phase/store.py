@@ -256,8 +256,8 @@ class TwoPhase(Wrapper):
     def _settle_inserts(self, key: str, result: WriteResult) -> WriteResult:
         """Withdraw the inserts of this name that had no response, before a definite result.
 
-        One of them could land when the name was deleted, and bring back bytes of which its writer
-        knows for certain that they are not there.
+        One of them could land after the name was deleted, and bring back bytes that its writer
+        knows to be gone.
         """
         if result.outcome is Outcome.UNKNOWN or key not in self._in_doubt:
             return result

@@ -98,7 +98,7 @@ class Wrapper(Store):
         return self._compose(key, parts)
 
     def _compose(self, key: str, parts: Sequence[Part]) -> int:
-        """Override this one: it is called only if the store inside can compose."""
+        """Override this method: it is called only if the inner store can compose."""
         return self.inner.compose(key, parts)
 
     def compose_cost(self, parts: Sequence[Part]) -> Mapping[str, tuple[int, int]]:
@@ -291,7 +291,7 @@ class Hooked(Wrapper):
 
     # --- the chain of hooks -----------------------------------------------------------
     def _link(self) -> dict[Operation, Send]:
-        """Return where each operation is sent: through this policy, then those inside it."""
+        """Return the route of each operation: through this policy, then those inside it."""
         sends = {operation: _sending_to(self.inner, operation) for operation in Operation}
         for operation, send in sends.items():
             if self.handles(operation):
@@ -429,7 +429,7 @@ class Meter(Hooked):
             self.meter.count(RequestKind.PUT, requests=requests, bytes=counted.bytes)
 
     def _compose_parts(self, request: StoreRequest, send: Send) -> Any:
-        """Only the store inside knows which parts it copies, and which it reads and sends."""
+        """The inner store decides which parts are copied, and which are read and sent."""
         for kind, (requests, size) in self.inner.compose_cost(request.pieces).items():
             self.meter.count(RequestKind(kind), requests=requests, bytes=size)
         return self._time_request("compose", request, send)
