@@ -166,7 +166,7 @@ class TextIndexBuilder:
         places = np.empty(len(terms), np.uint64)
         places[[self._terms[term] for term in terms]] = np.arange(len(terms), dtype=np.uint64)
         chunks, self._chunks = self._chunks, []
-        chunk = _concatenated(chunks, positions=self._options.positions)
+        chunk = _concat_chunks(chunks, positions=self._options.positions)
         order = places[chunk.ids] << np.uint64(32)
         order |= np.arange(len(order), dtype=np.uint64)
         order.sort()
@@ -190,7 +190,7 @@ def _join_adjacent(pending: list[tuple[int, pa.Array]]) -> list[tuple[int, pa.Ar
     return [(first, pa.concat_arrays(columns)) for first, columns in joined]
 
 
-def _concatenated(chunks: list[_Chunk], *, positions: bool) -> _Chunk:
+def _concat_chunks(chunks: list[_Chunk], *, positions: bool) -> _Chunk:
     empty = np.empty(0, np.uint32)
     return _Chunk(
         np.concatenate([empty, *(chunk.ids for chunk in chunks)]),

@@ -258,7 +258,7 @@ def vectors_in_lists(column: pa.Array, metric: str) -> tuple[Floats, npt.NDArray
 
 def normalized(vectors: npt.NDArray[Any]) -> Floats:
     """Return vectors of length 1; those of length 0 stay."""
-    scaled = _scaled(vectors.astype(np.float64))
+    scaled = _scale(vectors.astype(np.float64))
     lengths = np.linalg.norm(scaled, axis=-1, keepdims=True)
     unit: Floats = (scaled / np.where(lengths > 0, lengths, 1)).astype(np.float32)
     return unit
@@ -277,7 +277,7 @@ def distances(
             return _lengths(exact - target)
         if metric == "dot":
             return np.asarray(-(exact @ target))
-        exact, target = _scaled(exact), _scaled(target)
+        exact, target = _scale(exact), _scale(target)
         lengths = np.linalg.norm(exact, axis=1) * np.linalg.norm(target)
         return np.asarray(1 - exact @ target / lengths)
 
@@ -294,7 +294,7 @@ def _lengths(vectors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return lengths
 
 
-def _scaled(vectors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _scale(vectors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return vectors of the same directions, whose squares neither overflow nor vanish."""
     largest = np.abs(vectors).max(axis=-1, keepdims=True, initial=0)
     extreme = (largest > 0) & ((largest > 1e100) | (largest < 1e-100))

@@ -98,7 +98,7 @@ class RowsPlan:
         for kind, part, places in self._split(rest, ops):
             found = self._of_kind(part, kind)
             if self.order is not None:
-                order = _taken(rows.column(self.order.name), places)
+                order = _take(rows.column(self.order.name), places)
                 fitted = fit_column(order, self.order)
                 found = found.with_fields({**found.fields, self.order.number: fitted})
             parts.append(found)
@@ -246,7 +246,7 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def _taken(column: pa.ChunkedArray, places: pa.Array | None) -> pa.Array:
+def _take(column: pa.ChunkedArray, places: pa.Array | None) -> pa.Array:
     return _whole(column if places is None else column.take(places))
 
 
@@ -354,13 +354,13 @@ class RowSorter:
                 size += bytes_of(piece)
                 if size >= self.sort_bytes:
                     path = os.path.join(folder, f"{len(runs)}.arrow")
-                    runs.append(_SortedRun.write(path, self._deduplicated(gathered)))
+                    runs.append(_SortedRun.write(path, self._deduplicate(gathered)))
                     gathered, size = [], 0
             self.spilled = len(runs)
-            last = self._deduplicated(gathered) if gathered else None
-            yield from self._merged(runs, last)
+            last = self._deduplicate(gathered) if gathered else None
+            yield from self._merge_sorted(runs, last)
 
-    def _merged(self, runs: "list[_SortedRun]", last: Versions | None) -> Iterator[Versions]:
+    def _merge_sorted(self, runs: "list[_SortedRun]", last: Versions | None) -> Iterator[Versions]:
         if not runs:
             if last is not None:
                 yield self._drop_order_column(last)
@@ -370,9 +370,9 @@ class RowSorter:
     def merge(self, runs: Sequence[Cursor]) -> Iterator[Versions]:
         """Yield the rows of sorted runs by key, each key once."""
         for parts in merged(list(runs), reverse=False):
-            yield self._drop_order_column(self._deduplicated(parts))
+            yield self._drop_order_column(self._deduplicate(parts))
 
-    def _deduplicated(self, parts: list[Versions]) -> Versions:
+    def _deduplicate(self, parts: list[Versions]) -> Versions:
         """Return rows by key, each key once."""
         rows = concat_versions(
             [part for part in parts if len(part)] or parts[:1], self.plan.ordered

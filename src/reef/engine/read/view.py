@@ -335,7 +335,7 @@ def versions_in(
     """Return the same for sorted keys, as of one cut of a view."""
     in_memory = [rows for table in tables for rows in table.look_up(ordered)]
     everything = (*tables[0].ingested, *manifest.segments)
-    open_keys = _unsettled(ordered, in_memory, everything)
+    open_keys = _unsettled_keys(ordered, in_memory, everything)
     hashes = hash_keys(open_keys)
     shares = [
         (entry, slice(first, last))
@@ -361,7 +361,7 @@ def _one_by_one(call: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
     return [call(item) for item in items]
 
 
-def _unsettled(
+def _unsettled_keys(
     ordered: list[bytes], in_memory: Sequence[Versions], entries: Sequence[SegmentEntry]
 ) -> list[bytes]:
     """Return the keys whose newest whole row in memory may not be the newest there is."""

@@ -234,11 +234,11 @@ class Batch:
 
     def upsert(self, rows: Any, *, ttl_s: float | None = None) -> Self:
         """Set whole rows: a list of dicts, a dict of columns, Arrow, pandas or polars."""
-        return self._add_rows(_RowPiece(OpKind.PUT, _copied(rows), ttl_s))
+        return self._add_rows(_RowPiece(OpKind.PUT, _copy_rows(rows), ttl_s))
 
     def patch(self, rows: Any) -> Self:
         """Set only the named columns of rows that exist."""
-        return self._add_rows(_RowPiece(OpKind.PATCH, _copied(rows), None))
+        return self._add_rows(_RowPiece(OpKind.PATCH, _copy_rows(rows), None))
 
     def merge(
         self, key: bytes | str, columns: Mapping[str, Operand], *, ttl_s: float | None = None
@@ -263,7 +263,7 @@ class Batch:
 
         A null leaves the column of its row alone.
         """
-        return self._add_rows(_MergePiece(_copied(rows), dict(operators), ttl_s))
+        return self._add_rows(_MergePiece(_copy_rows(rows), dict(operators), ttl_s))
 
     def delete(self, key: bytes | str) -> Self:
         """Delete the row of a key, if it has one."""
@@ -404,7 +404,7 @@ def _with_key(row: dict[str, Any], key: bytes, name: str) -> dict[str, Any]:
     return {**row, name: key}
 
 
-def _copied(rows: Any) -> Any:
+def _copy_rows(rows: Any) -> Any:
     """Return rows that the caller cannot change: lists are copied, streams are read."""
     if isinstance(rows, pa.Table | pa.RecordBatch):
         return rows

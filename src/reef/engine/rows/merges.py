@@ -289,7 +289,7 @@ def _apply_operands(
         return _add_operands(values, owners, operands)
     if operator is Operator.UNION:
         return _unite_lists(values, owners, operands)
-    return _extreme(values, owners, operands, largest=operator is Operator.MAX)
+    return _take_extremes(values, owners, operands, largest=operator is Operator.MAX)
 
 
 def _add_operands(values: pa.Array, owners: Places, operands: pa.Array) -> pa.Array:
@@ -304,7 +304,9 @@ def _add_operands(values: pa.Array, owners: Places, operands: pa.Array) -> pa.Ar
     return pa.array(sums, values.type, mask=is_null, from_pandas=False)
 
 
-def _extreme(values: pa.Array, owners: Places, operands: pa.Array, *, largest: bool) -> pa.Array:
+def _take_extremes(
+    values: pa.Array, owners: Places, operands: pa.Array, *, largest: bool
+) -> pa.Array:
     """Return the largest or smallest of each value and its operands."""
     touched = np.unique(owners)
     before = values.take(pa.array(touched))

@@ -200,7 +200,7 @@ class SearchState:
         if not in_memory:
             deletes += [table.range_tombstones for table in self.tables]
             current &= ~self._replaced_in_memory(ordered, keys)
-        current &= self._uncovered(ordered, deletes)
+        current &= self._are_uncovered(ordered, deletes)
         doubtful = self._may_be_elsewhere(ordered, keys, others)
         back = np.empty(len(rows), np.int64)
         back[order] = np.arange(len(rows))
@@ -234,7 +234,7 @@ class SearchState:
                 replaced[at[newer]] = True
         return replaced
 
-    def _uncovered(self, rows: Versions, deletes: Sequence[object]) -> Mask:
+    def _are_uncovered(self, rows: Versions, deletes: Sequence[object]) -> Mask:
         """Return which sorted rows no range tombstone covers."""
         if not any(deletes):
             return np.ones(len(rows), bool)

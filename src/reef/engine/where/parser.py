@@ -182,7 +182,7 @@ def parse_text(text: str) -> Raw:
         return TRUE
     parsed = parser.either()
     if parser.next.kind != "end":
-        parser.fail(f"expected AND or OR between conditions, found {_shown(parser.next)}")
+        parser.fail(f"expected AND or OR between conditions, found {_format_token(parser.next)}")
     return parsed
 
 
@@ -230,7 +230,7 @@ class _Parser:
 
     def expect(self, keyword: str, what: str) -> None:
         if not self.took(keyword):
-            self.fail(f"{what}, found {_shown(self.next)}")
+            self.fail(f"{what}, found {_format_token(self.next)}")
 
     def fail(self, what: str, hint: str = ALLOWED) -> NoReturn:
         raise SourcePosition(self._text, self.next.offset).error(what, hint)
@@ -245,12 +245,12 @@ class _Parser:
         return _join_parts(RawOr, parts)
 
     def _both(self, depth: int) -> Raw:
-        parts = [self._negated(depth)]
+        parts = [self._parse_not(depth)]
         while self.took("AND"):
-            parts.append(self._negated(depth))
+            parts.append(self._parse_not(depth))
         return _join_parts(RawAnd, parts)
 
-    def _negated(self, depth: int) -> Raw:
+    def _parse_not(self, depth: int) -> Raw:
         negated = False
         while self.took("NOT"):
             negated = not negated
@@ -283,7 +283,9 @@ class _Parser:
             between = self._between(column, place)
             return RawNot(between) if negated else between
         if not self.took("IN"):
-            self.fail(f"expected a comparison, BETWEEN, IN, IS or LIKE, found {_shown(self.next)}")
+            self.fail(
+                f"expected a comparison, BETWEEN, IN, IS or LIKE, found {_format_token(self.next)}"
+            )
         return RawPredicate(column, Op.NOT_IN if negated else Op.IN, self._list(), place)
 
     def _between(self, column: str, place: SourcePosition) -> RawAnd:
@@ -301,7 +303,7 @@ class _Parser:
             if self.next.keyword == "(":
                 self.fail(f"{token.text}(…) is a function; there are none")
             return token.text
-        self.fail(f"expected the name of a column, found {_shown(token)}")
+        self.fail(f"expected the name of a column, found {_format_token(token)}")
 
     def _list(self) -> tuple[Literal, ...]:
         self.expect("(", "expected ( after IN")
@@ -326,13 +328,13 @@ class _Parser:
         if token.kind == "number":
             return _number(token.text)
         if token.kind == "string":
-            return _unquoted(token.text)
+            return _unquote(token.text)
         if token.kind == "bytes":
             return _bytes(token.text[2:-1])
         if token.keyword in TIMES and self._tokens[-2].kind == "string":
             parse = TIMES[token.keyword]
             self.take()
-            return parse(_unquoted(self.next.text))
+            return parse(_unquote(self.next.text))
         if token.keyword == "NULL":
             self.fail("a comparison with NULL never matches", NULL_HINT)
         words: dict[str, Literal] = {"TRUE": True, "FALSE": False, "INFINITY": float("inf")}
@@ -340,8 +342,8 @@ class _Parser:
             return words[token.keyword]
         if token.kind in ("word", "name") and token.keyword not in RESERVED:
             quoted = "columns are compared with literals, and text is in single quotes"
-            self.fail(f"expected a literal, found {_shown(token)}: {quoted}")
-        self.fail(f"expected a literal, found {_shown(token)}")
+            self.fail(f"expected a literal, found {_format_token(token)}: {quoted}")
+        self.fail(f"expected a literal, found {_format_token(token)}")
 
 
 J = TypeVar("J", RawAnd, RawOr)
@@ -351,11 +353,11 @@ def _join_parts(kind: type[J], parts: list[Raw]) -> Raw:
     return parts[0] if len(parts) == 1 else kind(tuple(parts))
 
 
-def _shown(token: _Token) -> str:
+def _format_token(token: _Token) -> str:
     return token.text if token.kind != "end" else "the end"
 
 
-def _unquoted(text: str) -> str:
+def _unquote(text: str) -> str:
     return text[1:-1].replace("''", "'")
 
 
@@ -412,7 +414,7 @@ def _from_tuple(place: SourcePosition, given: Any) -> Raw:
         return RawPredicate(column, op, (), place)
     if not rest:
         raise place.error(f"{word!r} of column {column} needs a value", TUPLE_HINT)
-    values = _listed(place, rest[0]) if op in (Op.IN, Op.NOT_IN) else rest
+    values = _list_values(place, rest[0]) if op in (Op.IN, Op.NOT_IN) else rest
     return _with_values(place, column, op, values)
 
 
@@ -426,7 +428,7 @@ def _with_values(place: SourcePosition, column: str, op: Op, values: Sequence[An
 
 
 def _range_of(place: SourcePosition, column: str, rest: list[Any], *, negated: bool) -> Raw:
-    bounds = _listed(place, rest[0]) if rest else []
+    bounds = _list_values(place, rest[0]) if rest else []
     if len(bounds) != 2:
         raise place.error(f"BETWEEN of column {column} takes a list of two values", TUPLE_HINT)
     low, high = bounds
@@ -439,7 +441,7 @@ def _range_of(place: SourcePosition, column: str, rest: list[Any], *, negated: b
     return RawNot(between) if negated else between
 
 
-def _listed(place: SourcePosition, values: Any) -> list[Any]:
+def _list_values(place: SourcePosition, values: Any) -> list[Any]:
     if isinstance(values, str | bytes) or not hasattr(values, "__iter__"):
         raise place.error(f"expected a list of values, got {values!r}", TUPLE_HINT)
     return list(values.to_pylist() if hasattr(values, "to_pylist") else values)

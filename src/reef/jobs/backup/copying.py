@@ -133,10 +133,10 @@ class Tally:
 
     def requests(self) -> dict[str, Counts]:
         """Return requests and bytes by store and kind, without kinds that were not used."""
-        return {"source": _used(self.source), "target": _used(self.target)}
+        return {"source": _nonzero_counts(self.source), "target": _nonzero_counts(self.target)}
 
 
-def _used(meter: RequestMeter) -> Counts:
+def _nonzero_counts(meter: RequestMeter) -> Counts:
     return {kind: count for kind, count in meter.to_dict().items() if count["requests"]}
 
 

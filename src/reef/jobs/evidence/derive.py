@@ -100,7 +100,7 @@ class _Deriving:
         schemas = self._schemas()
         end = _end_of_log(found)
         ingests = self._ingests(end)
-        candidates = [*_written(found), *_ingested(found, ingests)]
+        candidates = [*_written(found), *_ingested_candidates(found, ingests)]
         choice = choose(candidates, Cover(_start_of_tail(found, end), end))
         floor = max(choice.end, found.wal_base)
         rules = _rules_at(found, floor)
@@ -531,7 +531,9 @@ def _unit(segment: FoundSegment) -> str:
     return min((segment.id, *footer.siblings))
 
 
-def _ingested(evidence: Evidence, ingests: Sequence[WalHeader]) -> Iterator[SegmentCandidate]:
+def _ingested_candidates(
+    evidence: Evidence, ingests: Sequence[WalHeader]
+) -> Iterator[SegmentCandidate]:
     visible = {s.id: ingest.lsn for ingest in ingests for s in _job_segments(ingest)}
     for segment in evidence.segments:
         lsn = visible.get(segment.id, 0)

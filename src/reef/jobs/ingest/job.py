@@ -301,7 +301,7 @@ class BulkJob:
             self._release()
             self.receipt = self._receipt(state, state.known.ops)
         elif not state.counts:
-            raise self._reaped()
+            raise self._reaped_error()
         else:
             self.begin_lsn = state.lsn
 
@@ -324,7 +324,7 @@ class BulkJob:
         elif state.counts:
             write_id = state.write_id
         else:
-            raise self._reaped()
+            raise self._reaped_error()
         replayed = state.known is not None
         return Receipt(self._names.name, state.lsn, 0, 0, write_id, rows, replayed, self.key)
 
@@ -335,7 +335,7 @@ class BulkJob:
                 if self._digest_of is not None:
                     yield self._digest_of(schema)
 
-    def _reaped(self) -> ConflictError:
+    def _reaped_error(self) -> ConflictError:
         return ConflictError(
             f"job {self.id} was aborted: its lease on {self._names.name} had expired",
             hint="Run it again, with the same idempotency key if it has one",

@@ -113,14 +113,14 @@ class Staging:
                 writer.range_tombstones = (RangeTombstone(start, end, 0, 0),)
 
         self.store.upload(self.namespace.segment(segment_id), writer.write(pieces()))
-        return _named(segment_id, writer.summary)
+        return _job_segment(segment_id, writer.summary)
 
 
 class _StagedRows:
     """Checked pieces of rows, with the next key read ahead."""
 
     def __init__(self, pieces: Iterable[Versions], within: KeyRange | None) -> None:
-        self._pieces = (part for piece in pieces for part in _cut(piece))
+        self._pieces = (part for piece in pieces for part in _cut_pieces(piece))
         self._within = within
         self._last: bytes | None = None
         self._next: Versions | None = None
@@ -159,12 +159,12 @@ class _StagedRows:
             )
 
 
-def _cut(piece: Versions) -> Iterator[Versions]:
+def _cut_pieces(piece: Versions) -> Iterator[Versions]:
     for start in range(0, len(piece), PIECE_ROWS):
         yield piece.slice(start, min(start + PIECE_ROWS, len(piece)))
 
 
-def _named(segment_id: str, summary: SegmentSummary) -> JobSegment:
+def _job_segment(segment_id: str, summary: SegmentSummary) -> JobSegment:
     footer = summary.footer
     return JobSegment(
         segment_id,
@@ -284,7 +284,7 @@ def shared_keys(
     examples: list[bytes] = []
     for cluster in overlapping_clusters(segments):
         for piece in _pieces(reading, cluster, schema):
-            for key in _repeated(piece):
+            for key in _repeated_keys(piece):
                 count += 1
                 if len(examples) < EXAMPLES:
                     examples.append(key)
@@ -317,7 +317,7 @@ def _pieces(
     return merged(cursors, reverse=False)
 
 
-def _repeated(piece: Sequence[Versions]) -> list[bytes]:
+def _repeated_keys(piece: Sequence[Versions]) -> list[bytes]:
     """Return the keys that are in more than one part; no part repeats a key."""
     keys = pa.concat_arrays([part.keys for part in piece])
     hashes = hash_keys(keys)

@@ -198,7 +198,7 @@ class _CsvRows(FileRows):
             raise self._name_row(error) from error
 
     def _field(self, field: pa.Field) -> pa.Field:
-        return field.with_type(self._types.get(field.name, _suggested(field.type)))
+        return field.with_type(self._types.get(field.name, _suggest_type(field.type)))
 
     def _read(self, rows: int) -> Iterator[pa.RecordBatch]:
         first = 0
@@ -210,13 +210,13 @@ class _CsvRows(FileRows):
             except pa.ArrowInvalid as error:
                 raise self._name_row(error) from error
             columns = [
-                self._parsed(column, field, first)
+                self._parse_column(column, field, first)
                 for column, field in zip(batch.columns, self.schema, strict=True)
             ]
             yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
             first += len(batch)
 
-    def _parsed(self, column: pa.Array, field: pa.Field, first: int) -> pa.Array:
+    def _parse_column(self, column: pa.Array, field: pa.Field, first: int) -> pa.Array:
         """Return a column as its type; parse the JSON of a nested one."""
         if not _is_nested(field.type):
             return column.cast(field.type)
@@ -267,7 +267,7 @@ class _JsonRows(FileRows):
         known = {field.name: field.type for field in self._types}
         self.schema = pa.schema(
             [
-                field.with_type(known.get(field.name, _suggested(field.type)))
+                field.with_type(known.get(field.name, _suggest_type(field.type)))
                 for field in self._reader.schema
             ]
         )
@@ -357,7 +357,7 @@ def _is_nested(data_type: pa.DataType) -> bool:
     return bool(pa.types.is_nested(data_type))
 
 
-def _suggested(data_type: pa.DataType) -> pa.DataType:
+def _suggest_type(data_type: pa.DataType) -> pa.DataType:
     """Return the type of a new column for the type that was inferred from text."""
     if pa.types.is_null(data_type):
         return pa.string()
