@@ -23,6 +23,7 @@ above all that any object names (`MARGIN`). A late publish then lands below the 
 no effect, and a late writer is fenced.
 """
 
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -141,6 +142,8 @@ class RebuildReport:
     problems: tuple[str, ...]
     """Lost or unknown facts."""
     not_derivable: tuple[str, ...] = NOT_DERIVABLE
+    drop_lost: bool = False
+    """Whether the registry of the bucket lists it as dropped: publishing makes it live again."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -224,8 +227,10 @@ class _Rebuild:
         self._refuse(report, found.evidence, force=force)
         found = self._cover_holes(found)
         self.store.runtime.reach("rebuild staged")
-        head = self._replace(found) if report.generation else self._publish(found)
-        self._lead_here(found)
+        registry = self.db._registry
+        with registry.recovering(self.names.name) if registry else nullcontext():
+            head = self._replace(found) if report.generation else self._publish(found)
+            self._lead_here(found)
         return replace(report, applied=True, generation=head.generation)
 
     def _lead_here(self, found: _DerivedState) -> bool:
@@ -348,6 +353,9 @@ class _Rebuild:
             rows_equal=None if head is None else rebuilt is not None and rebuilt == published,
             differences=() if head is None else tuple(_differences(head, found.manifest)),
             problems=tuple(problems),
+            drop_lost=head is None
+            and self.db._registry is not None
+            and self.db._registry.has_drop(self.names.name),
         )
 
     def _sum(

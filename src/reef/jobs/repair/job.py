@@ -18,10 +18,12 @@ nothing. A dry run (the default) only reads and reports. Writers, readers and jo
 concurrently; the writer is fenced if the head or its log was damaged.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 from reef.engine.context import NamespaceContext
 from reef.engine.handles.database import Database
+from reef.engine.registry import Registry
 from reef.errors import ConflictError, NotFoundError
 from reef.formats.manifest import Manifest
 from reef.jobs.repair.head import (
@@ -53,7 +55,7 @@ def repair(
         db._prove_store()
     names = newest_incarnation(db.store, namespace)
     context = NamespaceContext(db.store, names, metrics=db.metrics)
-    run = _Repair(context, executor or db.store.runtime)
+    run = _Repair(context, executor or db.store.runtime, db._registry)
     with operation(db.metrics, "repair"):
         report = run.apply() if apply else run.preview()
     if apply and report.problems:
@@ -68,12 +70,14 @@ def repair(
     return report
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Repair:
     """One repair of one namespace."""
 
     context: NamespaceContext
     executor: Executor
+    registry: Registry | None = None
+    drop_is_lost: bool = False
 
     def preview(self) -> RepairReport:
         """Return the report of a dry run. Writes nothing."""
@@ -81,6 +85,7 @@ class _Repair:
         opened = check_opened(self.context)
         first.problems += opened
         restart, context = self._restart(found), self.context
+        self.drop_is_lost = (restart is not None or bool(opened)) and self._has_drop()
         if restart is not None:
             store = Published(context.store, context.names, found.head, restart)
             context = NamespaceContext(store, context.names)
@@ -100,7 +105,17 @@ class _Repair:
             report = self._report(first, first, plan, first.head.generation, None)
             return replace(report, applied=True)
         restart = self._restart(found)
-        restarted = None
+        if restart is None and not opened:
+            return self._apply(first, None, opened)
+        # Readers may have found the name dropped, and find it live afterwards.
+        self.drop_is_lost = self._has_drop()
+        with self._recovering():
+            return self._apply(first, restart, opened)
+
+    def _apply(
+        self, first: NamespaceSurvey, restart: Restart | None, opened: list[Problem]
+    ) -> RepairReport:
+        found, restarted = first, None
         if restart is not None:
             restarted = publish_after_damage(self.context, found.head, restart)
             self.context.runtime.reach("repair restarted")
@@ -122,6 +137,14 @@ class _Repair:
         return replace(report, applied=True)
 
     # --- the steps ----------------------------------------------------------------
+    def _has_drop(self) -> bool:
+        return self.registry is not None and self.registry.has_drop(self.context.names.name)
+
+    def _recovering(self) -> AbstractContextManager[None]:
+        if self.registry is None:
+            return nullcontext()
+        return self.registry.recovering(self.context.names.name)
+
     def _survey(self) -> NamespaceSurvey:
         return survey(self.context, self.executor, deep=True)
 
@@ -190,6 +213,9 @@ class _Repair:
                 holes=restart.holes,
                 cursors=(*lost.cursors, *_dropped(first.head, restart)),
             )
+        if self.drop_is_lost:
+            lost = replace(lost, drop=True)
+            actions.append(f"make {self.context.names.name} live again: its drop is lost")
         if restart is not None and restart.rebuilt is not None:
             actions.insert(1, "derive segments and floor from the objects in the bucket")
         return RepairReport(
