@@ -48,7 +48,8 @@ def test_H65_a_repair_that_loses_a_drop_tells_the_registry(bucket):
     planned = repair(db, "users")
     assert db.namespaces(dropped=True) == ["users"], "a dry run changes nothing"
     done = repair(db, "users", apply=True)
-    assert planned.lost.drop and done.lost.drop
+    assert planned.lost.drop
+    assert done.lost.drop
     assert planned.actions == done.actions
     assert "make users live again: its drop is lost" in done.actions
     assert (db.namespaces(), db.namespaces(dropped=True)) == (["users"], [])

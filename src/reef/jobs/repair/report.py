@@ -99,7 +99,7 @@ class Lost:
     """If the state was derived from segments and log: LSNs and keys without any object."""
 
     drop: bool = False
-    """Whether the registry of the bucket lists the namespace as dropped: the repair makes it live."""
+    """Whether the registry lists the namespace as dropped: the repair makes it live again."""
 
     @property
     def rows_of_the_newest_state(self) -> bool:
