@@ -100,7 +100,7 @@ def test_H17_a_repair_skips_batches_of_a_lost_schema(db):
 
 
 def test_H17_a_schema_that_is_added_during_a_verify_is_no_damage(db):
-    """H17: a batch of a schema newer than the head of the survey comes with a fence or describes it."""
+    """H17: a schema newer than the head of a survey is described by a fence or by its batches."""
     listed = db.store.list
     altered = []
 

@@ -9,6 +9,7 @@
     5  publish   only with `apply`, and only without an intact head, or by force; a head is replaced
                  behind fences, since its writer relies on the rows that it shows
 
+Manifests that are all damaged count as none; where one is intact, repair continues from it.
 Manifests are used for the comparison only. Everything rests on one rule: every footer states the
 LSNs and keys that its segment covers, and the segments of a manifest cover everything below the
 floor exactly once. An unpublished fold or merge needs no mark, since it shows the rows of its
@@ -55,6 +56,7 @@ from reef.jobs.ingest.staging import entry_of
 from reef.jobs.rebuild.evidence import (
     MARGIN,
     Evidence,
+    damaged_generations,
     gather_evidence,
     read_checksums,
     readable_manifests,
@@ -258,7 +260,7 @@ class _Rebuild:
 
     # --- deriving -----------------------------------------------------------------
     def _head(self) -> Manifest | None:
-        """Return the published head; None if there is no manifest, intact or not."""
+        """Return the published head; None if there is no manifest, or none that is intact."""
         try:
             return self.context.fresh().heads.find().manifest
         except NotFoundError as error:
@@ -266,6 +268,8 @@ class _Rebuild:
                 raise
             return None
         except CorruptionError as error:
+            if damaged_generations(self.context):
+                return None
             raise CorruptionError(
                 error.message,
                 hint="Run repair; or delete all manifests first, and rebuild without any",
@@ -284,7 +288,7 @@ class _Rebuild:
     ) -> Manifest:
         now_ms = int(self.store.runtime.wall_s() * 1000)
         write_id = self.store.runtime.ulid()
-        generation = evidence.generation + MARGIN
+        generation = max([evidence.generation, *damaged_generations(self.context)]) + MARGIN
         segments = [*derived.ingested, *written, *derived.inherited]
         newest_first = sorted(segments, key=lambda s: (-s.lsn_max, s.id))
         return Manifest(
