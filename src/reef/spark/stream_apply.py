@@ -26,7 +26,7 @@ from reef.engine.rows.output import EXPIRES_AT
 from reef.errors import ErrorKind, InvalidInputError
 from reef.formats.operators import Operator, as_flags
 from reef.formats.schema import Schema
-from reef.formats.wal_object import OpKind, Ops
+from reef.formats.wal_object import OpKind, Ops, end_of_keys
 from reef.jobs.ingest.streams import StreamAppender
 from reef.spark.session import error_boundary
 from reef.spark.sink import Target, find_target
@@ -147,12 +147,18 @@ def _ops(changes: pa.Table, schema: Schema, now_ms: int) -> Ops:
     return Ops(
         keys,
         kinds,
-        _whole(changes, "_end_key"),
+        _ends(_whole(changes, "_end_key"), kinds, schema),
         _expiry(changes),
         fields,
         _touched(changes, schema),
         pa.repeat(now_ms, len(keys)) if pc.any(pc.equal(kinds, OpKind.MERGE)).as_py() else None,
     )
+
+
+def _ends(end_keys: pa.Array, kinds: pa.Array, schema: Schema) -> pa.Array:
+    """Return the ends of ranges; one without an end reaches behind every key."""
+    has_none = pc.and_(pc.equal(kinds, OpKind.DELETE_RANGE), end_keys.is_null())
+    return pc.if_else(has_none, pa.scalar(end_of_keys(schema), pa.binary()), end_keys)
 
 
 def _touched(changes: pa.Table, schema: Schema) -> dict[int, pa.Array] | None:

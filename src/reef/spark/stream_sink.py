@@ -42,9 +42,8 @@ from reef.engine.handles.database import Database
 from reef.errors import ErrorKind, InternalError, InvalidInputError
 from reef.formats.schema import Schema
 from reef.formats.versions import Versions
-from reef.formats.wal_object import OpKind, Ops
+from reef.formats.wal_object import OpKind, Ops, end_of_keys
 from reef.jobs.ingest.job import BulkJob, JobHandle, batch_of
-from reef.jobs.ingest.staging import end_of_keys
 from reef.jobs.ingest.streams import StreamAppender
 from reef.spark.options import check_replacing
 from reef.spark.rows import RowSorter, RowsPlan, bytes_of, from_batch, to_table
