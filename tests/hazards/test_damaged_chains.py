@@ -7,7 +7,7 @@ from reef.errors import CorruptionError, UnsupportedFormatError
 from reef.formats.coding import crc32c
 from reef.formats.manifest import FORMAT
 from reef.jobs import rebuild, repair, verify
-from reef.jobs.rebuild.evidence import damaged_generations
+from reef.jobs.evidence.gather import damaged_generations
 from tests.support.sweep_world import NAME, USERS, World
 
 

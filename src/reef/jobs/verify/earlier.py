@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from reef.engine.context import NamespaceContext
 from reef.engine.history.as_of import ConcurrentSweep, History, PointInTime
 from reef.errors import CorruptionError, NotFoundError, ReefError, UnsupportedFormatError
-from reef.formats.manifest import Manifest, Snapshot
+from reef.formats.manifest import Manifest, SnapshotEntry
 from reef.jobs.verify.chain import Problem, ProblemKind
 from reef.jobs.verify.objects import check_segments
 from reef.manifest.head import HeadFinder
@@ -31,7 +31,7 @@ class UnreadableSnapshots:
     """Snapshots of one earlier incarnation that can no longer be read, and why."""
 
     incarnation: int
-    snapshots: tuple[Snapshot, ...]
+    snapshots: tuple[SnapshotEntry, ...]
     problems: tuple[Problem, ...]
 
 
@@ -58,7 +58,7 @@ class _Check:
 
     def run(self) -> UnreadableSnapshots | None:
         """Return the snapshots that cannot be read; None if there are none."""
-        wrong: dict[str, tuple[Snapshot, list[Problem]]] = {}
+        wrong: dict[str, tuple[SnapshotEntry, list[Problem]]] = {}
         try:
             head = self._head()
             known: dict[int, list[Problem]] = {}
@@ -82,14 +82,14 @@ class _Check:
         heads = HeadFinder(self.context.store, self.context.names)
         return heads.find(fallback=True, dropped=True).manifest
 
-    def _alive(self, head: Manifest) -> list[Snapshot]:
+    def _alive(self, head: Manifest) -> list[SnapshotEntry]:
         if not head.snapshots:
             return []
         now_ms = int(current_time_s(self.context.store) * 1000)
         expired = expired_snapshots(head, now_ms)
         return [snapshot for snapshot in head.snapshots if snapshot.id not in expired]
 
-    def _problems(self, head: Manifest, snapshot: Snapshot) -> Iterator[Problem]:
+    def _problems(self, head: Manifest, snapshot: SnapshotEntry) -> Iterator[Problem]:
         """Read everything that a snapshot needs, as a reader does."""
         names, generation = self.context.names, snapshot.generation
         kind, key = ProblemKind.MANIFEST_DAMAGED, names.manifest(generation)
