@@ -564,7 +564,7 @@ def test_a_damaged_backup_is_refused_by_name(db, target, other, folder):
     (key,) = keys(target, folder)
     damage(target, key)
     with pytest.raises(
-        CorruptionError, match=r"checksum is [0-9a-f]{8}, expected [0-9a-f]{8}"
+        CorruptionError, match=r"expected checksum [0-9a-f]{8}, found [0-9a-f]{8}"
     ) as e:
         restore(target, other, NAME)
     assert e.value.context["object"] == key

@@ -237,7 +237,7 @@ def test_conditions_as_python_values(where, canonical):
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        (("amount", ">", 5), "condition 0: a tuple of column, operator and value"),
+        (("amount", ">", 5), "condition 0: expected a tuple of column, operator and value"),
         ([("amount", ">")], "condition 0: '>' of column amount needs a value"),
         ([("amount", "=", 1), ("amount", "~", 5)], "condition 1: '~' of 'amount'"),
         ([(5, "=", 5)], "'=' of 5"),
