@@ -346,7 +346,8 @@ class SegmentTail:
         rows = self.index.pages.rows
         ends = self._row_ends
         of_row = np.searchsorted(ends, ordinals, side="right")
-        fresh = np.diff(of_row, prepend=-1) > 0
+        fresh = np.ones(len(ordinals), bool)
+        np.not_equal(of_row[1:], of_row[:-1], out=fresh[1:])
         picks = np.empty((len(ordinals), 2), "<i4")
         picks[:, 0] = np.cumsum(fresh) - 1
         picks[:, 1] = ordinals - (ends[of_row] - rows[of_row])

@@ -54,6 +54,7 @@ PROBES_MIN = 4
 Places = npt.NDArray[np.int64]
 METRICS = ("l2", "cosine", "dot")
 CRC_BYTES = 4
+FOUR = np.arange(4)
 LEVELS = 255
 STEP_ROWS = 16_384
 FLOAT32_BITS = 32
@@ -417,7 +418,7 @@ class VectorList:
         return VectorList(self.ordinals[places], self.squares[places], self.codes[places])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class VectorDirectory:
     """The directory of a vector index."""
 
@@ -455,6 +456,26 @@ class VectorDirectory:
     def bytes(self) -> int:
         """The size of all lists."""
         return int(self.ends[-1]) if len(self.ends) else 0
+
+    @cached_property
+    def _row_starts(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Where the list of each row begins, and the place of the row in it."""
+        starts = np.repeat(self.ends - np.diff(self.ends, prepend=0), self.counts)
+        firsts = np.repeat(np.cumsum(self.counts) - self.counts, self.counts)
+        return starts + CRC_BYTES, np.arange(self.rows) - firsts
+
+    def rows_among(self, inside: npt.NDArray[np.bool_], data: Buffer) -> VectorList:
+        """Return the rows of all lists whose ordinals are marked, from checked bytes."""
+        flat, dimensions = np.frombuffer(data, np.uint8), len(self.scale)
+        starts, places = self._row_starts
+        ordinals = flat[(starts + 4 * places)[:, None] + FOUR].view("<u4")[:, 0]
+        chosen = np.flatnonzero(inside[ordinals])
+        counts = np.repeat(self.counts, self.counts)[chosen]
+        starts, places = starts[chosen] + 4 * counts, places[chosen]
+        squares = flat[(starts + 4 * places)[:, None] + FOUR].view("<f4")[:, 0]
+        starts += 4 * counts + dimensions * places
+        codes = flat[starts[:, None] + np.arange(dimensions)]
+        return VectorList(ordinals[chosen], squares, codes)
 
     def decode_list(self, number: int, data: Buffer, *, is_checked: bool = False) -> VectorList:
         """Return the rows of a list from its bytes; their checksum is verified unless it was."""

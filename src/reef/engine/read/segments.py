@@ -74,7 +74,7 @@ EXPANSION = 2
 PAGES_AT_ONCE, PAGES_IN_PARALLEL = 64, 4096
 """Pages per step of a lookup: a megabyte of memory is reused from step to step, more of it would
 be returned to the kernel and faulted in again. A bucket is asked for many pages in parallel."""
-RANKED_GAP_BYTES = 256 * 1024
+RANKED_GAP_BYTES = 128 * 1024
 """The same for single rows all over a segment: their requests are the most of a search."""
 INDEX_RANGES_MAX = 8
 """Requests for the parts of one index that a search reads."""
@@ -201,6 +201,33 @@ class SegmentStore:
             sizes = [(keys[at], parts[at], len(parts[at]) + PAYLOAD_BYTES) for at in missing]
             self._cache.put_many(sizes)
         return parts
+
+    def index_data(
+        self, entry: SegmentEntry, place: IndexPlace, spans: Sequence[tuple[int, int]]
+    ) -> bytes:
+        """Return all parts of an index, which follow each other, each with its checksum."""
+
+        def load() -> tuple[bytes, int]:
+            base = place.data.offset + BLOCK_HEAD_BYTES
+            key = self.namespace.segment(entry.id, entry.home)
+            whole = (base + spans[0][0], base + spans[-1][1])
+
+            def read() -> bytes:
+                data = bytes(self._checked_ranges(key, [whole])[0])
+                for start, end in spans:
+                    check_part(
+                        memoryview(data)[start - spans[0][0] : end - spans[0][0]], key, base + start
+                    )
+                return data
+
+            data = reread_if_damaged(read, lambda: self._store.forget(key, [whole]))
+            return data, len(data)
+
+        return self._cache.get((entry.id, "index data", place.data.offset), load)
+
+    def has_index_data(self, entry: SegmentEntry, place: IndexPlace) -> bool:
+        """Whether all parts of an index are in memory as one."""
+        return self._cache.peek((entry.id, "index data", place.data.offset)) is not None
 
     def has_index_parts(
         self, entry: SegmentEntry, place: IndexPlace, spans: Sequence[tuple[int, int]]

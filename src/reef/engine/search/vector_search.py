@@ -124,9 +124,21 @@ class SegmentVectors:
         if self.is_complete and self._by_vectors:
             if not self._found:
                 self._found.append(self._compared())
+        elif numbers and self.is_complete:
+            segments = self.state.segments
+            data = segments.index_data(self.entry, self.place, self.spans(numbers))
+            rows = self.directory.rows_among(self._inside(), data)
+            self._found.append((rows.ordinals, self.directory.distances(rows, self.target)))
         elif numbers:
             parts = self.state.segments.index_parts(self.entry, self.place, self.spans(numbers))
             self._found.append(self._scored(numbers, parts))
+
+    def is_known(self, numbers: Sequence[int]) -> bool:
+        """Whether `read` finds lists in memory."""
+        segments = self.state.segments
+        if self.is_complete:
+            return not self._by_vectors and segments.has_index_data(self.entry, self.place)
+        return segments.has_index_parts(self.entry, self.place, self.spans(numbers))
 
     def candidates(self) -> Candidates:
         """Return all candidates so far, with about their distances."""
@@ -144,10 +156,17 @@ class SegmentVectors:
             for number, part in zip(numbers, parts, strict=True)
         ]
         if self.allowed is not None:
-            inside = _mask(self.allowed, self.state.segments.tail(self.entry).index.rows.sum())
+            inside = self._inside()
             decoded = [one.take(np.flatnonzero(inside[one.ordinals])) for one in decoded]
         rows = VectorList.join(decoded)
         return rows.ordinals, directory.distances(rows, self.target)
+
+    def _inside(self) -> npt.NDArray[np.bool_]:
+        """Return which rows of the segment may match."""
+        assert self.allowed is not None
+        inside = np.zeros(self.state.segments.tail(self.entry).index.rows.sum(), bool)
+        inside[np.array(self.allowed.to_array(), np.int64)] = True
+        return inside
 
     @property
     def _by_vectors(self) -> bool:
@@ -184,12 +203,6 @@ def comparable(exact: npt.NDArray[np.float64], query: VectorQuery) -> npt.NDArra
     length = float(query.values.astype(np.float64) @ query.values.astype(np.float64))
     with np.errstate(over="ignore", invalid="ignore"):
         return exact**2 - length
-
-
-def _mask(allowed: BitMap, rows: int) -> npt.NDArray[np.bool_]:
-    inside = np.zeros(rows, bool)
-    inside[np.array(allowed.to_array())] = True
-    return inside
 
 
 class _Best:
@@ -401,8 +414,7 @@ class VectorRanking:
             return None
 
         def is_known(one: SegmentVectors) -> bool:
-            spans = one.spans(numbers[one.entry.id])
-            return self.state.segments.has_index_parts(one.entry, one.place, spans)
+            return one.is_known(numbers[one.entry.id])
 
         kept = []
         for one, error in zip(indexed, self._gather(read, indexed, is_known), strict=True):
