@@ -8,11 +8,15 @@ deletes and deleted ranges. They are applied in the order of the log, by `_lsn` 
 Spark has distributed them, as one `append` that counts once (`stream_sink`). So a copy is exact
 after every micro-batch: it is what its source was at the last LSN of it.
 
+A namespace that the sink creates has the column types of the source, which `readStream` notes in
+the metadata of columns: merges of a column are exact only where they are computed in the same type.
+In a namespace that exists, merges are refused whose operator the type of the column does not allow.
+
 The driver orders the changes, so a micro-batch is limited to `CHANGES_BYTES_MAX`; the source's
 `maxBytesPerTrigger` divides large loads.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -21,17 +25,20 @@ from pyspark.sql import types as st
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from reef.engine.history.change_rows import OP_NAMES
+from reef.engine.read.operands import normal_list
 from reef.engine.rows.input import fit_column, fit_keys
 from reef.engine.rows.output import EXPIRES_AT
 from reef.errors import ErrorKind, InvalidInputError
-from reef.formats.operators import Operator, as_flags
-from reef.formats.schema import Schema
+from reef.formats.operators import Codes, Operator, as_flags, type_problem
+from reef.formats.schema import Field, Schema
 from reef.formats.wal_object import OpKind, Ops
 from reef.jobs.ingest.streams import StreamAppender
+from reef.jobs.upkeep import Upkeep
 from reef.spark.session import error_boundary
 from reef.spark.sink import Target, find_target
 from reef.spark.stream_options import StreamSinkOptions
 from reef.spark.stream_sink import SinkStream, StreamTask, received
+from reef.spark.types import reef_type
 
 CHANGES_BYTES_MAX = 64 << 20
 """Change rows of one micro-batch, as Arrow has them: they become one object of the log."""
@@ -65,6 +72,8 @@ class ReefChangeWriter(DataSourceStreamArrowWriter):
                 'Pass on all columns of readStream.format("reef")',
             )
         own = [field for field in schema if not field.name.startswith("_")]
+        known = {field.name: reef_type(field) for field in own}
+        self._types = {name: data_type for name, data_type in known.items() if data_type}
         location = options.write.location
         db = location.database()
         self._target: Target = find_target(
@@ -73,6 +82,7 @@ class ReefChangeWriter(DataSourceStreamArrowWriter):
             st.StructType(own),
             key=options.write.key,
             vectors=options.write.vectors,
+            types={n: t for n, t in self._types.items() if n not in options.write.vectors},
         )
         if self._target.make is not None:
             db._namespaces.ensure(location.namespace.name, self._target.make)
@@ -104,32 +114,42 @@ class ReefChangeWriter(DataSourceStreamArrowWriter):
         location = given.write.location
         db = location.database()
         now_ms = int(db.store.runtime.wall_s() * 1000)
-        StreamAppender(db, location.namespace.name).append(
+        tables = [part.table() for part in parts if part.rows]
+        appender = StreamAppender(db, location.namespace.name)
+        appender.append(
             stream.name,
             batch_id + 1,
-            batches_of_changes([part.table() for part in parts if part.rows], schema, now_ms),
+            batches_of_changes(tables, schema, now_ms, self._types),
             schema=schema,
             also=[stream.place],
             check=lambda marks: stream.check(marks, batch_id),
         )
+        if given.background:
+            Upkeep(db, location.namespace.name).after(appender.log)
 
     def abort(self, messages: list[WriterCommitMessage | None], batch_id: int) -> None:
         """Do nothing: nothing was staged, and the log shows whether the commit counted (H31)."""
 
 
-def batches_of_changes(changes: Sequence[pa.Table], schema: Schema, now_ms: int) -> list[Ops]:
+def batches_of_changes(
+    changes: Sequence[pa.Table],
+    schema: Schema,
+    now_ms: int,
+    types: Mapping[str, pa.DataType] | None = None,
+) -> list[Ops]:
     """Return change rows as a batch of operations, in the order of the log.
 
     `now_ms` decides whether a merge finds a row that expires: the log has the time of each merge,
-    change rows do not.
+    change rows do not. `types` are those of columns in the source, as far as they are known.
     """
     if not changes:
         return []
     table = pa.concat_tables(changes, promote_options="default")
-    return [_ops(table.sort_by([("_lsn", "ascending"), ("_seq", "ascending")]), schema, now_ms)]
+    ordered = table.sort_by([("_lsn", "ascending"), ("_seq", "ascending")])
+    return [_ops(ordered, schema, now_ms, types or {})]
 
 
-def _ops(changes: pa.Table, schema: Schema, now_ms: int) -> Ops:
+def _ops(changes: pa.Table, schema: Schema, now_ms: int, types: Mapping[str, pa.DataType]) -> Ops:
     kinds = pc.index_in(changes.column("_op"), pa.array(OP_NAMES, pa.string()))
     unknown = pc.index(pc.is_valid(kinds), False).as_py()
     if unknown >= 0:
@@ -142,6 +162,11 @@ def _ops(changes: pa.Table, schema: Schema, now_ms: int) -> Ops:
         for field in schema.fields
         if field.name in changes.column_names
     }
+    codes = _codes(changes, schema)
+    for field in schema.fields:
+        _check_operators(codes[field.number], field, types.get(field.name))
+        if (codes[field.number] == Operator.UNION).any() and field.number in fields:
+            fields[field.number] = _with_normal_unions(fields[field.number], codes[field.number])
     kinds, keys = kinds.combine_chunks().cast(pa.uint8()), _whole(changes, "_key")
     fit_keys(keys.filter(pc.not_equal(kinds, OpKind.DELETE_RANGE)), schema.key)  # bounds need not
     return Ops(
@@ -150,29 +175,67 @@ def _ops(changes: pa.Table, schema: Schema, now_ms: int) -> Ops:
         _whole(changes, "_end_key"),
         _expiry(changes),
         fields,
-        _touched(changes, schema),
+        _touched(codes, changes),
         pa.repeat(now_ms, len(keys)) if pc.any(pc.equal(kinds, OpKind.MERGE)).as_py() else None,
     )
 
 
-def _touched(changes: pa.Table, schema: Schema) -> dict[int, pa.Array] | None:
-    """Return by column how patches and merges change it; None if there are neither."""
-    names = _whole(changes, "_touched")
-    if names.null_count == len(names):
-        return None
+def _codes(changes: pa.Table, schema: Schema) -> dict[int, Codes]:
+    """Return by column how each change changes it; 0 where it does not, or is a whole row."""
+    names, operators = _whole(changes, "_touched"), _whole(changes, "_operators")
     rows, flat = pc.list_parent_indices(names).to_numpy(), pc.list_flatten(names)
-    operators = _whole(changes, "_operators")
     is_merge = operators.is_valid().to_numpy(zero_copy_only=False)[rows]
     codes = np.full(len(rows), Operator.SET, np.uint8)
-    words = pc.list_flatten(operators).to_pylist()
-    codes[is_merge] = [Operator[word.upper()] for word in words]
-    touched = {}
+    codes[is_merge] = [_operator(word) for word in pc.list_flatten(operators).to_pylist()]
+    of_columns = {}
     for field in schema.fields:
-        of_column = np.zeros(len(names), np.uint8)
+        of_column = of_columns[field.number] = np.zeros(len(names), np.uint8)
         chosen = pc.equal(flat, field.name).to_numpy(zero_copy_only=False)
         of_column[rows[chosen]] = codes[chosen]
-        touched[field.number] = pa.array(of_column)
-    return touched if len(words) else {n: as_flags(array) for n, array in touched.items()}
+    return of_columns
+
+
+def _operator(word: str) -> Operator:
+    """Return an operator by the name that change rows have for it."""
+    try:
+        return Operator[word.upper()]
+    except KeyError:
+        raise InvalidInputError(
+            f"column _operators: {word!r} is no merge operator", column="_operators"
+        ) from None
+
+
+def _check_operators(codes: Codes, field: Field, source: pa.DataType | None) -> None:
+    """Raise if a merge of a column would be another one than in the source.
+
+    Sums wrap around at the ends of their type, so it has to be that of the source.
+    """
+    for code in np.unique(codes[codes > Operator.SET]).tolist():
+        problem = type_problem(Operator(code), field.arrow)
+        is_other = code == Operator.ADD and source is not None and source != field.arrow
+        if problem or is_other:
+            raise InvalidInputError(
+                f"column {field.name}: {problem or f'sums of {source}'}, not {field.type}",
+                hint="The copy needs the column types of its source; let the sink create it",
+                column=field.name,
+            )
+
+
+def _with_normal_unions(values: pa.Array, codes: Codes) -> pa.Array:
+    """Return a column whose operands of unions are sets: a conversion may make elements equal."""
+    is_union = pa.array(codes == Operator.UNION)
+    return pc.if_else(is_union, normal_list(pc.if_else(is_union, values, None)), values)
+
+
+def _touched(codes: Mapping[int, Codes], changes: pa.Table) -> dict[int, pa.Array] | None:
+    """Return by column how patches and merges change it; None if there are neither."""
+    names, operators = _whole(changes, "_touched"), _whole(changes, "_operators")
+    if names.null_count == len(names):
+        return None
+    touched = {number: pa.array(of_column) for number, of_column in codes.items()}
+    if operators.null_count < len(operators):
+        return touched
+    return {number: as_flags(array) for number, array in touched.items()}
 
 
 def _expiry(changes: pa.Table) -> pa.Array | None:

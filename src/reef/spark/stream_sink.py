@@ -43,9 +43,11 @@ from reef.errors import ErrorKind, InternalError, InvalidInputError
 from reef.formats.schema import Schema
 from reef.formats.versions import Versions
 from reef.formats.wal_object import OpKind, Ops
+from reef.jobs.ingest.append import UnfoldedLog
 from reef.jobs.ingest.job import BulkJob, JobHandle, batch_of
 from reef.jobs.ingest.staging import end_of_keys
 from reef.jobs.ingest.streams import StreamAppender
+from reef.jobs.upkeep import Upkeep
 from reef.spark.options import check_replacing
 from reef.spark.rows import RowSorter, RowsPlan, bytes_of, from_batch, to_table
 from reef.spark.session import error_boundary
@@ -232,12 +234,16 @@ class ReefStreamWriter(DataSourceStreamArrowWriter):
             write.location.namespace.name,
             job_id=task.job_id,
             replace=KeyRange() if self._overwrite else None,
+            reported=False,  # the process of a task outlives it, and the namespace shows the job
             **write.settings,
         )
-        plan = self._target.rows_under(job.schema)
-        part = stage_rows(self._parts(job, plan), rows, task.partition, task.attempt)
-        # The lease stays until the commit: the job object ends here, and with it the renewals.
-        return StreamPartMessage(task.query, plan, staged=StagedUnder(job.handle, part))
+        try:
+            plan = self._target.rows_under(job.schema)
+            part = stage_rows(self._parts(job, plan), rows, task.partition, task.attempt)
+        except BaseException:
+            job.let_go()
+            raise
+        return StreamPartMessage(task.query, plan, staged=StagedUnder(job.hand_over(), part))
 
     def _parts(self, job: BulkJob, plan: RowsPlan) -> PartPlan:
         return PartPlan(job.staging, plan, self._options.write.sort_bytes, keys_shared=True)
@@ -249,21 +255,26 @@ class ReefStreamWriter(DataSourceStreamArrowWriter):
         given = self._options
         stream = SinkStream(parts[0].query, given.checkpoint, given.adopt_checkpoint)
         size = sum(len(part.rows) for part in parts)
+        location = given.write.location
+        db = location.database()
         if size > given.append_bytes or any(part.staged for part in parts):
-            self._ingest(parts, stream, batch_id)
+            log = self._ingest(db, parts, stream, batch_id)
         else:
-            self._append(parts, stream, batch_id)
+            log = self._append(db, parts, stream, batch_id)
+        if given.background:
+            Upkeep(db, location.namespace.name).after(log)
 
     def _append(
-        self, parts: Sequence[StreamPartMessage], stream: SinkStream, batch_id: int
-    ) -> None:
+        self, db: Database, parts: Sequence[StreamPartMessage], stream: SinkStream, batch_id: int
+    ) -> UnfoldedLog | None:
+        """Commit the rows in the log; return the log as it is then."""
         plan = parts[0].plan
         rows = RowSorter(plan).sorted(piece for part in parts for piece in part.pieces())
         batches = [batch_of(piece) for piece in rows]
         if self._overwrite:
             batches = [_everything(plan.schema), *batches]
-        location = self._options.write.location
-        StreamAppender(location.database(), location.namespace.name).append(
+        appender = StreamAppender(db, self._options.write.location.namespace.name)
+        appender.append(
             stream.name,
             batch_id + 1,
             batches,
@@ -271,12 +282,13 @@ class ReefStreamWriter(DataSourceStreamArrowWriter):
             also=[stream.place],
             check=lambda marks: stream.check(marks, batch_id),
         )
+        return appender.log
 
     def _ingest(
-        self, parts: Sequence[StreamPartMessage], stream: SinkStream, batch_id: int
-    ) -> None:
+        self, db: Database, parts: Sequence[StreamPartMessage], stream: SinkStream, batch_id: int
+    ) -> UnfoldedLog | None:
+        """Commit the segments of all tasks; return the log as it is then."""
         location = self._options.write.location
-        db = location.database()
         stream.check(StreamAppender(db, location.namespace.name).marks(), batch_id)
         job = self._job(db, parts)
         try:
@@ -292,6 +304,7 @@ class ReefStreamWriter(DataSourceStreamArrowWriter):
         except BaseException:
             job.let_go()  # Spark calls abort next, in a process of its own
             raise
+        return job.log
 
     def _job(self, db: Database, parts: Sequence[StreamPartMessage]) -> BulkJob:
         """Return the job that tasks have begun; begin one if no task has."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from reef.engine.handles.database import Database
 from reef.formats.schema import Schema
 from reef.formats.wal_object import AnyOps
-from reef.jobs.ingest.append import Appender
+from reef.jobs.ingest.append import Appender, UnfoldedLog
 from reef.telemetry import operation
 from reef.types import Receipt
 
@@ -35,6 +35,11 @@ class StreamAppender:
     def marks(self) -> dict[str, int]:
         """Return how many batches of each stream were committed."""
         return self._appender.read_log().marks
+
+    @property
+    def log(self) -> UnfoldedLog | None:
+        """The unfolded log, as the last call has read it."""
+        return self._appender.seen
 
     def append(
         self,
