@@ -20,8 +20,8 @@ from reef.formats.schema import Schema
 from reef.formats.wal_object import OpKind, WalKind, decode_ops
 from reef.jobs import BulkJob
 from reef.jobs.background import Background
+from reef.jobs.ingest.append import StreamAppender
 from reef.jobs.ingest.job import sorted_merges, sorted_rows, staged_rows
-from reef.jobs.ingest.streams import StreamAppender
 from tests.simulation.actors import (
     EXPECTED_ERRORS,
     GRACE_S,

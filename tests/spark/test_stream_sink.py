@@ -14,7 +14,7 @@ import reef
 import reef.jobs
 from reef.engine import running_jobs
 from reef.errors import ErrorKind
-from reef.jobs.ingest.streams import StreamAppender
+from reef.jobs.ingest.append import StreamAppender
 from reef.spark import stream_sink
 from tests.spark import streaming
 from tests.spark.streaming import CHECKPOINT, Query, numbered

@@ -25,10 +25,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as st
 
-from reef.engine.rows.output import EXPIRES_AT, unknown_column
+from reef.engine.rows.convert import EXPIRES_AT, unknown_column
 from reef.errors import InvalidInputError
-from reef.formats.schema import Schema
-from reef.formats.type_names import arrow_type, type_name
+from reef.formats.schema import Schema, arrow_type, type_name
 from reef.formats.wal_object import OpKind
 
 OP = "_op"
