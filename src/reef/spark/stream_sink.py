@@ -67,10 +67,9 @@ from reef.errors import ErrorKind, InternalError, InvalidInputError
 from reef.formats.operators import Codes, Operator, as_flags, type_problem
 from reef.formats.schema import Field, Schema
 from reef.formats.versions import Versions
-from reef.formats.wal_object import OpKind, Ops
+from reef.formats.wal_object import OpKind, Ops, end_of_keys
 from reef.jobs.ingest.append import StreamAppender, UnfoldedLog
 from reef.jobs.ingest.job import BulkJob, JobHandle, batch_of
-from reef.jobs.ingest.staging import end_of_keys
 from reef.jobs.upkeep import Upkeep
 from reef.spark.options import check_replacing
 from reef.spark.rows import RowSorter, RowsPlan, bytes_of, from_batch, to_table
@@ -534,12 +533,18 @@ def _ops(changes: pa.Table, schema: Schema, now_ms: int, types: Mapping[str, pa.
     return Ops(
         keys,
         kinds,
-        _whole(changes, "_end_key"),
+        _ends(_whole(changes, "_end_key"), kinds, schema),
         _expiry(changes),
         fields,
         _touched_columns(codes, changes),
         pa.repeat(now_ms, len(keys)) if pc.any(pc.equal(kinds, OpKind.MERGE)).as_py() else None,
     )
+
+
+def _ends(end_keys: pa.Array, kinds: pa.Array, schema: Schema) -> pa.Array:
+    """Return the ends of ranges; one without an end reaches behind every key."""
+    has_none = pc.and_(pc.equal(kinds, OpKind.DELETE_RANGE), end_keys.is_null())
+    return pc.if_else(has_none, pa.scalar(end_of_keys(schema), pa.binary()), end_keys)
 
 
 def _codes(changes: pa.Table, schema: Schema) -> dict[int, Codes]:
