@@ -282,7 +282,8 @@ def main() -> int:
             "|---|---|---|---|",
             *latency(spark, home, given.seconds),
             "",
-            "Requests of one micro-batch, all processes together, in the steady state:",
+            "Requests of one micro-batch, all processes together, in the steady state: the mean of "
+            f"{CYCLE} micro-batches, with the folds between them.",
             "",
             "| micro-batch | requests |",
             "|---|---|",
