@@ -181,9 +181,12 @@ class Committer:
             self._hand_over(me, error)
             raise
 
-    def drive_in_background(self) -> None:
-        """Make sure that a worker sends batches for which no caller waits."""
-        self._completions.ensure_worker()
+    def drive_in_background(self, owner: object | None = None) -> None:
+        """Make sure that a worker sends batches for which no caller waits.
+
+        The writer that owns them is kept alive until they are decided.
+        """
+        self._completions.ensure_worker(owner)
 
     def flush(self) -> None:
         """Return when every batch that was queued before is decided, and its future is set.
@@ -206,6 +209,11 @@ class Committer:
         finally:
             with self._lock:
                 self._flushing -= 1
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no batch is pending, as far as can be seen without the lock."""
+        return not self.has_work()
 
     def has_pending(self) -> bool:
         """Return whether batches are not decided yet."""

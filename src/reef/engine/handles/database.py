@@ -7,6 +7,7 @@ releases called it `name` in some methods; as a keyword that still works, with a
 
 import os
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import datetime
@@ -26,7 +27,7 @@ from reef.config import (
     WriterSettings,
 )
 from reef.engine.commit.committer import Committer
-from reef.engine.commit.open_writer import check_role_is_free, open_writer
+from reef.engine.commit.open_writer import UnclosedRole, check_role_is_free, open_writer
 from reef.engine.commit.resync import Outcomes
 from reef.engine.handles.branches import (
     branch_job,
@@ -37,7 +38,13 @@ from reef.engine.handles.branches import (
 )
 from reef.engine.handles.pinned import PinnedReader
 from reef.engine.handles.reader import Reader
-from reef.engine.handles.writer import Worker, Writer, background_settings
+from reef.engine.handles.writer import (
+    Worker,
+    Writer,
+    background_settings,
+    note_unclosed,
+    release_unclosed,
+)
 from reef.engine.history.as_of import AsOf, ReadTarget, read_target
 from reef.engine.history.changes import ChangeCursor, check_lsn, register_cursor
 from reef.engine.history.diff import Difference
@@ -156,7 +163,10 @@ class Database:
         self._log_files: FileSystem = OS
         """The file system of local logs; the simulator replaces it."""
         self._handles: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Open writers and readers, which `close` closes."""
+        """Open writers and readers, which `close` closes. A writer that the program has dropped is
+        alive while batches are queued."""
+        self._unclosed: deque[UnclosedRole] = deque()
+        """Roles of writers that were dropped without a close, which `close` releases."""
         self._closed = False
 
     # --- namespaces ---------------------------------------------------------------
@@ -378,6 +388,7 @@ class Database:
         if background and self._start_worker is not None:
             writer.background = self._start_worker(self, writer, work)
         self._handles.add(writer)
+        note_unclosed(writer, self._unclosed)
         return writer
 
     def _open_writer(
@@ -700,10 +711,12 @@ class Database:
     def close(self) -> None:
         """Close the writers and readers that were opened here; the writers release their roles.
 
+        Writers that the program holds no reference to any more are flushed and release theirs, too.
         All of them are closed even if one fails; then its error is raised.
         """
         self._closed = True
         with ExitStack() as stack:
+            stack.callback(release_unclosed, self._unclosed)
             for handle in list(self._handles):
                 stack.callback(handle.close)
 

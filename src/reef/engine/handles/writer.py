@@ -13,6 +13,7 @@ import atexit
 import sys
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from reef.config import BackgroundSettings, WriterSettings
 from reef.engine.commit.committer import Committer
 from reef.engine.commit.completions import new_future
 from reef.engine.commit.inflight import Pending
-from reef.engine.commit.open_writer import ReplayReport, release_role
+from reef.engine.commit.open_writer import ReplayReport, UnclosedRole, release_role
 from reef.engine.commit.resync import Outcomes
 from reef.engine.handles.batch import (
     Batch,
@@ -61,6 +62,10 @@ from reef.types import Receipt
 
 EXIT_FLUSH_S = 30.0
 """How long queued writes are flushed when the interpreter exits."""
+EXIT_RELEASE_S = 5.0
+"""How long roles of writers that were not closed are released after that."""
+UNCLOSED_ROLES_MAX = 64
+"""Roles of collected writers that are released when the interpreter exits; the last ones."""
 PATCHES_COUNTED_MAX = 100
 """Rows of a patch whose existence is looked up, for `ops` of its receipt: a page each, at worst."""
 CHANGE_ATTEMPTS = 10
@@ -139,7 +144,7 @@ class Writer(ProcessBound, Readable):
         self._footprints = Footprints(settings.footprint_bytes_max)
         committer.tail.watch(self._row_cache)
         self._closed = False
-        flush_at_exit(self)
+        end_at_exit(self)
         self.background: Worker | None = None
         """The worker that folds, compacts and sweeps until this writer is closed."""
 
@@ -473,13 +478,28 @@ class Writer(ProcessBound, Readable):
         """Return whether writes with `wait=False` are not durable yet."""
         return self._committer.is_open and self._committer.has_pending()
 
-    def _flush_queued(self, timeout_s: float) -> None:
-        """Flush queued writes at interpreter exit, for at most `timeout_s`."""
-        self._runtime.spawn(self._try_flush, name="exit-flush").join(timeout_s)
+    def _flush_queued(self, timeout_s: float) -> str | None:
+        """Flush queued writes at interpreter exit; return why some are lost, if any are."""
+        errors: list[ReefError] = []
 
-    def _try_flush(self) -> None:
-        with suppress(ReefError):
-            self.flush()
+        def flush() -> None:
+            try:
+                self.flush()
+            except ReefError as error:
+                errors.append(error)
+
+        if not self._runtime.spawn(flush, name="exit-flush").join(timeout_s):
+            return f"the store has not responded for {EXIT_FLUSH_S:.0f} s"
+        return str(errors[0]) if errors else None
+
+    def _is_idle(self) -> Callable[[], bool]:
+        """Return a check whether nothing waits to be committed; it takes no lock."""
+        committer = self._committer
+        return lambda: committer.is_open and committer.is_idle
+
+    def _unclosed_role(self) -> UnclosedRole:
+        committer, opened = self._committer, self._committer.opened
+        return UnclosedRole(committer.store, committer.namespace, opened.epoch, opened.writer_id)
 
     def _release_role(self) -> None:
         """Record the clean close, so that the next writer need not take over."""
@@ -623,7 +643,7 @@ class Writer(ProcessBound, Readable):
         )
         self._committer.submit(pending)
         if future is not None:
-            self._committer.drive_in_background()
+            self._committer.drive_in_background(self)
             return future
         self._committer.drive(pending)
         result = pending.result
@@ -743,33 +763,76 @@ class Writer(ProcessBound, Readable):
 
 
 _OPEN_WRITERS: "weakref.WeakSet[Writer]" = weakref.WeakSet()
+_UNCLOSED_ROLES: deque[UnclosedRole] = deque(maxlen=UNCLOSED_ROLES_MAX)
 
 
-def flush_at_exit(writer: Writer) -> None:
-    """Flush the queued writes of a writer that is still open when the interpreter exits (H78)."""
+def end_at_exit(writer: Writer) -> None:
+    """Flush a writer that is not closed when the interpreter exits, and release its role (H78)."""
     if writer._runtime is not REAL:
         return
     if not _OPEN_WRITERS:
-        atexit.unregister(_flush_open_writers)
-        atexit.register(_flush_open_writers)
+        atexit.unregister(_end_open_writers)
+        atexit.register(_end_open_writers)
     _OPEN_WRITERS.add(writer)
+    if not writer._committer.store.url.startswith("memory:"):  # that bucket ends with the process
+        note_unclosed(writer, _UNCLOSED_ROLES)
 
 
-def _flush_open_writers() -> None:
-    """Flush queued batches, within EXIT_FLUSH_S, and warn: the program should have closed it."""
+def note_unclosed(writer: Writer, roles: deque[UnclosedRole]) -> None:
+    """Append the role of a writer when it is garbage-collected, unless it was closed or fenced.
+
+    Nothing is queued then: a queue keeps its writer alive. The garbage collector calls the
+    finalizer in whatever thread, so it takes no lock.
+    """
+    if writer._runtime is REAL:
+        role, is_idle = writer._unclosed_role(), writer._is_idle()
+        home = writer._home_process
+        weakref.finalize(writer, _note_collected, role, is_idle, home, roles).atexit = False
+
+
+def _note_collected(
+    role: UnclosedRole, is_idle: Callable[[], bool], home: int, roles: deque[UnclosedRole]
+) -> None:
+    if REAL.process_id() == home and is_idle():
+        roles.append(role)
+
+
+def release_unclosed(roles: deque[UnclosedRole]) -> None:
+    """Release the roles of writers that were collected without a close."""
+    latest: dict[tuple[str, str], UnclosedRole] = {}
+    while roles:
+        role = roles.popleft()
+        latest[role.store.url, role.namespace.base] = role
+    for role in latest.values():
+        role.release()
+
+
+def _end_open_writers() -> None:
+    """Flush queued batches, within EXIT_FLUSH_S, and release roles, within EXIT_RELEASE_S."""
     deadline = REAL.deadline(EXIT_FLUSH_S)
     for writer in list(_OPEN_WRITERS):
-        is_ours = REAL.process_id() == writer._home_process
-        if writer._closed or not is_ours or not writer._has_queued():
+        if REAL.process_id() != writer._home_process or writer._closed:
             continue
-        warnings.warn(
-            f"{writer!r} has queued writes at interpreter exit; call close() or flush()",
-            ResourceWarning,
-            stacklevel=1,
-        )
-        writer._flush_queued(deadline.remaining_s())
         if writer._has_queued():
-            sys.stderr.write(f"reef: queued writes to {writer.namespace} were lost at exit\n")
+            _flush_with_warning(writer, deadline.remaining_s())
+        store = writer._committer.store
+        if writer._is_idle()() and not store.url.startswith("memory:"):
+            _UNCLOSED_ROLES.append(writer._unclosed_role())
+    if _UNCLOSED_ROLES:
+        release = partial(release_unclosed, _UNCLOSED_ROLES)
+        REAL.spawn(release, name="exit-release").join(EXIT_RELEASE_S)
+
+
+def _flush_with_warning(writer: Writer, timeout_s: float) -> None:
+    """Flush queued batches, and warn: the program should have closed the writer."""
+    warnings.warn(
+        f"{writer!r} has queued writes at interpreter exit; call close() or flush()",
+        ResourceWarning,
+        stacklevel=1,
+    )
+    why = writer._flush_queued(timeout_s)
+    if why is not None:
+        sys.stderr.write(f"reef: queued writes to {writer.namespace} were lost at exit: {why}\n")
 
 
 def _deletes(keys: list[Any], batch: Batch) -> Batch:

@@ -311,8 +311,13 @@ class LocalBuffer:
             return self.backlog.pending()
 
     # --- putting ------------------------------------------------------------------
-    def put(self, batch: LocalBatch, ops: AnyOps, *, wait: bool) -> Any:
-        """Return a receipt when a batch is on the disk, or a future of one."""
+    def put(
+        self, batch: LocalBatch, ops: AnyOps, *, wait: bool, owner: object | None = None
+    ) -> Any:
+        """Return a receipt when a batch is on the disk, or a future of one.
+
+        `owner` is the writer, which is kept alive until a batch without a waiting caller is there.
+        """
         future: Future[Receipt] | None = None if wait else new_future(self.runtime)
         item = BufferedBatch(
             batch,
@@ -327,7 +332,7 @@ class LocalBuffer:
         elif future is None:
             self._drive(item)
         else:
-            self._completions.ensure_worker()
+            self._completions.ensure_worker(owner)
         return item.outcome() if future is None else future
 
     def restore(self, item: BufferedBatch) -> None:
