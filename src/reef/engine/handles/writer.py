@@ -25,6 +25,7 @@ from reef.engine.commit.committer import Committer
 from reef.engine.commit.completions import new_future
 from reef.engine.commit.inflight import Pending
 from reef.engine.commit.open_writer import ReplayReport, UnclosedRole, release_role
+from reef.engine.commit.patched import PatchedKeys, patched_keys
 from reef.engine.commit.resync import Outcomes
 from reef.engine.handles.batch import (
     Batch,
@@ -38,7 +39,6 @@ from reef.engine.handles.readable import Readable
 from reef.engine.handles.transaction import Footprints, Transaction
 from reef.engine.read.caches import RowCache
 from reef.engine.read.view import Scan, View, look_up
-from reef.engine.rows.input import fit_keys, read_columns
 from reef.engine.rows.merges import Operand
 from reef.engine.stats import handle_html, human_bytes, namespace_info
 from reef.errors import (
@@ -66,8 +66,6 @@ EXIT_RELEASE_S = 5.0
 """How long roles of writers that were not closed are released after that."""
 UNCLOSED_ROLES_MAX = 64
 """Roles of collected writers that are released when the interpreter exits; the last ones."""
-PATCHES_COUNTED_MAX = 100
-"""Rows of a patch whose existence is looked up, for `ops` of its receipt: a page each, at worst."""
 CHANGE_ATTEMPTS = 10
 """Attempts of `delete_where` and `update_where` under concurrent writes."""
 
@@ -252,13 +250,11 @@ class Writer(ProcessBound, Readable):
     ) -> Any:
         """Set only the named columns; keys without a row are ignored.
 
-        `ops` of the receipt counts the rows that existed, for up to 100 rows; the keys are
-        looked up for that. In larger batches it counts all of them, and nothing is read.
+        `ops` of the receipt counts the rows that existed when the patch was applied, for up to 100
+        rows; the keys are looked up for that. In larger batches it counts all of them, and nothing
+        is read. `write` and transactions count the same.
         """
-        batch = Batch().patch(rows)
-        existing = self._count_existing(batch)
-        written = self._write(batch, idempotency_key, when, wait=wait)
-        return written if existing is None else self._with_ops(written, existing)
+        return self._write(Batch().patch(rows), idempotency_key, when, wait=wait)
 
     @overload
     def merge(
@@ -578,14 +574,15 @@ class Writer(ProcessBound, Readable):
         encoded = self._encode(batch)
         if idempotency_key is not None:
             encoded = self._as_first_sent(batch, encoded, idempotency_key)
+        patched = self._find_patched(encoded, idempotency_key) if batch._has_patches else None
         if when == ():
-            return self._commit(encoded, idempotency_key, None, None, wait=wait)
+            return self._commit(encoded, idempotency_key, None, None, patched, wait=wait)
         conditions = checked(when, self._committer.tail.schema)
         for condition in conditions:  # warm up, so that deciding needs no request
             self._read(partial(View.newest, key=condition.key))
         decide = (lambda: self._decide(conditions)) if conditions else None
         record = [condition._record() for condition in conditions] or None
-        return self._commit(encoded, idempotency_key, decide, record, wait=wait)
+        return self._commit(encoded, idempotency_key, decide, record, patched, wait=wait)
 
     def _as_first_sent(self, batch: Batch, encoded: EncodedBatch, key: str) -> EncodedBatch:
         """Return a retry as its first commit is known, though the schema has grown since."""
@@ -624,6 +621,7 @@ class Writer(ProcessBound, Readable):
         key: str | None,
         decide: Callable[[], None] | None,
         record: list[Any] | None,
+        patched: PatchedKeys | None,
         *,
         wait: bool,
     ) -> Any:
@@ -639,6 +637,7 @@ class Writer(ProcessBound, Readable):
             self._runtime.monotonic_s(),
             decide,
             encoded.schema_id,
+            patched=patched,
             future=future,
         )
         self._committer.submit(pending)
@@ -653,43 +652,25 @@ class Writer(ProcessBound, Readable):
         self._check()
         decide = transaction._check_conflicts if transaction._has_read else None
         key = transaction.idempotency_key
-        receipt: Receipt = self._commit(batch, key, decide, None, wait=True)
+        patched = self._find_patched(batch, key) if transaction._has_patches else None
+        receipt: Receipt = self._commit(batch, key, decide, None, patched, wait=True)
         return receipt
 
     def _begin_transaction(self) -> int:
         self._committer.tail.watch(self._footprints)
         return self._footprints.begin()
 
-    def _count_existing(self, batch: Batch) -> int | None:
-        """Return how many rows of a patch exist; None for a large one, or if it cannot be read."""
-        key = self._committer.tail.schema.key
-        columns = read_columns(batch._pieces[0].data, key.name)  # type: ignore[union-attr]
-        if columns.rows > PATCHES_COUNTED_MAX or key.name not in columns.columns:
+    def _find_patched(self, batch: EncodedBatch, idempotency_key: str | None) -> PatchedKeys | None:
+        """Look up the rows that a batch patches; None if they are too many, or cannot be read."""
+        keys, tail = patched_keys(batch.ops), self._committer.tail
+        is_repeat = idempotency_key is not None and tail.dedup.get(idempotency_key) is not None
+        if keys is None or is_repeat:
             return None
-        keys = fit_keys(columns.columns[key.name], key).to_pylist()
+        lsn = tail.view().last_lsn
         with suppress(UnavailableError):
             rows = self._read(lambda view: look_up(view, keys, self._now_ms(), self._runtime, ()))
-            existing = set(rows.keys.to_pylist())
-            return sum(key in existing for key in keys)
+            return PatchedKeys(frozenset(keys), frozenset(rows.keys.to_pylist()), lsn)
         return None
-
-    def _with_ops(self, written: Any, ops: int) -> Any:
-        """Set `ops` of a receipt, or of the receipt of a future."""
-        if isinstance(written, Receipt):
-            if not written.replayed:
-                object.__setattr__(written, "ops", ops)
-            return written
-        counted = new_future(self._runtime)
-
-        def complete(done: "Future[Receipt]") -> None:
-            error = done.exception()
-            if error is not None:
-                counted.set_exception(error)
-            else:
-                counted.set_result(self._with_ops(done.result(), ops))
-
-        written.add_done_callback(complete)
-        return counted
 
     def _decide(self, conditions: Sequence[Condition]) -> None:
         """Evaluate conditions on the durable state; called when nothing is in flight (H20)."""

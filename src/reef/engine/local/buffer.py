@@ -19,7 +19,7 @@ are admitted before the next one.
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from reef.config import WriterSettings
 from reef.engine.commit.committer import Committer
 from reef.engine.commit.completions import Completion, Completions, new_future
 from reef.engine.commit.inflight import replayed_receipt
+from reef.engine.commit.patched import PatchedKeys
 from reef.engine.local import errors
 from reef.engine.local.stream import (
     LocalBatch,
@@ -66,6 +67,8 @@ class BufferedBatch(Completion):
     batch: LocalBatch
     ops: AnyOps
     queued: Stopwatch
+    patched: PatchedKeys | None = None
+    """Set if its patches of missing rows are not counted."""
     index: int = 0
     """Its index in the local log; 0 before it is written there."""
     points: Lineage = ()
@@ -312,7 +315,13 @@ class LocalBuffer:
 
     # --- putting ------------------------------------------------------------------
     def put(
-        self, batch: LocalBatch, ops: AnyOps, *, wait: bool, owner: object | None = None
+        self,
+        batch: LocalBatch,
+        ops: AnyOps,
+        patched: PatchedKeys | None = None,
+        *,
+        wait: bool,
+        owner: object | None = None,
     ) -> Any:
         """Return a receipt when a batch is on the disk, or a future of one.
 
@@ -323,6 +332,7 @@ class LocalBuffer:
             batch,
             ops,
             self.runtime.stopwatch(),
+            patched=patched,
             future=future,
             in_callback=self._completions.in_callback,
         )
@@ -453,6 +463,8 @@ class LocalBuffer:
             self._watcher.applying([item.ops for item in group])
         try:
             for item in group:
+                if item.patched is not None:
+                    self._count_patched(item, item.patched)
                 self._overlay.apply(item.index, item.ops, self._schema())
         finally:
             if self._watcher is not None:
@@ -465,6 +477,12 @@ class LocalBuffer:
         if was_empty or self.backlog.bytes >= self.settings.upload_bytes:
             self.wake_uploader()
         self.committer.metrics.gauge("local.backlog_bytes").set(self.backlog.bytes)
+
+    def _count_patched(self, item: BufferedBatch, patched: PatchedKeys) -> None:
+        """Count the rows that patches change; every batch before them is visible."""
+        tables = [self._overlay.table, self.committer.tail.view().memtable]
+        count = patched.count(item.ops, (), tables, int(self.runtime.wall_s() * 1000))
+        item.batch = replace(item.batch, header=item.batch.header.with_changes(count))
 
     def _fail(self, group: list[BufferedBatch], error: BaseException) -> None:
         """End after an error or an interrupt while writing: the disk may have the group.
@@ -597,7 +615,7 @@ class LocalBuffer:
     def _blank(self, item: BufferedBatch, *, replayed: bool = False) -> Receipt:
         header, epoch = item.batch.header, self.committer.opened.epoch
         name = self.identity.namespace
-        return Receipt(name, None, 0, epoch, "", header.ops, replayed, header.key)
+        return Receipt(name, None, 0, epoch, "", header.counted, replayed, header.key)
 
     def _receipt(self, item: BufferedBatch, *, replayed: bool = False) -> LocalReceipt:
         blank = self._blank(item, replayed=replayed)

@@ -82,8 +82,9 @@ class LocalWriter(Writer):
         encoded = self._encode(batch)
         if idempotency_key is not None:
             encoded = self._as_first_sent(batch, encoded, idempotency_key)
+        patched = self._find_patched(encoded, idempotency_key) if batch._has_patches else None
         batch_to_log = LocalBatch.of(encoded, idempotency_key)
-        return self._buffer.put(batch_to_log, encoded.ops, wait=wait, owner=self)
+        return self._buffer.put(batch_to_log, encoded.ops, patched, wait=wait, owner=self)
 
     def _write_through(
         self, batch: Batch, key: str | None, when: Sequence[Condition], *, wait: bool
