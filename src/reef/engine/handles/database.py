@@ -50,14 +50,12 @@ from reef.engine.history.changes import ChangeCursor, check_lsn, register_cursor
 from reef.engine.history.diff import Difference
 from reef.engine.history.generations import GenerationRecord, generation_records
 from reef.engine.history.snapshots import Snapshot, list_snapshots, resolve_snapshot, take_snapshot
-from reef.engine.local.open import LocalDurability
-from reef.engine.local.writer import LocalWriter
 from reef.engine.log.tail import read_unfolded
 from reef.engine.namespaces import Namespaces, similar_name
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.segments import SegmentStore
 from reef.engine.registry import Registry
-from reef.engine.running_jobs import JobHeartbeat, RunningJob, running_jobs
+from reef.engine.running_jobs import JobBoard, JobHeartbeat, RunningJob, running_jobs
 from reef.engine.search.specs import (
     IndexDefinition,
     check_same_indexes,
@@ -97,6 +95,8 @@ from reef.telemetry import Events, Metrics, operation
 
 if TYPE_CHECKING:
     from reef.engine.handles.sql import SqlResult
+    from reef.engine.local.open import LocalDurability
+    from reef.engine.local.writer import LocalWriter
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -156,7 +156,7 @@ class Database:
         self.events = Events()
         self._start_worker = start_worker
         """Starts the background jobs of a writer; passed in by `reef.open`, a layer above."""
-        self._registry, self._board = registry, None if registry is None else registry.board
+        self._registry = registry
         """The registry of namespaces; without one they are listed."""
         self._runtime: Runtime = store.runtime
         self._proved = False
@@ -249,7 +249,8 @@ class Database:
     def info(self, namespace: str) -> NamespaceInfo:
         """Return the columns, size and log position of a namespace."""
         self._check_open()
-        heads = locate(self.store, namespace)
+        with self._suggesting(namespace):
+            heads = locate(self.store, namespace)
         head = heads.found.manifest
         unfolded = read_unfolded(self.store, heads.names, head)
         return namespace_info(namespace, head, unfolded.ingested)
@@ -266,7 +267,8 @@ class Database:
         `undrop` restores it until a sweep, a day later, deletes its data.
         """
         self._prove_store()
-        self._namespaces.drop(namespace)
+        with self._suggesting(namespace):
+            self._namespaces.drop(namespace)
 
     @renamed_keyword(name="namespace")
     def undrop(self, namespace: str) -> NamespaceInfo:
@@ -285,7 +287,8 @@ class Database:
         cursors and pinned readers stay valid. Can be repeated after an interruption.
         """
         self._prove_store()
-        info = namespace_info(to, self._namespaces.rename(namespace, to))
+        with self._suggesting(namespace):
+            info = namespace_info(to, self._namespaces.rename(namespace, to))
         self.events.emit("namespace.renamed", namespace=namespace, to=to)
         return info
 
@@ -293,7 +296,8 @@ class Database:
     def stats(self, namespace: str) -> NamespaceStats:
         """Return statistics of a namespace: levels, log, pins, its writer."""
         self._check_open()
-        return namespace_stats(self.store, namespace)
+        with self._suggesting(namespace):
+            return namespace_stats(self.store, namespace)
 
     def jobs(self, namespace: str | None = None, *, deep: bool = False) -> list[RunningJob]:
         """Return the jobs that run in the bucket or in one namespace, with their progress.
@@ -305,6 +309,10 @@ class Database:
         self._check_open()
         names = [namespace] if namespace else self.namespaces()
         return running_jobs(self.store, self._board, names, deep=deep or namespace is not None)
+
+    @property
+    def _board(self) -> JobBoard | None:
+        return None if self._registry is None else self._registry.board
 
     def _working(
         self, kind: str, namespace: str, job_id: str | None = None
@@ -332,7 +340,7 @@ class Database:
         take_over: bool = True,
         background: bool | BackgroundSettings = True,
         **settings: Unpack[WriterOptions],
-    ) -> LocalWriter: ...
+    ) -> "LocalWriter": ...
 
     @overload
     def writer(
@@ -381,7 +389,7 @@ class Database:
         self._check_open()
         if not take_over:
             check_role_is_free(self.store, namespace)
-        local = LocalDurability.of(durability, local_log, reapply=reapply, files=self._log_files)
+        local = self._local_durability(durability, local_log, reapply=reapply)
         if local is not None:
             changed = local.adjust(changed)
         writer = self._open_writer(Namespace(namespace), changed, local, create)
@@ -391,11 +399,21 @@ class Database:
         note_unclosed(writer, self._unclosed)
         return writer
 
+    def _local_durability(
+        self, durability: str, local_log: str | os.PathLike[str] | None, *, reapply: bool
+    ) -> "LocalDurability | None":
+        """Check the arguments of `writer`; the modules of local logs are loaded for one only."""
+        if durability == "object" and local_log is None and not reapply:
+            return None
+        from reef.engine.local.open import LocalDurability
+
+        return LocalDurability.of(durability, local_log, reapply=reapply, files=self._log_files)
+
     def _open_writer(
         self,
         namespace: Namespace,
         settings: WriterSettings,
-        local: LocalDurability | None,
+        local: "LocalDurability | None",
         create: bool | None,
     ) -> Writer:
         self._prove_store()
@@ -489,10 +507,10 @@ class Database:
     ) -> Reader | PinnedReader:
         """Open a namespace for reading; NotFoundError if it does not exist.
 
-        `as_of` (a generation, a datetime, ISO 8601 text, or an AsOf), `snapshot` (a Snapshot, its
-        id or its name) and `pin=True` (the current state) open one point in time, which a lease
-        protects until the reader is closed. `notify` reports new commits, so that they are
-        visible at once and not after the next refresh.
+        `as_of` (a generation, a datetime or date, ISO 8601 text, or an AsOf), `snapshot` (a
+        Snapshot, its id or its name) and `pin=True` (the current state) open one point in time,
+        which a lease protects until the reader is closed. `notify` reports new commits, so that
+        they are visible at once and not after the next refresh.
         """
         changed = ReaderSettings().changed(settings)
         self._check_open()
@@ -655,7 +673,8 @@ class Database:
         Each can be read with `as_of=`, branched, compared and rolled back to.
         """
         self._check_open()
-        return generation_records(self.store, namespace)
+        with self._suggesting(namespace):
+            return generation_records(self.store, namespace)
 
     def rollback(self, namespace: str, to: Any) -> Any:
         """Give a namespace the rows that it had at a point in time, as a new generation.
