@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 import reef
-from reef.formats.type_names import parse_type, type_name
+from reef.formats.schema import parse_type, type_name
 
 ROW = '{"t": "12:00:01", "n": "23:59:59.000001", "l": null}'
 

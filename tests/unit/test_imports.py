@@ -55,22 +55,20 @@ print(time.process_time() - before)
 
 
 def import_s(program):
-    """Return the CPU time of a program without the start of its interpreter, best of several."""
+    """Return the CPU time of a program without the start of its interpreter."""
     command = [sys.executable, "-c", IMPORT_S.format(program)]
-
-    def once():
-        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
-        return float(done.stdout)
-
-    return min(once() for _ in range(5))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
+    return float(done.stdout)
 
 
 @pytest.mark.quiet
-def test_imports_cost_little_next_to_arrow():
-    """CPU time of `import reef`, and of opening a bucket as well, by that of `import pyarrow`."""
-    arrow = import_s("import pyarrow")
-    assert import_s("import reef") <= arrow / 2
-    assert import_s("import reef; reef.open('memory://')") <= 4 * arrow
+@pytest.mark.parametrize(
+    ("program", "ratio"), [("import reef", 0.5), ("import reef; reef.open('memory://')", 4)]
+)
+def test_imports_cost_little_next_to_arrow(program, ratio):
+    """CPU time next to that of `import pyarrow`, in turns: the best of several rounds."""
+    rounds = (import_s(program) / import_s("import pyarrow") for _ in range(8))
+    assert any(found <= ratio for found in rounds)
 
 
 def test_jobs_are_loaded_one_by_one():

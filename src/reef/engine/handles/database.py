@@ -29,6 +29,7 @@ from reef.config import (
 from reef.engine.commit.committer import Committer
 from reef.engine.commit.open_writer import UnclosedRole, check_role_is_free, open_writer
 from reef.engine.commit.resync import Outcomes
+from reef.engine.display import html_table
 from reef.engine.handles.branches import (
     branch_job,
     differences,
@@ -48,8 +49,14 @@ from reef.engine.handles.writer import (
 from reef.engine.history.as_of import AsOf, ReadTarget, read_target
 from reef.engine.history.changes import ChangeCursor, check_lsn, register_cursor
 from reef.engine.history.diff import Difference
-from reef.engine.history.generations import GenerationRecord, generation_records
-from reef.engine.history.snapshots import Snapshot, list_snapshots, resolve_snapshot, take_snapshot
+from reef.engine.history.snapshots import (
+    GenerationRecord,
+    Snapshot,
+    generation_records,
+    list_snapshots,
+    resolve_snapshot,
+    take_snapshot,
+)
 from reef.engine.log.tail import read_unfolded
 from reef.engine.namespaces import Namespaces, similar_name
 from reef.engine.read.caches import ByteCache
@@ -62,13 +69,7 @@ from reef.engine.search.specs import (
     resolve,
     resolve_all,
 )
-from reef.engine.stats import (
-    NamespaceInfo,
-    NamespaceStats,
-    html_table,
-    namespace_info,
-    namespace_stats,
-)
+from reef.engine.stats import NamespaceInfo, NamespaceStats, namespace_info, namespace_stats
 from reef.errors import (
     ClosedError,
     ConflictError,
@@ -81,10 +82,9 @@ from reef.files import OS, FileSystem
 from reef.formats.manifest import Manifest, NamespaceState
 from reef.formats.schema import DEFAULT_SCHEMA, Schema
 from reef.manifest.dedup import NO_STREAM, StreamClaim
-from reef.manifest.edits import drop_cursor, grow_schema
+from reef.manifest.edits import add_index as add_index_spec
+from reef.manifest.edits import drop_cursor, drop_indexes, grow_schema
 from reef.manifest.head import HeadFinder, home_of, locate
-from reef.manifest.indexes import add_index as add_index_spec
-from reef.manifest.indexes import drop_indexes
 from reef.paths import Namespace
 from reef.runtime import Executor, Runtime
 from reef.stores import Store, agree_on_cas
@@ -94,9 +94,9 @@ from reef.stores.two_phase import recover
 from reef.telemetry import Events, Metrics, operation
 
 if TYPE_CHECKING:
+    from reef.engine.handles.local_writer import LocalWriter
     from reef.engine.handles.sql import SqlResult
     from reef.engine.local.open import LocalDurability
-    from reef.engine.local.writer import LocalWriter
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -437,8 +437,10 @@ class Database:
             return committer, Outcomes(committer.log, heads)
 
         if local is not None:  # checks the owner of the log before anything is created
+            from reef.engine.handles.local_writer import LocalWriter
+
             home = home_of(self.store, namespace.name)
-            return local.open(self.store, home, settings, acquire_role)
+            return local.open(self.store, home, settings, acquire_role, LocalWriter)
         committer, outcomes = acquire_role()
         return Writer(committer.namespace, committer, outcomes, settings, self._runtime)
 

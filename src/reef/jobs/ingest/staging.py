@@ -28,7 +28,7 @@ from reef.engine.log.tail import entry_at
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.scan import Cursor, SegmentCursor, merged
 from reef.engine.read.segments import SegmentStore
-from reef.engine.search.building import load_indexes
+from reef.engine.search.specs import load_indexes
 from reef.errors import ErrorKind, InvalidInputError
 from reef.formats.block import Codec
 from reef.formats.filter import hash_keys
@@ -38,22 +38,17 @@ from reef.formats.schema import Schema
 from reef.formats.segment import Lineage, SegmentSummary
 from reef.formats.segment_writer import SegmentWriter
 from reef.formats.versions import KeysInOrder, RangeTombstone, Versions
-from reef.formats.wal_object import JobSegment
+from reef.formats.wal_object import JobSegment, end_of_keys
 from reef.manifest.roots import job_of, staged_id
 from reef.paths import Namespace
 from reef.stores import Store
 from reef.types import KeyRange
 
 ROW_SEQ = 1
-"""Of every row: the range tombstones of a replaced range have 0, and so hide only older rows."""
+"""Sequence of every row: range tombstones of a replaced range have 0, so they hide older rows
+only."""
 PIECE_ROWS = 65_536
 """Larger pieces are cut, so that segments can end near their size."""
-KEY_BYTES_MAX = 65_535
-
-
-def end_of_keys(schema: Schema) -> bytes:
-    """Return a bound above every key: text never has the byte 255, bytes may be full of them."""
-    return b"\xff" if schema.key.type == "string" else b"\xff" * (KEY_BYTES_MAX + 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ class LostLsn:
     """How many batches are lost with it; None if that is unknown."""
     rows: int | None
     idempotency_keys: tuple[str, ...] = ()
-    """Of lost batches: sending one again applies it."""
+    """Keys of lost batches: sending such a batch again applies it."""
     saved_rows: int = 0
     """Rows of intact batches in it: they are in a segment now."""
     history_only: bool = False
@@ -98,6 +98,9 @@ class Lost:
     holes: tuple[str, ...] = ()
     """If the state was derived from segments and log: LSNs and keys without any object."""
 
+    drop: bool = False
+    """Whether the registry lists the namespace as dropped: the repair makes it live again."""
+
     @property
     def rows_of_the_newest_state(self) -> bool:
         """Whether the newest state may lack rows."""
@@ -114,7 +117,7 @@ class RepairReport:
     namespace: str
     applied: bool
     generation: int
-    """Of the head, after the repair."""
+    """Generation of the head after the repair."""
     problems: tuple[Problem, ...]
     actions: tuple[str, ...]
     quarantined: tuple[str, ...]

@@ -36,7 +36,6 @@ from reef.engine.context import NamespaceContext
 from reef.engine.log.log import IDS_KEPT, LogRules, Verdict, listed_slots, replay_headers
 from reef.engine.log.tail import ingested_segments
 from reef.errors import CorruptionError, InvalidInputError, NotFoundError, UnsupportedFormatError
-from reef.formats.centroids import CentroidSet, decode_centroids
 from reef.formats.coding import corrupt, crc32c_extend
 from reef.formats.filter import hash_keys
 from reef.formats.group import distinct_keys, same_as_next
@@ -53,6 +52,7 @@ from reef.formats.segment import (
     decode_tail,
     set_hash,
 )
+from reef.formats.vector_index import CentroidSet, decode_centroids
 from reef.formats.versions import KeysInOrder, Versions
 from reef.formats.wal_object import OpKind, WalHeader, WalKind, WalObject, decode_records
 from reef.jobs.verify.chain import ManifestChain, Problem, ProblemKind, problem_of
@@ -174,6 +174,7 @@ def survey_log(executor: Executor, context: NamespaceContext, chain: ManifestCha
     present = [lsn for lsn in listed if lsn not in skipped]
     log.slots = read_slots(executor, context, present, head.schemas)
     log.problems = _damage(context.names, log.slots.values())
+    log.problems += _unreadable_rows(context.names, log, head)
     log.problems += _missing(context.names, log, chain, {*listed, *skipped}, settled)
     disputes = _replay(log, chain, listed, context.names)
     log.problems += [
@@ -191,6 +192,21 @@ def _damage(names: Namespace, slots: Iterable[SlotRead]) -> list[Problem]:
         for slot in slots
         if slot.kind is not None
     ]
+
+
+def _unreadable_rows(names: Namespace, log: LogSurvey, head: Manifest) -> Iterator[Problem]:
+    """Yield the slots whose rows no schema describes: no process can read them.
+
+    One that is newer than the head is described by the batches themselves, or by the fence of their
+    writer, which is behind the floor of that head.
+    """
+    known = {0, *(schema.id for schema in head.schemas)}
+    known |= {header.schema.id for header in log.headers() if header.schema is not None}
+    for header in log.headers():
+        if header.schema_id not in known:
+            key = names.wal_object(header.lsn)
+            message = f"object {key} has schema {header.schema_id}, which no object describes"
+            yield Problem(ProblemKind.WAL_DAMAGED, key, message, offset=0, lsn=header.lsn)
 
 
 def _missing(

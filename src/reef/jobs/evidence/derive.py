@@ -3,7 +3,7 @@
     1  leave out late begins, ingests and aborts: objects that landed in slots already folded (H67)
     2  find the end of the log
     3  replay the headers: which ingests count
-    4  choose the live segments (`reef.jobs.rebuild.choice`); the floor follows from their covers
+    4  choose the live segments (`reef.jobs.evidence.gather`); the floor follows from their covers
     5  replay up to the floor: dedup window, open jobs, stream marks
     6  report LSNs that no segment covers and no slot has
 
@@ -34,7 +34,7 @@ from itertools import count, pairwise
 
 import msgspec
 
-from reef.engine.log.log import LogRules, Verdict, replay_headers
+from reef.engine.log.log import LogRules, Verdict, replay_headers, run_replay
 from reef.engine.log.tail import ingested_segments
 from reef.errors import NotFoundError
 from reef.formats.covers import Cover, overlap, tidied, without
@@ -42,8 +42,7 @@ from reef.formats.manifest import DedupEntry, Lineage, Manifest, OpenJob, Segmen
 from reef.formats.schema import Schema
 from reef.formats.segment import Footer, covers_of
 from reef.formats.wal_object import JobSegment, WalHeader, WalKind
-from reef.jobs.rebuild.choice import Candidate, Choice, choose
-from reef.jobs.rebuild.evidence import Evidence, FoundSegment
+from reef.jobs.evidence.gather import Choice, Evidence, FoundSegment, SegmentCandidate, choose
 from reef.paths import Namespace
 
 
@@ -60,7 +59,7 @@ class Derived:
     ingested: tuple[SegmentEntry, ...]
     written: tuple[FoundSegment, ...]
     inherited: tuple[SegmentEntry, ...]
-    """Of a branch: segments of its first manifest that are live."""
+    """Live segments of a branch's first manifest."""
     left_out: tuple[str, ...]
     """Superseded or never published segments; which of the two is not always known."""
     staged: tuple[str, ...]
@@ -118,7 +117,8 @@ class _Deriving:
         # The slot below the floor is read too, for its time, by `as_of` and by verify.
         skipped = sorted({*skipped, *gone, *(found.damaged & {floor - 1})})
         self._note_aborts(floor)
-        self._note_schemas(schemas, floor, end)
+        unknown = self._unknown_schemas(schemas, floor, end)
+        skipped = sorted({*skipped, *unknown})
         chosen = {candidate.id for candidate in choice.chosen}
         own = {s.id for s in found.segments if s.entry is None}
         staged = {s.id for s in found.segments if s.is_staged}
@@ -265,14 +265,20 @@ class _Deriving:
                     f"first, and the ingest is left out"
                 )
 
-    def _note_schemas(self, schemas: Sequence[Schema], floor: int, end: int) -> None:
-        known = {0, *(schema.id for schema in schemas)}
+    def _unknown_schemas(self, schemas: Sequence[Schema], floor: int, end: int) -> list[int]:
+        """Report the LSNs from the floor on whose rows no schema describes, and return them.
+
+        No process can read them, whether the schema is older or newer than the known ones.
+        """
+        known, found = {0, *(schema.id for schema in schemas)}, []
         for header in _in_order(self.evidence, end):
             if header.lsn >= floor and header.schema_id not in known:
+                found.append(header.lsn)
                 self.problems.append(
                     f"LSN {header.lsn} was written with schema {header.schema_id}, "
-                    f"which no object describes"
+                    f"which no object describes: it cannot be read"
                 )
+        return found
 
 
 # --- the log ----------------------------------------------------------------------------
@@ -287,8 +293,7 @@ def _in_order(evidence: Evidence, end: int) -> Iterator[WalHeader]:
 def _rules_at(evidence: Evidence, floor: int) -> LogRules:
     """Return the rules after a replay up to the floor."""
     rules = LogRules(_blank(evidence), disputes={})  # which `_ingests` collects
-    for _ in replay_headers(rules, evidence.headers, end=floor, gaps=True):
-        pass
+    run_replay(replay_headers(rules, evidence.headers, end=floor, gaps=True))
     if rules.next_lsn < floor:
         rules.jump(floor)
     return rules
@@ -496,12 +501,12 @@ def _covers(segment: FoundSegment) -> tuple[Cover, ...]:
     return (Cover(footer.lsn_min, footer.lsn_max + 1, footer.min_key, footer.max_key + b"\0"),)
 
 
-def _written(evidence: Evidence) -> Iterator[Candidate]:
+def _written(evidence: Evidence) -> Iterator[SegmentCandidate]:
     there = {segment.id for segment in evidence.segments}
     for segment in evidence.segments:
         footer = segment.footer
         if not segment.is_staged:
-            yield Candidate(
+            yield SegmentCandidate(
                 segment.id,
                 # Generations of an origin are others: its segments are older than the branch's own.
                 1 if segment.entry is not None else 1 + max(1, footer.generation),
@@ -533,12 +538,12 @@ def _unit(segment: FoundSegment) -> str:
     return min((segment.id, *footer.siblings))
 
 
-def _ingested(evidence: Evidence, ingests: Sequence[WalHeader]) -> Iterator[Candidate]:
+def _ingested(evidence: Evidence, ingests: Sequence[WalHeader]) -> Iterator[SegmentCandidate]:
     visible = {s.id: ingest.lsn for ingest in ingests for s in _job_segments(ingest)}
     for segment in evidence.segments:
         lsn = visible.get(segment.id, 0)
         if lsn:
-            yield Candidate(segment.id, 0, covers_of(segment.footer, lsn), unit=segment.id)
+            yield SegmentCandidate(segment.id, 0, covers_of(segment.footer, lsn), unit=segment.id)
 
 
 def _job_segments(ingest: WalHeader) -> Sequence[JobSegment]:
