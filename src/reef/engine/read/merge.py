@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from reef.engine.read.operands import ColumnOperands
 from reef.engine.read.tombstones import RangeTombstones
+from reef.formats.merging import RowBuffers, merge_rows, row_buffers
 from reef.formats.operators import Codes, Operator, codes_of
 from reef.formats.schema import Schema
 from reef.formats.versions import KeysInOrder, Versions, concat_versions, merge_places
@@ -56,6 +57,8 @@ def newest_versions(
     stays a patch, all patches of its key in one.
     """
     parts = [part for part in parts if len(part)] or list(parts[:1])
+    if len(parts) > 1 and (merged := _merged_directly(parts, schema)) is not None:
+        return drop_covered(merged, tombstones)
     rows = concat_versions(parts, schema)
     has_partial = rows.has_partial
     if len(parts) > 1:
@@ -63,6 +66,12 @@ def newest_versions(
     if has_partial:
         return _resolved(drop_covered(rows, tombstones), schema, complete=True)
     return drop_covered(rows if rows.distinct else _first_of_each_key(rows), tombstones)
+
+
+def in_order(parts: Sequence[Versions], schema: Schema) -> Versions:
+    """Return all versions of some parts, sorted by key, newest first."""
+    rows = concat_versions(parts, schema)
+    return rows if len(parts) == 1 else rows.take(sorted_places(rows))
 
 
 def joined_versions(rows: Versions, schema: Schema, *, joins_merges: bool = True) -> Versions:
@@ -78,6 +87,17 @@ def joined_versions(rows: Versions, schema: Schema, *, joins_merges: bool = True
 def combined_merges(rows: Versions, schema: Schema) -> Versions:
     """Return one merge of each key; sums of floats become one operand. Rows are sorted."""
     return _resolved(rows, schema, complete=False, joins_sums=True)
+
+
+def _merged_directly(parts: Sequence[Versions], schema: Schema) -> Versions | None:
+    """Return the newest row of each key, put together by the kernel; None if it cannot."""
+    buffers: list[RowBuffers] = []
+    for part in parts:
+        found = row_buffers(part, schema)
+        if found is None:
+            return None
+        buffers.append(found)
+    return merge_rows(buffers, schema)
 
 
 def _merged(parts: Sequence[Versions], rows: Versions, *, every: bool) -> Versions:

@@ -43,9 +43,14 @@ class Cursor(ABC):
 
     def __init__(self) -> None:
         self._rows: Versions | None = None
+        self._rest: tuple[Versions, int, int] | None = None
+        """Of the last piece, cut off when it is needed: a scan with a limit may end before."""
 
     def load(self) -> bool:
         """Load a piece, unless one is loaded; False at the end."""
+        if self._rest is not None:
+            rows, start, end = self._rest
+            self._rows, self._rest = rows.slice(start, end), None
         while self._rows is None or not len(self._rows):
             self._rows = self._next()
             if self._rows is None:
@@ -64,10 +69,12 @@ class Cursor(ABC):
         if self.edge(reverse) == bound:  # all of it
             self._rows = None
             return rows
-        place = key_place(rows.keys, bound, above=not reverse)
-        low, high = rows.slice(0, place), rows.slice(place, len(rows))
-        taken, self._rows = (high, low) if reverse else (low, high)
-        return taken
+        place, self._rows = key_place(rows.keys, bound, above=not reverse), None
+        if reverse:
+            self._rest = rows, 0, place
+            return rows.slice(place, len(rows))
+        self._rest = rows, place, len(rows)
+        return rows.slice(0, place)
 
     @abstractmethod
     def _next(self) -> Versions | None:
