@@ -128,9 +128,11 @@ class KernelColumns(NamedTuple):
     @classmethod
     def of(cls, fields: Sequence[Field]) -> "KernelColumns | None":
         """Return the columns; None if the kernel leaves one of them to Python."""
-        widths = [_stored_width(field.arrow) for field in fields]
-        if None in widths:
-            return None
+        widths: list[int] = []
+        for field in fields:
+            if (width := _stored_width(field.arrow)) is None:
+                return None
+            widths.append(width)
         numbers = [field.number for field in fields]
         return cls(np.array([*numbers, *widths], np.int64).tobytes(), tuple(fields), tuple(widths))
 

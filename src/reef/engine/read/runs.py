@@ -355,13 +355,15 @@ def merged_pieces(
     """
     start, size = wanted.start, max(1, rows_first)
     while True:
-        end, parts = wanted.end, []
+        end, parts = wanted.end, list[RowBuffers]()
         for run in runs:
             chunk, follows = run.part_at(start)
             if follows is not None and (end is None or follows < end):
                 end = follows
-            parts.append(chunk.buffers(schema))
-        rows = None if None in parts else merge_rows(parts, schema, start, end, size)
+            if (buffers := chunk.buffers(schema)) is not None:
+                parts.append(buffers)
+        is_complete = len(parts) == len(runs)
+        rows = merge_rows(parts, schema, start, end, size) if is_complete else None
         if rows is None:
             yield KeyRange(start, wanted.end)
             return
@@ -369,7 +371,7 @@ def merged_pieces(
             yield rows
         if len(rows) == size:
             start = rows.keys[-1].as_py() + b"\0"
-        elif end == wanted.end:
+        elif end is None or end == wanted.end:
             return
         else:
             start = end

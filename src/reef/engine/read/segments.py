@@ -382,7 +382,8 @@ class SegmentStore:
         each = tail.index.pages.average_bytes
         kept = self.bytes_kept(len(pages) * each) // each
         if not kept and len(pages):
-            rows = self._read_rows(tail, pages, columns, (tuple(keys), counts))
+            parts = select_blocks(tail, pages.tolist(), columns)
+            rows = self._read_rows(tail, pages, parts, (tuple(keys), counts))
             if rows is not None:
                 return [rows]
         step = PAGES_IN_PARALLEL if self.waits else PAGES_AT_ONCE
@@ -400,7 +401,7 @@ class SegmentStore:
         self,
         tail: SegmentTail,
         pages: npt.NDArray[np.int64],
-        columns: Sequence[int] | None,
+        parts: Sequence[Part],
         sought: tuple[tuple[bytes, ...], npt.NDArray[np.int64]] | None = None,
     ) -> Versions | None:
         """Return the rows of pages, or of sorted keys and how many of them to search in each page,
@@ -408,7 +409,7 @@ class SegmentStore:
         """
         if self._direct is None:
             return None
-        numbers = (KEYS, *(n for n, _ in select_blocks(tail, pages, columns)[1:]))
+        numbers = tuple([number for number, _ in parts])
         if len(numbers) > DIRECT_BLOCKS_MAX or numbers in tail.left_to_python:
             return None
         layout = tail.layout(numbers)
@@ -458,7 +459,7 @@ class SegmentStore:
         tail = self.tail(entry)
         parts = select_blocks(tail, pages, columns)
         if not keep and not self._has_some(entry, pages):
-            return self._streamed(tail, pages, parts, columns)
+            return self._streamed(tail, pages, parts)
         payloads = self._payloads(entry, tail, parts, SCAN_GAP_BYTES, keep=keep)
         return assemble_rows(tail, pages, parts, payloads)
 
@@ -467,16 +468,10 @@ class SegmentStore:
         ends = [(entry.id, KEYS, page) for page in (pages[0], pages[-1])] if pages else []
         return any(payload is not None for payload in self._cache.peek_many(ends))
 
-    def _streamed(
-        self,
-        tail: SegmentTail,
-        pages: Sequence[int],
-        parts: Sequence[Part],
-        columns: Sequence[int] | None,
-    ) -> Versions:
+    def _streamed(self, tail: SegmentTail, pages: Sequence[int], parts: Sequence[Part]) -> Versions:
         """Read pages that are not kept: from stored blocks to columns, without payloads between."""
         if len(pages) <= DIRECT_PAGES_MAX:
-            rows = self._read_rows(tail, np.array(pages, np.int64), columns)
+            rows = self._read_rows(tail, np.array(pages, np.int64), parts)
             if rows is not None:
                 return replace(rows, distinct=tail.is_distinct(pages))
         key, spans = tail.name, block_spans(tail, parts)
