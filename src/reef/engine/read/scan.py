@@ -205,29 +205,36 @@ class SegmentCursor(Cursor):
             self._segments.expect(self._entry, pages, self._columns)
 
 
-def merged(cursors: Sequence[Cursor], reverse: bool) -> Iterator[list[Versions]]:
-    """Yield pieces that no source can add to any more, in the order of reading."""
+def merged(
+    cursors: Sequence[Cursor], reverse: bool, late: Iterator[Cursor] | None = None
+) -> Iterator[list[Versions]]:
+    """Yield pieces that no source can add to any more, in the order of reading.
+
+    `late` has the cursors that say where they begin, in that order; by default they are among the
+    others.
+    """
     begun = [cursor for cursor in cursors if cursor.near is None]
-    waiting = _by_near(cursors, reverse)
+    waiting = iter(_by_near(cursors, reverse)) if late is None else late
+    coming = next(waiting, None)
     nearest = max if reverse else min
     while True:
         begun = [cursor for cursor in begun if cursor.load()]
         bound = nearest((cursor.edge(reverse) for cursor in begun), default=None)
-        while waiting and (bound is None or not _is_beyond(waiting[-1], bound, reverse)):
-            cursor = waiting.pop()
-            if cursor.load():
-                begun.append(cursor)
-                edge = cursor.edge(reverse)
+        while coming is not None and (bound is None or not _is_beyond(coming, bound, reverse)):
+            if coming.load():
+                begun.append(coming)
+                edge = coming.edge(reverse)
                 bound = edge if bound is None else nearest(bound, edge)
+            coming = next(waiting, None)
         if bound is None:
             return
         yield [cursor.take(bound, reverse) for cursor in begun]
 
 
 def _by_near(cursors: Sequence[Cursor], reverse: bool) -> list[Cursor]:
-    """Return those that say where they begin; the one that is next comes last."""
+    """Return those that say where they begin, in that order."""
     known = [(cursor.near, cursor) for cursor in cursors if cursor.near is not None]
-    known.sort(key=lambda pair: pair[0], reverse=not reverse)
+    known.sort(key=lambda pair: pair[0], reverse=reverse)
     return [cursor for _, cursor in known]
 
 

@@ -10,7 +10,7 @@ by itself. A bucket is asked once for all blocks of a row, and scans leave out g
 to transfer than another request.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -57,6 +57,7 @@ from reef.paths import Namespace
 from reef.stores import Store
 from reef.stores.base import coalesce, reread_if_damaged
 from reef.stores.wrappers import DirectReads
+from reef.types import KeyRange
 
 FRAGMENT_BYTES = 200
 """About the memory of a range tombstone, without its keys."""
@@ -106,6 +107,14 @@ class KeyRanges:
             place -= 1
         return found
 
+    def touching(self, wanted: KeyRange) -> list[SegmentEntry]:
+        """Return the segments that may have a key of a range, in the order of their first keys."""
+        start = wanted.start
+        first, last = bisect_left(self._reach, start), len(self._starts)
+        if wanted.end is not None:
+            last = bisect_left(self._starts, wanted.end)
+        return [entry for entry in self._ordered[first:last] if entry.max_key >= start]
+
 
 _first_key, _last_key = attrgetter("min_key"), attrgetter("max_key")
 _highest_lsn = attrgetter("lsn_max")
@@ -146,15 +155,23 @@ class SegmentStore:
         self, entries: tuple[SegmentEntry, ...], ingested: Sequence[SegmentEntry], key: bytes
     ) -> list[SegmentEntry]:
         """Return the segments whose bounds include a key, the newest first."""
-        ranges = self._ranges
-        if ranges.entries is not entries:
-            ranges = self._ranges = KeyRanges(entries)
-        having = ranges.having(key)
+        having = self._ranges_of(entries).having(key)
         if ingested:
             having += [e for e in ingested if e.min_key <= key <= e.max_key]
         if len(having) > 1:
             having.sort(key=_highest_lsn, reverse=True)
         return having
+
+    def touching(self, entries: tuple[SegmentEntry, ...], wanted: KeyRange) -> list[SegmentEntry]:
+        """Return the segments that may have a key of a range, in the order of their first keys."""
+        return self._ranges_of(entries).touching(wanted)
+
+    def _ranges_of(self, entries: tuple[SegmentEntry, ...]) -> KeyRanges:
+        """Return the bounds of a manifest's segments; made once for each manifest."""
+        ranges = self._ranges
+        if ranges.entries is not entries:
+            ranges = self._ranges = KeyRanges(entries)
+        return ranges
 
     def tail(self, entry: SegmentEntry) -> SegmentTail:
         """Return all that is needed to plan reads of a segment."""

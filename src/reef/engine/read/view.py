@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, takewhile
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -58,6 +59,9 @@ from reef.runtime import Runtime
 from reef.types import KeyRange
 
 T = TypeVar("T")
+FEW_KEYS = 64
+"""So few keys are looked for one by one among the bounds of segments."""
+_near_key, _far_key = attrgetter("min_key"), attrgetter("max_key")
 
 
 class Overlaying(Protocol):
@@ -258,8 +262,10 @@ class Scan:
         deletes = [some for some in tombstones if some]
         cursors = [cursor for table in self.tables for cursor in self._in_memory(table)]
         skipping = self.skipping(overlapping)
-        cursors += [self._late_cursor(entry, skipping) for entry in overlapping]
-        for piece in merged(cursors, self.reverse):
+        by_near = sorted(overlapping, key=_far_key if self.reverse else _near_key)
+        late = (self._late_cursor(entry, skipping) for entry in _in_turn(by_near, self.reverse))
+        waiting = list(late) if self.segments.reads_ahead else late
+        for piece in merged(cursors, self.reverse, iter(waiting)):
             rows = newest_versions(piece, self.manifest.schema, deletes)
             rows = drop_deleted(rows, self.now_ms)
             if len(rows):
@@ -307,8 +313,13 @@ class Scan:
 
     def overlapping(self) -> list[SegmentEntry]:
         """Return the segments that may have a part in it."""
-        everything = (*self.tables[0].ingested, *self.manifest.segments)
-        return [e for e in everything if self.wanted.touches(e.min_key, e.max_key)]
+        found = self.segments.touching(self.manifest.segments, self.wanted)
+        ingested = self.tables[0].ingested
+        return [e for e in ingested if self.wanted.touches(e.min_key, e.max_key)] + found
+
+
+def _in_turn(entries: list[SegmentEntry], reverse: bool) -> Iterator[SegmentEntry]:
+    return reversed(entries) if reverse else iter(entries)
 
 
 def _newest_rows(table: MemtableCut, pieces: Iterable[Versions | KeyRange]) -> Iterator[Versions]:
@@ -373,12 +384,11 @@ def versions_in(
 ) -> tuple[list[Versions], list[RangeTombstones]]:
     """Return the same for sorted keys, as of one cut of a view."""
     in_memory = [rows for table in tables for rows in table.look_up(ordered)]
-    everything = (*tables[0].ingested, *manifest.segments)
-    open_keys = _unsettled(ordered, in_memory, everything)
+    open_keys = _unsettled(ordered, in_memory, (*tables[0].ingested, *manifest.segments))
     hashes = hash_keys(open_keys)
     shares = [
         (entry, slice(first, last))
-        for entry in everything
+        for entry in _holders(open_keys, manifest, tables[0].ingested, segments)
         if (first := bisect_left(open_keys, entry.min_key))
         < (last := bisect_right(open_keys, entry.max_key))
     ]
@@ -396,6 +406,22 @@ def versions_in(
     return [Versions.empty(manifest.schema), *in_memory, *parts], tombstones
 
 
+def _holders(
+    keys: list[bytes],
+    manifest: Manifest,
+    ingested: Sequence[SegmentEntry],
+    segments: SegmentStore,
+) -> list[SegmentEntry]:
+    """Return the segments that may have some of these sorted keys, and some others."""
+    if not keys:
+        return []
+    if len(keys) > FEW_KEYS:
+        within = KeyRange(keys[0], keys[-1] + b"\0")
+        return [*ingested, *segments.touching(manifest.segments, within)]
+    having = (segments.newest_first(manifest.segments, (), key) for key in keys)
+    return [*ingested, *{entry.id: entry for some in having for entry in some}.values()]
+
+
 def _one_by_one(call: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
     return [call(item) for item in items]
 
@@ -404,7 +430,9 @@ def _unsettled(
     ordered: list[bytes], in_memory: Sequence[Versions], entries: Sequence[SegmentEntry]
 ) -> list[bytes]:
     """Return the keys whose newest whole row in memory may not be the newest there is."""
-    newest = max((entry.lsn_max for entry in entries), default=0)
+    if not in_memory:
+        return ordered
+    newest = max(map(attrgetter("lsn_max"), entries), default=0)
     known: set[bytes] = set()
     for rows in in_memory:
         settled = ~rows.are_partial() & (rows.lsns > newest)
