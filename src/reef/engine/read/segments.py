@@ -56,7 +56,7 @@ from reef.formats.versions import Versions, concat_versions
 from reef.paths import Namespace
 from reef.stores import Store
 from reef.stores.base import coalesce, reread_if_damaged
-from reef.stores.wrappers import DirectReads
+from reef.stores.direct import DirectReads
 from reef.types import KeyRange
 
 FRAGMENT_BYTES = 200

@@ -148,7 +148,7 @@ class Skipping:
         # A segment without rows has range tombstones only, which are always read.
         self._entries = [entry for entry in entries if entry.rows]
         self._segments = segments
-        self._bytes = sum(map(attrgetter("size"), entries))
+        self._bytes: int = sum(map(attrgetter("size"), entries))
         self._memory = [rows for rows in memory if len(rows)]
         self._wheres = self._alternatives(where)
         self._known: dict[tuple[int, str], _SegmentGroups] = {}

@@ -6,7 +6,6 @@ A policy overrides `Hooked.around`; wrappers for tests are in `reef.testing`.
 """
 
 from reef.stores.wrappers.base import Hooked, Meter, Operation, Send, StoreRequest, Wrapper
-from reef.stores.wrappers.direct import DirectReads
 from reef.stores.wrappers.disk_cache import DiskCache
 from reef.stores.wrappers.policies import (
     Pace,
@@ -20,7 +19,6 @@ from reef.stores.wrappers.policies import (
 )
 
 __all__ = [
-    "DirectReads",
     "DiskCache",
     "Hooked",
     "Meter",
