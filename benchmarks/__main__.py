@@ -21,6 +21,7 @@ from benchmarks import (
     local_log,
     reads,
     report,
+    search,
     upkeep,
     writes,
 )
@@ -32,6 +33,7 @@ PARTS: dict[str, Callable[[Sizes], Any]] = {
     "mixes": writes.mixes,
     "growth": lambda sizes: [*reads.grow(sizes), *writes.grow(sizes)],
     "upkeep": upkeep.run,
+    "search": search.run,
     "s3": latency.run,
 }
 SMALL = {
