@@ -15,15 +15,6 @@ import reef.spark
 from tests.spark.writing import sweep_everything
 
 
-@pytest.fixture
-def catalog(spark, url, request):
-    """A catalog over an empty bucket; every test has one of its own name."""
-    name = f"c{abs(hash(request.node.name))}"
-    spark.conf.set(f"spark.sql.catalog.{name}", "reef.spark.ReefCatalog")
-    spark.conf.set(f"spark.sql.catalog.{name}.url", url)
-    return f"{name}.default"
-
-
 def rows(spark, query):
     """Return the rows of a query as tuples."""
     return [tuple(row) for row in spark.sql(query).collect()]
