@@ -78,7 +78,10 @@ def test_a_query_that_fails_leaves_the_table_that_it_replaces(spark, db, table, 
 
 
 REFUSED = {
-    "another key": ("TBLPROPERTIES ('key' = 'k') AS SELECT id AS k, n FROM {t}", "key column is id"),
+    "another key": (
+        "TBLPROPERTIES ('key' = 'k') AS SELECT id AS k, n FROM {t}",
+        "key column is id",
+    ),
     "a key by default": ("AS SELECT 'x' AS k, 1 AS n", "column id would be dropped"),
     "a dropped column": ("AS SELECT id FROM {t}", "column n would be dropped"),
     "another type": ("AS SELECT id, 'x' AS n FROM {t}", "column n is int, not string"),

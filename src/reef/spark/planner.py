@@ -41,7 +41,7 @@ from reef.jobs.ingest.job import BulkJob
 from reef.manifest.head import HeadFinder, locate
 from reef.spark.definitions import KEY, Definition, check_columns
 from reef.spark.options import REQUEST, ReadOptions, parse_vectors
-from reef.spark.read_plan import Pin, take_pin
+from reef.spark.read_plan import ReadPin, take_pin
 from reef.spark.sink import arrow_columns
 from reef.stores import Store, Wrapper
 from reef.stores.leases import SharedLease
@@ -105,7 +105,7 @@ def _is_past(options: ReadOptions) -> bool:
     return bool(options.snapshot or options.generation or options.as_of_time)
 
 
-def _check_existed(options: ReadOptions, heads: HeadFinder, pin: Pin) -> None:
+def _check_existed(options: ReadOptions, heads: HeadFinder, pin: ReadPin) -> None:
     """Raise NotFoundError for a time before the namespace was created."""
     time = options.as_of_time
     if time is None or pin.last_lsn >= max(1, pin.manifest.wal_base):
@@ -322,7 +322,7 @@ def _schema(manifest: Manifest) -> Response:
     }
 
 
-def _segment(pin: Pin, entry: SegmentEntry) -> Response:
+def _segment(pin: ReadPin, entry: SegmentEntry) -> Response:
     key = pin.namespace.segment(entry.id, entry.home)
     return {
         "name": key,
@@ -338,7 +338,7 @@ def _segment(pin: Pin, entry: SegmentEntry) -> Response:
     }
 
 
-def _log(pin: Pin) -> Response | None:
+def _log(pin: ReadPin) -> Response | None:
     """Write the unfolded rows as a segment; None if there are none."""
     memory = pin.memory
     if memory is None:
