@@ -69,11 +69,15 @@ def test_a_query_that_fails_leaves_the_table_that_it_replaces(spark, db, table, 
     """The error is in a task, after the statement has begun."""
     bad = f"SELECT id, IF(id = 'b', CAST(raise_error('broken') AS INT), n) AS n FROM {table}"
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW bad AS {bad}")
+    run = {
+        sql_replace: lambda: spark.sql(f"CREATE OR REPLACE TABLE {table} AS SELECT * FROM bad"),
+        sql_replace_only: lambda: spark.sql(f"REPLACE TABLE {table} AS SELECT * FROM bad"),
+        save_as_table: lambda: spark.table("bad").write.mode("overwrite").saveAsTable(table),
+        create_or_replace: lambda: spark.table("bad").writeTo(table).createOrReplace(),
+        replace: lambda: spark.table("bad").writeTo(table).replace(),
+    }
     with pytest.raises(PySparkException, match="broken"):
-        if statement is save_as_table:
-            spark.table("bad").write.mode("overwrite").saveAsTable(table)
-        else:
-            spark.sql(f"CREATE OR REPLACE TABLE {table} AS SELECT * FROM bad")
+        run[statement]()
     assert contents(spark, table) == {"a": 1, "b": 2}
 
 
@@ -116,14 +120,14 @@ def test_a_replacement_may_add_columns_and_may_have_no_query(spark, catalog, tab
     assert spark.table(table).count() == 0
     spark.sql(f"CREATE OR REPLACE TABLE {catalog}.made (id STRING, n INT)")
     assert spark.table(f"{catalog}.made").count() == 0
-    with pytest.raises(AnalysisException, match="NOT_FOUND|CANNOT_FIND|does not exist"):
+    with pytest.raises(AnalysisException, match=r"NOT_FOUND|CANNOT_FIND"):
         spark.sql(f"REPLACE TABLE {catalog}.missing (id STRING)")
 
 
 def test_a_new_table_exists_only_with_its_rows(spark, db, catalog):
     """A query that fails leaves no table; one that succeeds has the key and vectors asked for."""
+    broken = "CAST(raise_error('broken') AS INT)"
     with pytest.raises(PySparkException, match="broken"):
-        broken = "CAST(raise_error('broken') AS INT)"
         spark.sql(f"CREATE TABLE {catalog}.q AS SELECT 'a' AS id, {broken} AS n")
     assert db.namespaces() == []
     spark.sql(
