@@ -15,16 +15,19 @@ from typing import Any
 
 from benchmarks import (
     bucket_put,
+    dataframes,
     directory_create,
     latency,
     local_front,
     local_log,
     reads,
     report,
+    search,
     upkeep,
     writes,
 )
 from benchmarks.contest import QUICK, Sizes
+from benchmarks.harness import Comparison
 
 PARTS: dict[str, Callable[[Sizes], Any]] = {
     "reads": reads.run,
@@ -32,13 +35,15 @@ PARTS: dict[str, Callable[[Sizes], Any]] = {
     "mixes": writes.mixes,
     "growth": lambda sizes: [*reads.grow(sizes), *writes.grow(sizes)],
     "upkeep": upkeep.run,
+    "search": search.run,
     "s3": latency.run,
 }
-SMALL = {
-    "directory": directory_create,
-    "server": bucket_put,
-    "local log": local_log,
-    "local front": local_front,
+SMALL: dict[str, Callable[[Sizes], list[Comparison]]] = {
+    "directory": lambda _: directory_create.run(),
+    "server": lambda _: bucket_put.run(),
+    "local log": lambda _: local_log.run(),
+    "local front": lambda _: local_front.run(),
+    "dataframes": lambda sizes: dataframes.run(10 * sizes.rows),
 }
 
 
@@ -73,7 +78,7 @@ def _run(sizes: Sizes, parts: list[str], run: report.Run, kept: Any) -> report.R
         if name in PARTS:
             newer = report.Run(PARTS[name](sizes), parts=[name])
         else:
-            newer = report.Run(comparisons=SMALL[name].run(), parts=[name])
+            newer = report.Run(comparisons=SMALL[name](sizes), parts=[name])
         run = run.updated(newer)
         run.about = report.about()
         if kept is not None:
