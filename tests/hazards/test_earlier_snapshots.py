@@ -3,6 +3,7 @@
 import pytest
 
 from reef.engine.context import NamespaceContext
+from reef.errors import NotFoundError
 from reef.jobs import repair, verify
 from reef.jobs.verify.earlier import check_earlier
 from tests.support.sweep_world import NAME, USERS, World
@@ -101,3 +102,26 @@ def test_H65_a_name_with_one_life_pays_nothing():
     world.db.snapshot(NAME, name="kept")
     context = NamespaceContext(None, USERS)
     assert check_earlier(context, world.bucket.runtime, world.head(), deep=True) == []
+
+
+def test_H65_snapshots_of_a_dropped_name_can_be_listed_read_and_released(world):
+    """H65: a drop takes no snapshot away: not before a re-creation, nor after a sweep has cleared.
+
+    Root cause: listing and opening a snapshot began with the newest state of the name, which a
+    drop hides; only a re-creation brought the snapshots back.
+    """
+    world.db.snapshot(NAME, name="second")
+    world.db.drop(NAME)
+    expected = BOTH | {"second": {b"n": b"new"}}
+    assert readable(world) == expected
+    world.sweep_twice(dropped_s=0.0, retain_generations_s=0.0)
+    assert readable(world) == expected
+    assert world.db.reader(NAME, snapshot="second").get("n") == b"new"
+    with pytest.raises(NotFoundError, match="was dropped"):
+        world.db.reader(NAME, snapshot="never")
+    with pytest.raises(NotFoundError, match="was dropped"):
+        world.db.reader(NAME).get("n")
+    for snapshot in listed(world):
+        snapshot.release()
+    with pytest.raises(NotFoundError, match="was dropped"):
+        listed(world)
