@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from reef.catalog import Catalog, WriteSession
 from reef.engine.handles.pinned import PinnedReader
 from reef.engine.history.as_of import ConcurrentSweep, History, ReadTarget, read_target
 from reef.engine.history.diff import Difference, DifferingRows, Side, differing
@@ -22,6 +21,7 @@ from reef.formats.manifest import Manifest
 from reef.manifest.head import HeadFinder, locate
 
 if TYPE_CHECKING:
+    from reef.catalog import Catalog, WriteSession
     from reef.engine.handles.database import Database
 
 RESTARTS_MAX = 10
@@ -95,7 +95,7 @@ def take_all(db: "Database", name: str, ttl_s: float | None) -> dict[str, Snapsh
     return taken
 
 
-def _record(session: WriteSession, key: str, record: dict[str, str]) -> None:
+def _record(session: "WriteSession", key: str, record: dict[str, str]) -> None:
     if session.get(key) is not None:
         raise _name_taken_error(key.removeprefix(SNAPSHOTS))
     session.put(key, record)
@@ -114,7 +114,7 @@ def find_all(db: "Database", name: str) -> dict[str, Snapshot]:
     return found
 
 
-def _catalog(db: "Database") -> Catalog:
+def _catalog(db: "Database") -> "Catalog":
     return (db._registry or Registry(db.store)).catalog
 
 
