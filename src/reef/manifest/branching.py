@@ -94,14 +94,16 @@ def first_manifest(source: Manifest, head: Manifest, origin: Origin) -> Manifest
     """Return the first manifest of a branch of a generation; the publisher stamps it.
 
     `head` is a later head of the origin: a fence in the inherited log may be newer than the
-    generation, and slots may have been skipped by a repair since.
+    generation, slots may have been skipped by a repair since, and the log behind the generation may
+    have been written with newer schemas.
     """
+    seen = max(source.wal_id_last_seen, source.wal_floor - 1)
     parts = [part for part in source.inherited if part.last_lsn >= source.wal_floor]
     return Manifest(
         generation=1,
         write_id="",
         published_at_ms=0,
-        schemas=source.schemas,
+        schemas=head.schemas if origin.last_lsn > seen else source.schemas,
         writer_epoch=max(source.writer_epoch, head.writer_epoch),
         compactor_epoch=max(source.compactor_epoch, head.compactor_epoch) + 1,
         max_parallel_writes=source.max_parallel_writes,

@@ -11,6 +11,7 @@ from reef.engine.registry import Registry
 from reef.errors import ConflictError
 from reef.formats.manifest import Recent, encode_manifest
 from reef.jobs import ProblemKind, compact, fold, ingest, rebuild, sweep, verify
+from reef.jobs.branches import ref_of
 from reef.manifest.head import locate
 from reef.stores import Wrapper, agree_on_cas
 from reef.stores.memory import MemoryStore
@@ -565,3 +566,82 @@ def test_H42_a_name_that_was_taken_while_the_branch_was_pinned(world, monkeypatc
         world.db.branch(NAME, CHILD)
     assert rows_of(world.db, CHILD) == {b"x": b"theirs"}
     assert world.head().branches == {}
+
+
+# --- columns and names that came later ----------------------------------------------------
+
+
+NARROW = pa.schema([("id", pa.string()), ("x", pa.int64())])
+WIDE = NARROW.append(pa.field("z", pa.int64()))
+ALTERED = {"a": {"id": "a", "x": 1, "z": None}, "b": {"id": "b", "x": 1, "z": 5}}
+
+
+@pytest.fixture
+def altered():
+    """Give a world whose only generation below an LSN was published before `alter`, and the LSN."""
+    world = World()
+    world.db.create(CHILD, NARROW)
+    with world.db.writer(CHILD, background=False) as writer:
+        writer.upsert([{"id": "a", "x": 1}])
+    world.db.snapshot(CHILD, "narrow")
+    world.db.alter(CHILD, WIDE)
+    with world.db.writer(CHILD, background=False) as writer:
+        lsn = writer.upsert([{"id": "b", "x": 1, "z": 5}]).lsn
+        writer.upsert([{"id": "c", "x": 1, "z": 6}])
+    fold(world.db, CHILD)
+    sweep_out(world, CHILD)
+    return world, lsn
+
+
+def test_a_view_has_the_columns_of_the_log_that_it_replays(altered):
+    """A replay knew the schemas of its generation only, and not those that the log named since."""
+    world, lsn = altered
+    assert rows_of(world.db, CHILD, as_of={"lsn": lsn}) == ALTERED
+    assert rows_of(world.db, CHILD, snapshot="narrow") == {"a": {"id": "a", "x": 1}}
+    before = {key: row for key, row in ALTERED.items() if key == "a"}
+    assert rows_of(world.db, CHILD, as_of={"lsn": lsn - 1}).keys() == before.keys()
+    world.db.rollback(CHILD, {"lsn": lsn})
+    assert rows_of(world.db, CHILD) == ALTERED
+
+
+def test_a_task_reads_a_view_with_its_columns(altered):
+    """Columns that are added after the view was opened are not in the copy of a task either."""
+    world, lsn = altered
+    with world.db.reader(CHILD, as_of={"lsn": lsn}) as view:
+        world.db.alter(CHILD, WIDE.append(pa.field("later", pa.int64())))
+        assert ref_of(view).open().schema.fields == view._view().manifest.schema.fields
+
+
+def test_a_branch_has_the_columns_of_the_log_that_it_inherits(altered):
+    """Its first manifest had the schemas of the generation only: no reader could open it."""
+    world, lsn = altered
+    world.db.branch(CHILD, "old", at={"lsn": lsn})
+    assert rows_of(world.db, "old") == ALTERED
+    assert [d.key for d in world.db.diff(CHILD, "old")] == ["c"]
+    with world.db.writer("old", background=False) as writer:
+        writer.upsert([{"id": "d", "x": 2, "z": 7}])
+    fold(world.db, "old")
+    assert verify(world.db, "old", deep=True).problems == []
+    assert rows_of(world.db, "old") == {**ALTERED, "d": {"id": "d", "x": 2, "z": 7}}
+
+
+def test_a_branch_at_a_generation_has_the_columns_of_that(altered):
+    """The log that it inherits was written before them."""
+    world, _ = altered
+    [pin] = world.db.snapshots(CHILD)
+    world.db.branch(CHILD, "old", at=pin)
+    assert rows_of(world.db, "old") == {"a": {"id": "a", "x": 1}}
+
+
+@pytest.mark.parametrize("folded", [False, True])
+def test_a_branch_takes_a_name_that_a_namespace_had_for_a_while(world, folded):
+    """The alias is replaced by a manifest with another base, which was refused as a mistake."""
+    if folded:
+        fold(world.db, NAME)
+    world.db.rename(NAME, CHILD)
+    world.db.rename(CHILD, NAME)
+    world.db.branch(NAME, CHILD)
+    assert rows_of(world.db, CHILD) == BEFORE
+    fold(world.db, CHILD)
+    assert verify(world.db, CHILD, deep=True).problems == []
+    assert sorted(world.db.namespaces()) == sorted([NAME, CHILD])

@@ -384,3 +384,18 @@ def test_conflicts_of_all_parts_are_counted():
         writer.upsert([{"id": f"k{n:04}", "x": 5000} for n in range(3, 1000, 300)])
     with pytest.raises(reef.ConflictError, match=r"4 rows were changed on both sides.*k0003"):
         db.merge("child", "main", executor=Ranges())
+
+
+def test_a_branch_of_a_branch_is_merged_while_a_load_of_the_origin_is_not_folded(db):
+    """The common state was read with the segments of the load in the wrong folder: NotFoundError.
+
+    Its segments were named before the head of the branch said where its inherited log is stored.
+    """
+    ingest(db, "main", [{"id": b"loaded", "value": b"1"}])
+    db.branch("main", "green")
+    db.branch("green", "red")
+    put(db, "red", loaded=b"2", mine=b"3")
+    assert db.merge("red", "green").written == 2
+    assert rows_of(db, "green") == rows_of(db, "red")
+    assert db.merge("red", "main").written == 2
+    assert rows_of(db, "main") == rows_of(db, "red")

@@ -29,6 +29,7 @@ from reef.engine.rows.output import EXPIRES_AT, to_record_batch
 from reef.formats.manifest import SegmentEntry
 from reef.formats.schema import Schema
 from reef.formats.versions import Versions
+from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
 from reef.runtime import Runtime
 from reef.stores import Store
@@ -90,11 +91,12 @@ class SideRef:
 
     def open(self) -> Side:
         """Load the generation and replay its log; NotFoundError if it was garbage-collected."""
-        segments = SegmentStore(self.store, self.names, ByteCache(CACHE_BYTES))
-        history = History(self.store, self.names, segments, dropped=True)
-        head = history.head()  # also finds where the inherited log of a branch is stored
-        history = History(self.store, history.heads.names, segments, history.heads, dropped=True)
-        manifest = history.heads.load(self.generation)
+        heads = HeadFinder(self.store, self.names)
+        head = heads.find(dropped=True).manifest
+        names = heads.names  # from here on with the folders of a branch's inherited log
+        segments = SegmentStore(self.store, names, ByteCache(CACHE_BYTES))
+        history = History(self.store, names, segments, heads, dropped=True)
+        manifest = heads.load(self.generation)
         tail = history.replay(PointInTime(manifest, self.last_lsn), head)
         return Side(tail.view(), self.now_ms, self.store.runtime)
 
