@@ -358,6 +358,9 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Of a branch: the parts of its log that are stored elsewhere, in ascending order."""
     pinned_homes: tuple[str, ...] = ()
     """Of a branch: the folders of other namespaces in which it pins objects."""
+    releases_origin: bool = False
+    """Of a branch: a full compaction or a purge has rewritten the rows that it shared, so that the
+    pin in its origin may end. Until then it holds the state that a merge compares with."""
     dropped: Dropped | None = None
     """Of a dropped namespace; left out of all others."""
     made_for: str = ""

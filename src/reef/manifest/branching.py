@@ -13,7 +13,8 @@ more; if there is no chain at all, the collector first creates a dropped one, so
 stalled between the two steps finds its name taken (H42).
 
 A home is *released* like an object is deleted: a sweep of the branch condemns it in the manifest
-once no retained generation names it, and unpins after the grace, when no lease holds it.
+once no retained generation names it, and unpins after the grace, when no lease holds it. The origin
+is released only after a full compaction, a purge or a drop: a merge needs the common state.
 """
 
 from collections.abc import Iterable
@@ -172,6 +173,26 @@ def tombstone(now_ms: int) -> Manifest:
         state=NamespaceState.DROPPED,
         dropped=Dropped(now_ms, 1, (), is_cleared=True),
     )
+
+
+def let_origin_go(manifest: Manifest) -> Manifest | None:
+    """Allow the pin in the origin to end; None if it is no branch, or still names segments there.
+
+    A fold alone does not: a branch of rows that are all in the log would lose the state that it was
+    made of, which a merge compares with, without any compaction.
+    """
+    origin = manifest.origin
+    if origin is None or manifest.releases_origin or origin.root not in manifest.pinned_homes:
+        return None
+    if any(segment.home == origin.root for segment in manifest.segments):
+        return None
+    return msgspec.structs.replace(manifest, releases_origin=True)
+
+
+def holds_origin(manifest: Manifest) -> bool:
+    """Whether a branch needs its origin although it may share no object with it any more."""
+    is_cleared = manifest.dropped is not None and manifest.dropped.is_cleared
+    return not manifest.releases_origin and not is_cleared
 
 
 def is_dead(child: Manifest, branch_id: str, home: str) -> bool:

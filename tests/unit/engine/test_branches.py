@@ -12,6 +12,7 @@ from reef.errors import ConflictError
 from reef.formats.manifest import Recent, encode_manifest
 from reef.jobs import ProblemKind, compact, fold, ingest, rebuild, sweep, verify
 from reef.jobs.branches import ref_of
+from reef.manifest.branching import let_origin_go
 from reef.manifest.head import locate
 from reef.stores import Wrapper, agree_on_cas
 from reef.stores.memory import MemoryStore
@@ -260,6 +261,57 @@ def test_a_branch_that_has_compacted_releases_its_origin(world):
     assert len(world.keys("segments")) == 1
     assert rows_of(world.db, CHILD) == BEFORE
     assert verify(world.db, CHILD, deep=True).problems == []
+
+
+def test_a_fold_does_not_release_the_origin():
+    """A branch of rows that were all in the log could not be merged after a fold and a sweep.
+
+    It needed no object of its origin any more, and released the state that a merge compares with.
+    """
+    world = World()
+    with world.db.writer(NAME, background=False) as writer:
+        writer.put("a", b"1")
+        writer.put("b", b"1")
+    world.db.branch(NAME, CHILD)
+    with world.db.writer(CHILD, background=False) as writer:
+        writer.put("a", b"2")
+    for name in (CHILD, NAME):
+        fold(world.db, name)
+        compact(world.db, name)
+    sweep_out(world, CHILD, NAME, rounds=4)
+    assert world.db.merge(CHILD, NAME).written == 1
+    assert rows_of(world.db, NAME) == {b"a": b"2", b"b": b"1"}
+    compact(world.db, CHILD, full=True)  # there is nothing left to rewrite
+    sweep_out(world, CHILD, NAME, rounds=4)
+    assert not head_of(world, CHILD).pinned_homes
+    assert not head_of(world, NAME).branches
+
+
+def test_a_branch_that_is_undropped_can_be_merged():
+    """Until then it can be undropped, and merged."""
+    world = World()
+    with world.db.writer(NAME, background=False) as writer:
+        writer.put("a", b"1")
+    world.db.branch(NAME, CHILD)
+    with world.db.writer(CHILD, background=False) as writer:
+        writer.put("b", b"1")
+    fold(world.db, CHILD)
+    world.db.drop(CHILD)
+    sweep_out(world, CHILD, NAME, rounds=3)
+    assert head_of(world, NAME).branches
+    world.db.undrop(CHILD)
+    assert world.db.merge(CHILD, NAME).written == 1
+    world.db.drop(CHILD)
+    world.advance(2 * DAY_S)
+    sweep_out(world, CHILD, NAME, rounds=4)
+    assert not head_of(world, NAME).branches
+
+
+def test_a_partly_rewritten_branch_holds_its_origin(world):
+    """A full compaction that was overtaken has not made the branch independent."""
+    world.db.branch(NAME, CHILD)
+    assert let_origin_go(head_of(world, CHILD)) is None
+    assert let_origin_go(head_of(world, NAME)) is None
 
 
 def test_a_snapshot_of_a_branch_holds_its_origin(world):

@@ -1,5 +1,6 @@
 """Differences between states, merges of branches, rollbacks, and snapshots of a bucket."""
 
+import datetime
 import math
 import pickle
 import random
@@ -192,6 +193,102 @@ def test_a_function_may_delete_and_sees_deleted_rows(db):
     db.merge("child", "main", on_conflict=resolve)
     assert seen == [(b"k1", b"0", b"main", None), (b"k2", b"0", None, b"child")]
     assert not {b"k1", b"k2"} & rows_of(db, "main").keys()
+
+
+CONFLICT_SCHEMA = pa.schema([("id", pa.string()), ("x", pa.int64())])
+
+
+def expiring():
+    """Return a namespace and a branch in conflict: one row expires in the branch, one in it."""
+    db = reef.open("memory://")
+    db.create("main", CONFLICT_SCHEMA)
+    with db.writer("main", background=False) as writer:
+        writer.upsert([{"id": "a", "x": 1}, {"id": "b", "x": 1}])
+    db.branch("main", "child")
+    for name, x, expires in (("child", 2, "a"), ("main", 3, "b")):
+        with db.writer(name, background=False) as writer:
+            for key in "ab":
+                writer.upsert([{"id": key, "x": x}], ttl_s=3600 if key == expires else None)
+    return db
+
+
+def expiry(db, name, key):
+    """Return when a row expires."""
+    with db.reader(name) as reader:
+        return reader.get(key, columns=["_expires_at"])["_expires_at"]
+
+
+@pytest.mark.parametrize(
+    ("side", "same"), [("ours", "is"), ("theirs", "is"), ("ours", "equal"), ("theirs", "equal")]
+)
+def test_a_row_that_a_function_chooses_keeps_its_expiry(side, same):
+    """Rows that a function returned had none: a row with a time to live stayed for ever."""
+    db, source = expiring(), "main" if side == "ours" else "child"
+    expected = [expiry(db, source, key) for key in "ab"]
+    place = 2 if side == "ours" else 3
+
+    def choose(*args):
+        return args[place] if same == "is" else dict(args[place])
+
+    db.merge("child", "main", choose)
+    assert [expiry(db, "main", key) for key in "ab"] == expected
+    assert expected.count(None) == 1
+
+
+def test_a_row_that_a_function_makes_expires_as_the_parent_s():
+    """Unless it says when, or the parent has none."""
+    db = expiring()
+    at = datetime.datetime(2100, 1, 1, tzinfo=datetime.UTC)
+    expected = expiry(db, "main", "b")
+
+    def made(key, base, ours, theirs):
+        row = {"x": ours["x"] + theirs["x"]}
+        return {**row, "_expires_at": at} if key == "a" else row
+
+    db.merge("child", "main", made)
+    assert rows_of(db, "main") == {"a": {"id": "a", "x": 5}, "b": {"id": "b", "x": 5}}
+    assert [expiry(db, "main", key) for key in "ab"] == [at, expected]
+    db = expiring()
+    with db.writer("main", background=False) as writer:
+        writer.delete("a")
+        writer.delete("b")
+    expected = [expiry(db, "child", key) for key in "ab"]
+    db.merge("child", "main", lambda key, base, ours, theirs: {"x": theirs["x"] + 1})
+    assert [expiry(db, "main", key) for key in "ab"] == expected
+
+
+def test_a_function_gets_keys_and_rows_as_readers_return_them():
+    """Keys of text are text, and a row has its key, which may be in the row returned."""
+    db, seen = expiring(), []
+
+    def choose(key, base, ours, theirs):
+        seen.append((key, base, ours, theirs))
+        return {**theirs, "x": 9}
+
+    db.merge("child", "main", choose)
+    rows = [{"id": "a", "x": x} for x in (1, 3, 2)]
+    assert seen[0] == ("a", *rows)
+    assert rows_of(db, "main")["b"] == {"id": "b", "x": 9}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [({"id": "b"}, "another key"), ({"y": 1}, "unknown columns: y"), (b"1", "not a dict")],
+)
+def test_a_function_that_returns_no_such_row_is_refused(row, message):
+    """Before anything is visible."""
+    db = expiring()
+    before = rows_of(db, "main")
+    with pytest.raises(reef.InvalidInputError, match=message):
+        db.merge("child", "main", lambda *_: row)
+    assert rows_of(db, "main") == before
+
+
+def test_keys_in_conflict_are_named_as_readers_return_them():
+    """Not as the bytes that a key of text is stored as."""
+    db = expiring()
+    with pytest.raises(reef.ConflictError, match=r"both sides: 'a', 'b'\. "):
+        db.merge("child", "main")
 
 
 def test_conflicts_are_an_error_by_default(db):
