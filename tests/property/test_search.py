@@ -12,11 +12,14 @@ from reef.formats.schema import Schema
 from reef.jobs import build_indexes, compact, fold, ingest, verify
 from reef.stores.memory import MemoryStore
 from tests.support.compaction import SMALL
-from tests.support.search import SCHEMA, assert_same, brute_force, found, indexes
+from tests.support.search import SCHEMA, assert_same, found, indexes
 
 NAME = "docs"
 KEYS = st.integers(0, 23).map(lambda n: f"k{n:02}")
-VECTORS = st.one_of(st.none(), st.lists(st.integers(-3, 3), min_size=4, max_size=4))
+TIES = [[1, 0, 2, -1], [1, 0, 2, 0], [1, 0, 1, -1]]
+VECTORS = st.one_of(
+    st.none(), st.sampled_from(TIES), st.lists(st.integers(-3, 3), min_size=4, max_size=4)
+)
 TAGS, NUMBERS = st.sampled_from([None, "a", "b", "c"]), st.one_of(st.none(), st.integers(0, 9))
 WORDS = ["reef", "coral", "fish", "the", "swimming"]
 TEXTS = st.one_of(st.none(), st.lists(st.sampled_from(WORDS), max_size=5).map(" ".join))
@@ -65,6 +68,18 @@ class SearchMachine(RuleBasedStateMachine):
             batch.put(key, row)
             self.rows[key] = {"id": key, **row}
         self.writer.write(batch)
+
+    @rule(keys=st.lists(KEYS, min_size=2, max_size=6, unique=True), row=ROWS)
+    def replace(self, keys, row):
+        """Rows that were replaced stay in the lists of older segments, as far as newer ones."""
+        first, *others = keys
+        for rows in (
+            {first: TIES[0], **dict.fromkeys(others, [3, 3, -3, 3])},
+            {first: [3, 3, -3, 3], **dict.fromkeys(others, TIES[0])},
+        ):
+            self.put({key: {**row, "v": vector} for key, vector in rows.items()})
+            self.fold()
+            self.build()
 
     @rule(key=KEYS, row=ROWS, column=st.sampled_from(["v", "tag", "n", "body"]))
     def patch(self, key, row, column):
@@ -134,13 +149,12 @@ class SearchMachine(RuleBasedStateMachine):
     def search(self, query, k, condition, exact):
         where, matches = condition
         metric = "l2" if 0 in self.dropped else self.metric
-        expected = brute_force(self.rows, query, metric, k, matches)
         with self.db.reader(NAME) as reader:
             for handle in (self.writer, reader):
                 result = handle.search(
                     vector=("v", query), where=where, k=k, recall="exact" if exact else None
                 )
-                assert_same(found(result), expected)
+                assert_same(found(result), self.rows, query, metric, k, matches)
                 for row in result.drop_columns("_distance").to_pylist():
                     model = self.rows[row["id"]]
                     assert row == {**model, "v": [float(x) for x in model["v"]]}
@@ -191,15 +205,16 @@ class SearchMachine(RuleBasedStateMachine):
         for taken, rows, metric in self.snapshots:
             with self.db.reader(NAME, snapshot=taken) as reader:
                 result = reader.search(vector=("v", query), k=k, columns=[])
-                assert_same(found(result), brute_force(rows, query, metric, k))
+                assert_same(found(result), rows, query, metric, k)
 
     @invariant()
     def nearest_to_one_query(self):
         if not hasattr(self, "metric"):
             return
         metric = "l2" if 0 in self.dropped else self.metric
-        result = self.writer.search(vector=("v", [1, 0, 2, -1]), k=5, columns=[])
-        assert_same(found(result), brute_force(self.rows, [1, 0, 2, -1], metric, 5))
+        for k in (1, 5):
+            result = self.writer.search(vector=("v", TIES[0]), k=k, columns=[])
+            assert_same(found(result), self.rows, TIES[0], metric, k)
 
     def teardown(self):
         if hasattr(self, "writer"):

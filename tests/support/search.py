@@ -55,11 +55,14 @@ def found(table):
     return list(zip(keys, far, strict=True))
 
 
-def assert_same(result, expected):
-    """The same rows at the same distances; equal distances may be in any order of keys."""
-    assert [round(far, 4) for _, far in result] == [round(far, 4) for _, far in expected]
-    if result and len({round(far, 4) for _, far in expected}) == len(expected):
-        assert [key for key, _ in result] == [key for key, _ in expected]
+def assert_same(result, rows, query, metric, k, matches=lambda row: True):
+    """The k nearest rows, at their distances; which of those as far as the last does not matter."""
+    everything = brute_force(rows, query, metric, len(rows), matches)
+    expected = [(key, round(far, 4)) for key, far in everything]
+    rounded = [(key, round(far, 4)) for key, far in result]
+    assert [far for _, far in rounded] == [far for _, far in expected[:k]]
+    assert len({key for key, _ in rounded}) == len(rounded)
+    assert set(rounded) <= set(expected)
 
 
 def clustered(count, dimensions=32, clusters=50, seed=0):

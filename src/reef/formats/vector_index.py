@@ -12,6 +12,7 @@ those of length 0, and those with a NaN or an infinity, have no distance and are
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -27,45 +28,100 @@ METRICS = ("l2", "cosine", "dot")
 CRC_BYTES = 4
 LEVELS = 255
 STEP_ROWS = 16_384
+FLOAT32_BITS = 32
+TINY = 1e-150
+LARGEST = 1e17
+"""Larger components count as this in lists: squared lengths are float32. Exact distances have them
+in full."""
 
 Floats = npt.NDArray[np.float32]
 Ordinals = npt.NDArray[np.uint32]
 Span = tuple[int, int]
 
 
-def vectors_of(column: pa.Array) -> tuple[Floats, npt.NDArray[np.bool_]]:
+def vectors_of(
+    column: pa.Array, data_type: type[np.floating[Any]] = np.float32
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
     """Return the vectors of a column as a matrix, and which rows have one; null rows are zero."""
     size = column.type.list_size
     known = column.is_valid().to_numpy(zero_copy_only=False)
-    flat = column.drop_null().flatten().to_numpy(zero_copy_only=False).astype(np.float32)
+    flat = column.drop_null().flatten().to_numpy(zero_copy_only=False)
+    with np.errstate(over="ignore"):
+        flat = flat.astype(data_type, copy=False)
     if known.all():
         return flat.reshape(len(column), size), known
-    vectors = np.zeros((len(column), size), np.float32)
+    vectors = np.zeros((len(column), size), data_type)
     vectors[known] = flat.reshape(-1, size)
     return vectors, known
 
 
-def normalized(vectors: Floats) -> Floats:
+def as_indexed(vectors: npt.NDArray[Any], metric: str) -> Floats:
+    """Return vectors as indexes have them: of length 1 by cosine, and no component so large that
+    the square of a length overflows.
+    """
+    if metric == "cosine":
+        return normalized(vectors)
+    bounded: Floats = np.clip(vectors, -LARGEST, LARGEST).astype(np.float32)
+    return bounded
+
+
+def vectors_in_lists(column: pa.Array, metric: str) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    """Return the vectors of a column as indexes have them, and which of them are in a list."""
+    is_wide = column.type.value_type.bit_width > FLOAT32_BITS
+    vectors, known = vectors_of(column, np.float64 if is_wide else np.float32)
+    listed = known & np.isfinite(vectors).all(axis=1)
+    if metric == "cosine":
+        listed &= vectors.any(axis=1)
+    if not listed.all():
+        vectors = np.where(listed[:, None], vectors, 0)
+    return as_indexed(vectors, metric), listed
+
+
+def normalized(vectors: npt.NDArray[Any]) -> Floats:
     """Return vectors of length 1; those of length 0 stay."""
-    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    unit: Floats = (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
+    scaled = _scaled(vectors.astype(np.float64))
+    lengths = np.linalg.norm(scaled, axis=-1, keepdims=True)
+    unit: Floats = (scaled / np.where(lengths > 0, lengths, 1)).astype(np.float32)
     return unit
 
 
-def distances(vectors: Floats, query: Floats, metric: str) -> npt.NDArray[np.float64]:
+def distances(
+    vectors: npt.NDArray[Any], query: npt.NDArray[Any], metric: str
+) -> npt.NDArray[np.float64]:
     """Return exact distances, the smaller the nearer: Euclidean, 1 - cosine, or minus the product.
 
     Not finite for vectors without one: of length 0 by cosine, or with a NaN or an infinity.
     """
-    exact, target = vectors.astype(np.float64), query.astype(np.float64)
+    exact, target = vectors.astype(np.float64, copy=False), query.astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         if metric == "l2":
-            return np.asarray(np.sqrt(((exact - target) ** 2).sum(axis=1)))
-        products = exact @ target
+            return _lengths(exact - target)
         if metric == "dot":
-            return np.asarray(-products)
+            return np.asarray(-(exact @ target))
+        exact, target = _scaled(exact), _scaled(target)
         lengths = np.linalg.norm(exact, axis=1) * np.linalg.norm(target)
-        return np.asarray(1 - products / lengths)
+        return np.asarray(1 - exact @ target / lengths)
+
+
+def _lengths(vectors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the lengths of vectors, those too whose squares overflow or vanish."""
+    lengths: npt.NDArray[np.float64] = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))
+    extreme = ~(np.isfinite(lengths) & (lengths > TINY))
+    if extreme.any():
+        some = vectors[extreme]
+        largest = np.abs(some).max(axis=1, keepdims=True, initial=0)
+        scaled = some / np.where(largest > 0, largest, 1)
+        lengths[extreme] = largest[:, 0] * np.linalg.norm(scaled, axis=1)
+    return lengths
+
+
+def _scaled(vectors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return vectors of the same directions, whose squares neither overflow nor vanish."""
+    largest = np.abs(vectors).max(axis=-1, keepdims=True, initial=0)
+    extreme = (largest > 0) & ((largest > 1e100) | (largest < 1e-100))
+    if not extreme.any():
+        return vectors
+    return np.asarray(vectors / np.where(extreme & np.isfinite(largest), largest, 1))
 
 
 class _Directory(msgspec.Struct, frozen=True):
@@ -92,8 +148,8 @@ class VectorIndexBuilder:
 
     def add(self, first_ordinal: int, column: pa.Array, valid: npt.NDArray[np.bool_]) -> None:
         """Add rows; those that are not valid, and those without a vector, are left out."""
-        vectors, known = vectors_of(column)
-        places = np.flatnonzero(known & valid)
+        vectors, listed = vectors_in_lists(column, self.metric)
+        places = np.flatnonzero(listed & valid)
         self._vectors.append(vectors[places])
         self._ordinals.append((places + first_ordinal).astype(np.uint32))
 
@@ -103,13 +159,6 @@ class VectorIndexBuilder:
         vectors = np.concatenate([empty, *self._vectors])
         ordinals = np.concatenate([np.zeros(0, np.uint32), *self._ordinals])
         self._vectors.clear()
-        listed = np.isfinite(vectors).all(axis=1)
-        if self.metric == "cosine":
-            listed &= vectors.any(axis=1)
-        if not listed.all():
-            vectors, ordinals = vectors[listed], ordinals[listed]
-        if self.metric == "cosine":
-            vectors = normalized(vectors)
         return self._lists(vectors, ordinals)
 
     def _lists(self, vectors: Floats, ordinals: Ordinals) -> IndexParts:

@@ -26,7 +26,7 @@ from reef.errors import UnavailableError
 from reef.formats.centroids import QUERIES, ROWS_PER_CENTROID, lists_for, train
 from reef.formats.index_block import BuildableIndex, IndexKind, IndexSpec
 from reef.formats.manifest import Manifest, SegmentEntry
-from reef.formats.vector_index import BuildableVector, Floats, normalized, vectors_of
+from reef.formats.vector_index import BuildableVector, Floats, vectors_in_lists
 from reef.jobs.compact.job import Compactor, CompactReport
 from reef.jobs.compact.merge import read_tail
 from reef.jobs.compact.plan import CompactPlan
@@ -189,17 +189,14 @@ def _sample(
     wanted = min(ROWS_PER_CENTROID * lists + 8 * QUERIES, SAMPLE_BYTES_MAX // (4 * size))
     parts = [np.zeros((0, size), np.float32)]
     for entry in entries:
-        parts += _vectors(segments, entry, spec.column, min(1.0, wanted / total))
-    vectors = np.concatenate(parts)
-    vectors = vectors[np.isfinite(vectors).all(axis=1)]
-    if spec.options.get("metric") == "cosine":
-        vectors = normalized(vectors[vectors.any(axis=1)])
-    return vectors
+        parts += _vectors(segments, entry, spec, min(1.0, wanted / total))
+    return np.concatenate(parts)
 
 
 def _vectors(
-    segments: SegmentStore, entry: SegmentEntry, column: int, share: float
+    segments: SegmentStore, entry: SegmentEntry, spec: IndexSpec, share: float
 ) -> list[Floats]:
+    column, metric = spec.column, str(spec.options.get("metric", "l2"))
     count = len(segments.tail(entry).index.pages.rows)
     pages = np.unique(np.linspace(0, count - 1, max(1, round(share * count))).astype(np.int64))
     parts = []
@@ -207,6 +204,6 @@ def _vectors(
         rows = segments.rows(entry, pages[at : at + PAGES_AT_ONCE].tolist(), [column], keep=False)
         found = rows.fields.get(column)
         if found is not None:
-            vectors, known = vectors_of(found)
-            parts.append(vectors[known])
+            vectors, listed = vectors_in_lists(found, metric)
+            parts.append(vectors[listed])
     return parts

@@ -29,7 +29,8 @@ class VectorQuery:
     """A vector to which the nearest are searched."""
 
     column: Field
-    values: npt.NDArray[np.float32]
+    values: npt.NDArray[np.floating[Any]]
+    """As precise as the column."""
     metric: str
     spec: IndexSpec | None
     """None if the column has no index."""
@@ -183,9 +184,12 @@ def _vector(manifest: Manifest, vector: Any, probes: Any) -> VectorQuery:
     return VectorQuery(column, query, metric, spec, probes)
 
 
-def _numbers(column: Field, values: Any) -> npt.NDArray[np.float32]:
+def _numbers(column: Field, values: Any) -> npt.NDArray[np.floating[Any]]:
+    is_float64 = pa.types.is_float64(column.arrow.value_type)
     try:
-        query = np.asarray(values, np.float32)
+        with np.errstate(over="ignore"):
+            data_type: Any = np.float64 if is_float64 else np.float32
+            query: npt.NDArray[Any] = np.asarray(values, data_type)
     except (TypeError, ValueError) as error:
         raise _invalid(f"the vector for {column.name} is not numbers: {error}") from None
     if query.shape != (column.arrow.list_size,):

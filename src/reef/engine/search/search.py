@@ -53,7 +53,7 @@ class _Best:
         column = rows.fields.get(self._query.column.number)
         if column is None:
             return np.full(len(rows), np.inf)
-        vectors, known = vectors_of(column)
+        vectors, known = vectors_of(column, np.float64)
         far = distances(vectors, self._query.values, self._query.metric)
         matching = known & np.isfinite(far) & matches(rows, self._request)
         return np.where(matching, far, np.inf)
@@ -274,16 +274,28 @@ class _Pool:
         self._doubtful = np.concatenate([self._doubtful, doubtful[kept]])
 
     def settle(self, k: int) -> int:
-        """Look up the doubtful ones of the k nearest until none is; return how many were stale."""
+        """Look up the doubtful ones of the k nearest until none is; return how many were stale.
+
+        Rows as far as the k-th are among them: of those, the result has the smaller keys.
+        """
         stale = 0
         while True:
-            nearest = np.argsort(self._far, kind="stable")[:k]
-            doubtful = nearest[self._doubtful[nearest] & np.isfinite(self._far[nearest])]
+            nearest = self._nearest(k)
+            doubtful = nearest[self._doubtful[nearest]]
             if not len(doubtful):
                 break
-            newest = self._state.are_newest(self._rows.take(doubtful.astype(np.int64)))
+            newest = self._state.are_newest(self._rows.take(doubtful))
             self._doubtful[doubtful] = False
             self._far[doubtful[~newest]] = np.inf
             stale += int((~newest).sum())
         self.best.ranked = Ranked.best(self._rows, self._far, self.best.k)
         return stale
+
+    def _nearest(self, k: int) -> npt.NDArray[np.int64]:
+        """Return the places of the rows that are no farther than the k-th."""
+        finite = np.flatnonzero(np.isfinite(self._far)).astype(np.int64)
+        if len(finite) <= k:
+            return finite
+        far = self._far[finite]
+        near: npt.NDArray[np.int64] = finite[far <= np.partition(far, k - 1)[k - 1]]
+        return near

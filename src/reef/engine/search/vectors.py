@@ -18,7 +18,13 @@ from reef.formats.centroids import CentroidSet
 from reef.formats.coding import Buffer
 from reef.formats.manifest import SegmentEntry
 from reef.formats.segment import IndexPlace
-from reef.formats.vector_index import VectorDirectory, VectorList, distances, normalized, vectors_of
+from reef.formats.vector_index import (
+    VectorDirectory,
+    VectorList,
+    as_indexed,
+    distances,
+    vectors_of,
+)
 
 EXACT_ROWS_MIN = 2048
 """So few matching rows are always compared exactly."""
@@ -103,7 +109,7 @@ class SegmentVectors:
     @property
     def _target(self) -> npt.NDArray[np.float32]:
         query = self.query
-        return normalized(query.values) if query.metric == "cosine" else query.values
+        return as_indexed(query.values, query.metric)
 
     def _exact(self) -> tuple[Ordinals, Distances]:
         """Compare all matching rows with the query by their vectors."""
@@ -112,7 +118,11 @@ class SegmentVectors:
         column, parts = self.query.column.number, [np.zeros(0)]
         for at in range(0, len(ordinals), ROWS_AT_ONCE):
             rows = self.state.rows_at(self.entry, ordinals[at : at + ROWS_AT_ONCE], [column])
-            vectors, known = vectors_of(rows.fields[column])
+            stored = rows.fields.get(column)
+            if stored is None:  # all of them are null
+                parts.append(np.full(len(rows), np.inf))
+                continue
+            vectors, known = vectors_of(stored, np.float64)
             far = distances(vectors, self.query.values, self.query.metric)
             parts.append(comparable(np.where(known, far, np.inf), self.query))
         far = np.concatenate(parts)

@@ -21,7 +21,7 @@ from reef.formats.index_block import IndexKind
 from reef.formats.manifest import Manifest
 from reef.formats.segment import IndexPlace, SegmentTail
 from reef.formats.text_index import TextDirectory
-from reef.formats.vector_index import VectorDirectory, normalized, vectors_of
+from reef.formats.vector_index import VectorDirectory, vectors_in_lists
 from reef.jobs.verify.chain import Problem, ProblemKind, Severity
 from reef.paths import Namespace
 from reef.stores import Store
@@ -163,11 +163,7 @@ def _check_vectors(
 ) -> None:
     """Raise unless each sampled vector is in the list of its nearest centroid, by its codes."""
     ordinals, column = sample
-    vectors, known = vectors_of(column)
-    known &= np.isfinite(vectors).all(axis=1)
-    if directory.metric == "cosine":
-        known &= vectors.any(axis=1)
-        vectors = normalized(vectors)
+    vectors, known = vectors_in_lists(column, directory.metric)
     view = memoryview(payload)
     places: dict[int, tuple[int, int]] = {}
     lists = {}

@@ -186,3 +186,34 @@ def test_a_scan_reads_only_groups_with_matching_rows(monkeypatch):
             assert reader.count("NOT n < 29999") == 1
         found[len(indexes)] = sum(read)
     assert found[1] < found[0] / 2
+
+
+TIED = pa.schema([("id", pa.string()), ("v", pa.list_(pa.float32(), 2))])
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_stale_row_that_ties_with_the_last_result_is_not_found(is_deleted):
+    """Of rows as far as the k-th, the smaller keys are the result: all of them are looked up."""
+    db = reef.Database(MemoryStore())
+    db.create(NAME, TIED, indexes=[reef.vector_index("v", rows_min=1, lists=2)])
+
+    def rows(prefix):
+        return [{"id": f"{prefix}{i:03}", "v": [50.0 + i, 9.0]} for i in range(40)]
+
+    ingest(db, NAME, pa.Table.from_pylist([{"id": "a", "v": [1.0, 1.0]}, *rows("g")], TIED))
+    fold(db, NAME)
+    build_indexes(db, NAME)
+    newer = [*rows("h"), {"id": "z", "v": [1.0, 1.0]}]
+    with db.writer(NAME, background=False) as writer:
+        if is_deleted:
+            writer.delete("a")
+        else:
+            writer.put("a", {"v": [90.0, 90.0]})
+        writer.upsert(pa.Table.from_pylist(newer, TIED))
+    fold(db, NAME)
+    build_indexes(db, NAME)
+    with db.reader(NAME) as reader:
+        plan = reader.search(vector=("v", [1, 1]), k=1, explain=True)
+        assert plan["segments_indexed"] == 2
+        result = reader.search(vector=("v", [1, 1]), k=1).to_pylist()
+        assert result == [{"id": "z", "v": [1.0, 1.0], "_distance": 0.0}]

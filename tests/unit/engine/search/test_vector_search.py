@@ -238,3 +238,58 @@ def test_wrong_indexes(make_index, problem):
     with pytest.raises(InvalidInputError, match=re.escape(problem)):
         db.create(NAME, schema, indexes=[make_index()])
     assert db.namespaces() == []
+
+
+def small(value_type, rows, metric="l2"):
+    """Return a database with an indexed segment for each list of vectors of two components."""
+    schema = pa.schema([("id", pa.string()), ("v", pa.list_(value_type, 2)), ("n", pa.int64())])
+    db = reef.Database(MemoryStore())
+    index = reef.vector_index("v", metric=metric, rows_min=1, lists=4, probes=4)
+    db.create(NAME, schema, indexes=[index, reef.filter_index("n", rows_min=1)])
+    for letter, vectors in zip("abc", rows, strict=False):
+        listed = [{"id": f"{letter}{n:02}", "v": v, "n": n} for n, v in enumerate(vectors)]
+        ingest(db, NAME, pa.Table.from_pylist(listed, schema))
+        fold(db, NAME)
+        build_indexes(db, NAME)
+    return db
+
+
+def test_a_segment_without_any_vector_has_no_result():
+    """With a condition, which its filter index serves, as without one."""
+    db = small(pa.float32(), [[[float(n), 1.0] for n in range(50)], [None] * 50])
+    with db.reader(NAME) as reader:
+        for where in (None, "n < 30"):
+            result = reader.search(vector=("v", [1, 1]), k=3, where=where, columns=[])
+            assert result["id"].to_pylist() == ["a01", "a00", "a02"]
+
+
+@pytest.mark.parametrize("recall", [None, "exact"])
+def test_distances_of_float64_vectors_are_computed_in_float64(recall):
+    """Rows that float32 cannot tell apart are ranked by their stored values."""
+    db = small(pa.float64(), [[[1e8 + 2, 0.0], [1e8 + 1, 0.0]]])
+    with db.reader(NAME) as reader:
+        result = reader.search(vector=("v", [1e8, 0]), k=2, columns=[], recall=recall)
+    assert result.to_pylist() == [{"id": "a01", "_distance": 1.0}, {"id": "a00", "_distance": 2.0}]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("metric", ["l2", "cosine", "dot"])
+@pytest.mark.parametrize(
+    ("value_type", "scale"),
+    [(pa.float32(), 1e37), (pa.float32(), 1e-30), (pa.float64(), 1e150), (pa.float64(), 1e-200)],
+)
+def test_very_large_and_small_vectors_are_searched_without_overflow(value_type, scale, metric):
+    """An index ranks them, and their distances are finite, equal those of `recall="exact"`."""
+    vectors = [[scale * (n + 1), scale * (20 - n)] for n in range(20)]
+    db = small(value_type, [vectors], metric)
+    with db.reader(NAME) as reader:
+        query = {"vector": ("v", vectors[3]), "k": 20}
+        assert reader.search(**query, explain=True)["plan"] == "indexed"
+        result = reader.search(**query)
+        assert result.equals(reader.search(**query, recall="exact"))
+        far = result["_distance"].to_pylist()
+        assert len(far) == 20
+        if metric == "l2":
+            assert result["id"].to_pylist()[0] == "a03"
+            assert far[0] == 0
+            assert scale < 1e-100 or far[1] == pytest.approx(scale * 2**0.5)
