@@ -16,34 +16,12 @@ from reef.manifest.branching import let_origin_go
 from reef.manifest.head import locate
 from reef.stores import Wrapper, agree_on_cas
 from reef.stores.memory import MemoryStore
-from reef.stores.wrappers.base import Hooked
 from tests.property import branch_machine
+from tests.support.requests import Requests
 from tests.support.sweep_world import DAY_S, GRACE_S, NAME, At, World
 
 CHILD = "child"
 HOUR_S = 3600.0
-
-
-class Requests(Hooked):
-    """Counts requests."""
-
-    def __init__(self, inner):
-        super().__init__(inner)
-        self.count = 0
-
-    def around(self, request, send):
-        self.count += 1
-        return send(request)
-
-    def around_list(self, request, send):
-        self.count += 1
-        return super().around_list(request, send)
-
-    def cost(self, call):
-        """Return how many requests a call sends."""
-        before = self.count
-        call()
-        return self.count - before
 
 
 def rows_of(db, name, **options):
