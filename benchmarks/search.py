@@ -19,7 +19,7 @@ import pyarrow as pa
 from benchmarks.harness import Case, Result, measure
 from reef.engine.read.caches import ByteCache
 from reef.engine.search.bm25 import Hits, Statistics, exhaustive, top_k
-from reef.engine.search.text_sources import Request, TextSource, collect
+from reef.engine.search.text_sources import PostingRead, TextSource, collect
 from reef.formats.text_index import TextDirectory, TextIndexBuilder
 from reef.formats.tokenize import Analyzer, TextOptions
 
@@ -87,7 +87,7 @@ class ReefIndex:
         for part in ("scores", "sources", "ordinals"):
             np.testing.assert_array_equal(getattr(quick, part), getattr(slow, part))
 
-    def _read(self, requests: Sequence[Request]) -> list[memoryview]:
+    def _read(self, requests: Sequence[PostingRead]) -> list[memoryview]:
         return [
             memoryview(self._data[request.source])[request.offset : request.offset + request.length]
             for request in requests

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from reef import telemetry as telemetry
     from reef import types as types
     from reef.api import open
-    from reef.engine.handles.batch import Batch
     from reef.engine.handles.conditions import Condition, absent, equals, present
     from reef.engine.handles.database import Database
+    from reef.engine.handles.local_writer import LocalWriter
     from reef.engine.handles.pinned import PinnedReader
     from reef.engine.handles.reader import Reader
     from reef.engine.handles.transaction import Transaction
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from reef.engine.history.changes import ChangeCursor
     from reef.engine.history.snapshots import Snapshot
     from reef.engine.local.stream import LocalReceipt
-    from reef.engine.local.writer import LocalWriter
+    from reef.engine.rows.batch import Batch
     from reef.engine.rows.merges import Operand, add, max_, min_, union
     from reef.engine.search.specs import (
         IndexDefinition,
@@ -110,7 +110,7 @@ __all__ = [
 
 _MODULES = {
     "reef.api": ("open",),
-    "reef.engine.handles.batch": ("Batch",),
+    "reef.engine.rows.batch": ("Batch",),
     "reef.engine.handles.conditions": ("Condition", "absent", "equals", "present"),
     "reef.engine.handles.database": ("Database",),
     "reef.engine.handles.pinned": ("PinnedReader",),
@@ -122,7 +122,7 @@ _MODULES = {
     "reef.engine.history.changes": ("ChangeCursor",),
     "reef.engine.history.snapshots": ("Snapshot",),
     "reef.engine.local.stream": ("LocalReceipt",),
-    "reef.engine.local.writer": ("LocalWriter",),
+    "reef.engine.handles.local_writer": ("LocalWriter",),
     "reef.engine.rows.merges": ("Operand", "add", "max_", "min_", "union"),
     "reef.engine.search.specs": ("IndexDefinition", "filter_index", "text_index", "vector_index"),
     "reef.engine.stats": ("NamespaceInfo",),

@@ -267,7 +267,7 @@ class BackgroundSettings(_Settings):
     retain_generations_s: float = 24 * 3600.0
     """How long a generation can be read after it was replaced."""
     requests_per_s: float = 100.0
-    """Of all background work together; 0: no limit. A bucket's prefix takes thousands."""
+    """Limit of all background work together; 0: none. A bucket's prefix takes thousands."""
     bytes_per_s: float = 128.0 * MIB
     """In both directions; 0: no limit."""
     poll_interval_s: float = 0.5

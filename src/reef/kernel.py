@@ -11,7 +11,7 @@ from importlib import import_module
 from types import ModuleType
 
 VERSION = 1
-"""Of the functions and their arguments; a kernel from another build is not used."""
+"""Version of the functions and their arguments; a kernel of another one is not used."""
 
 
 def _load() -> ModuleType | None:

@@ -270,7 +270,7 @@ def _decode_number(key: bytes, offset: int, _depth: int) -> tuple[int | float, i
         end += 8
     elif kind != FLOAT or (negative and not magnitude):
         _fail(end - 1, f"{kind:02x} does not end this number")
-    value = _joined(magnitude, fraction, offset)
+    value = _join_float(magnitude, fraction, offset)
     return -value if negative else value, end
 
 
@@ -289,7 +289,7 @@ def _decode_whole(key: bytes, offset: int, negative: bool) -> tuple[int, int]:
     return magnitude, start + length
 
 
-def _joined(magnitude: int, fraction: float, offset: int) -> float:
+def _join_float(magnitude: int, fraction: float, offset: int) -> float:
     """Return the float of both parts, which `pack` would take apart in the same way."""
     try:
         value = magnitude + fraction

@@ -96,7 +96,7 @@ class Namespace:
     home: str = ""
     """The name under which the objects are stored, if the namespace was renamed."""
     inherited: tuple[tuple[int, str], ...] = ()
-    """Of a branch: up to which LSN the log is stored below which other root, in ascending order."""
+    """Last LSN and root of each part of the log that a branch inherits, in ascending order."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not NAMESPACE_NAME.fullmatch(self.name):

@@ -110,7 +110,7 @@ def _where(predicate: pl.Expr, schema: Schema) -> Where | None:
     raw: list[Raw] = []
     for part in parts:
         try:
-            condition = _Converter(schema, place).condition(part)
+            condition = _PredicateConverter(schema, place).condition(part)
             parse_raw(condition, schema)
             raw.append(condition)
         except (_NotConverted, LiteralError, InvalidInputError, LookupError, TypeError, ValueError):
@@ -129,7 +129,7 @@ def _conjuncts(part: Any) -> Iterator[Any]:
             yield part
 
 
-class _Converter:
+class _PredicateConverter:
     """Converts the JSON form of one expression."""
 
     def __init__(self, schema: Schema, place: SourcePosition) -> None:

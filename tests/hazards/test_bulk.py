@@ -8,7 +8,7 @@ import pytest
 
 import reef
 from reef.engine.handles.database import Database
-from reef.formats.manifest import Snapshot
+from reef.formats.manifest import SnapshotEntry
 from reef.formats.wal_object import Job, WalKind
 from reef.jobs import BulkJob, fold, ingest, sweep
 from reef.jobs.ingest import append as appending
@@ -529,7 +529,7 @@ def test_H54_a_repair_since_does_not_stop_the_sweep_of_an_old_log():
     world.fold()
     world.bucket.put(USERS.wal_object(lsn), b"nonsense")
     world.bucket.put(USERS.segment("orphan"), b"x")  # so that the log has to be read
-    world.publish(snapshots=(Snapshot("s", pinned.generation),))
+    world.publish(snapshots=(SnapshotEntry("s", pinned.generation),))
     with pytest.raises(reef.CorruptionError, match=f"LSN {lsn} is missing"):
         world.sweep()
     world.publish(skipped_lsns=(lsn,))

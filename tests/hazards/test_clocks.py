@@ -18,6 +18,7 @@ from reef.stores import Meter, ReadBack, Retry, Wrapper, agree_on_cas
 from reef.stores.memory import MemoryStore
 from reef.telemetry import RequestMeter
 from reef.testing import Simulation
+from tests.support.grace import set_grace
 
 NAME = "users"
 USERS = Namespace(NAME)
@@ -189,7 +190,7 @@ def test_H62_the_dates_of_a_directory_are_known_without_a_request(tmp_path):
 def lower_grace(bucket, grace_ms):
     """Publish a lower grace."""
     now_ms = int(bucket.now() * 1000)
-    Publisher(bucket, USERS).publish(lambda head: edits.set_grace(head, grace_ms, now_ms))
+    Publisher(bucket, USERS).publish(lambda head: set_grace(head, grace_ms, now_ms))
 
 
 def test_H62_a_grace_that_was_lowered_while_a_writer_slept():

@@ -8,7 +8,7 @@ import pytest
 
 import reef
 from reef.engine.commit.inflight import Pending
-from reef.engine.handles.batch import Batch, encode_batch
+from reef.engine.rows.batch import Batch, encode_batch
 from reef.errors import ConditionFailedError, FencedError, NotFoundError
 from reef.formats.wal_object import BatchHeader, Job, WalKind, WalObject
 from reef.jobs import fold

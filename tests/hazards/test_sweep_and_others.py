@@ -7,11 +7,11 @@ import pytest
 
 import reef
 from reef.engine.rows.input import to_ops
-from reef.formats.manifest import Snapshot
+from reef.formats.manifest import SnapshotEntry
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.wal_object import Job, OpKind, WalKind
 from reef.jobs import fold
-from reef.jobs.ingest.streams import StreamAppender
+from reef.jobs.ingest.append import StreamAppender
 from reef.manifest import edits
 from reef.manifest.head import HeadFinder
 from reef.manifest.publish import Publisher
@@ -60,7 +60,7 @@ def test_H54_a_committed_ingest_is_rooted_in_the_log(world):
 def test_H54_the_ingests_in_a_snapshots_log(world):
     """H54: folded and compacted since; the snapshot needs the segments its own log names."""
     pinned = world.publish()
-    world.publish(snapshots=(Snapshot("s", pinned.generation),), grace_ms=0)
+    world.publish(snapshots=(SnapshotEntry("s", pinned.generation),), grace_ms=0)
     ingest(world.bucket, NAME, {b"bulk": b"1"})
     world.fold()
     (bulk, *_) = world.compact()

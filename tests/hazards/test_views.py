@@ -9,13 +9,13 @@ import pytest
 
 import reef
 from reef.jobs import fold, sweep
-from reef.manifest import edits
 from reef.manifest.head import HeadFinder
 from reef.manifest.publish import Publisher
 from reef.stores import Wrapper
 from reef.stores.leases import HeldLease
 from reef.testing import Chaos, simulate
 from tests.support.bulk_jobs import ingest
+from tests.support.grace import set_grace
 from tests.support.sweep_world import DAY_S, GRACE_S, NAME, USERS, EachRequest, WholeSeconds, World
 
 ROWS = {b"k%d" % number: b"v" for number in range(5)}
@@ -619,7 +619,7 @@ class Busy:
     def __init__(self, sim):
         self.sim = sim
         reef.Database(sim.bucket).create(NAME)
-        Publisher(sim.bucket, USERS).publish(lambda head: edits.set_grace(head, 2000, 0))
+        Publisher(sim.bucket, USERS).publish(lambda head: set_grace(head, 2000, 0))
         self.history, self.done, self.scans = {}, [], 0
         for name, work in (("writer", self.write), ("cleaner", self.clean)):
             self.start(name, work)

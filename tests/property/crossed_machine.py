@@ -18,10 +18,10 @@ from functools import partial
 import pyarrow as pa
 
 from reef.config import BackgroundSettings
-from reef.engine.handles.batch import encode_batch
+from reef.engine.rows.batch import encode_batch
 from reef.jobs import compact, fold
 from reef.jobs.background import Background
-from reef.jobs.ingest.streams import StreamAppender
+from reef.jobs.ingest.append import StreamAppender
 from reef.manifest.head import locate
 from reef.manifest.roots import UNKNOWN_GENERATION
 from reef.paths import Namespace, number_of

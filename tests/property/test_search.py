@@ -74,7 +74,7 @@ class SearchMachine(RuleBasedStateMachine):
         """Rows that were replaced stay in the lists of older segments, as far as newer ones."""
         first, *others = keys
         for rows in (
-            {first: TIES[0], **dict.fromkeys(others, [3, 3, -3, 3])},
+            {first: TIES[0], **{key: [3, 3, -3, 3] for key in others}},
             {first: [3, 3, -3, 3], **dict.fromkeys(others, TIES[0])},
         ):
             self.put({key: {**row, "v": vector} for key, vector in rows.items()})

@@ -24,8 +24,8 @@ from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.wal_object import OpKind
 from reef.jobs import BulkJob, compact, fold, rebuild, sweep
 from reef.jobs.compact.plan import STRATEGIES, CompactPlan
+from reef.jobs.ingest.append import StreamAppender
 from reef.jobs.ingest.job import sorted_rows, staged_rows
-from reef.jobs.ingest.streams import StreamAppender
 from reef.manifest.edits import new_namespace
 from reef.manifest.head import HeadFinder
 from reef.manifest.publish import Publisher

@@ -4,9 +4,9 @@ from contextlib import suppress
 
 import msgspec
 
-from reef.engine.handles.batch import Batch, encode_batch
 from reef.engine.handles.database import Database
 from reef.engine.registry import Registry
+from reef.engine.rows.batch import Batch, encode_batch
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.jobs import BulkJob, fold, sweep, verify
 from reef.jobs.ingest.job import sorted_rows, staged_rows

@@ -118,7 +118,7 @@ class Recreating:
             seen.results[name] = publisher.heads.names.incarnation
             if fails and publisher.heads.find().manifest.made_for == name:
                 end = publisher.heads.found.manifest.wal_base + 1
-                names.take_back(publisher.heads.names, name, end, ("x",))
+                names.drop_if_unused(publisher.heads.names, name, end, ("x",))
 
     def undrop(self, names, seen):
         """Bring the old one back, if it is not too late."""

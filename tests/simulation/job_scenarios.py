@@ -11,8 +11,8 @@ The invariants are those of the engine (`client_log`), and three more, at the en
 from contextlib import suppress
 
 from reef.config import BackgroundSettings, CompactSettings
-from reef.engine.handles.batch import Batch, encode_batch
 from reef.engine.handles.database import Database
+from reef.engine.rows.batch import Batch, encode_batch
 from reef.formats.wal_object import WalKind
 from reef.jobs import BulkJob, Compactor, fold, sweep
 from reef.jobs.background import Background

@@ -20,9 +20,9 @@ from unittest import mock
 import msgspec
 
 from reef.engine.commit import open_writer
-from reef.engine.handles.batch import Batch
 from reef.engine.handles.database import Database
 from reef.engine.log.tail import Tail
+from reef.engine.rows.batch import Batch
 from reef.errors import (
     ConflictError,
     FencedError,

@@ -15,7 +15,7 @@ from reef.formats.wal_object import WalHeader
 from tests.simulation.opening_explored import Case
 
 _fence = WriterOpening._fence
-_opened = WriterOpening._opened
+_load_writer = WriterOpening._load_writer
 _raise_epoch = WriterOpening._raise_epoch
 _replay = WriterOpening._replay
 
@@ -61,7 +61,7 @@ def _keep_pinned(self):
 
 def _open_from_pinned(self, manifest, fences):
     floor = {"wal_floor": manifest.wal_floor, "below_floor": manifest.below_floor}
-    return _opened(self, _changed(self.pinned, **floor), fences)
+    return _load_writer(self, _changed(self.pinned, **floor), fences)
 
 
 def _only_the_direct_predecessor(**words):
@@ -106,7 +106,7 @@ MUTANTS = {
         Case(wanted=1, ack="independent"),
     ),
     "H61 segments and window of the pinned head": (
-        _patched(WriterOpening, _raise_epoch=_keep_pinned, _opened=_open_from_pinned),
+        _patched(WriterOpening, _raise_epoch=_keep_pinned, _load_writer=_open_from_pinned),
         Case(batches=0, before=2, folds=True),
     ),
 }

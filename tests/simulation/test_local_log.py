@@ -2,8 +2,9 @@
 
 import pytest
 
+from reef.engine.handles import local_writer
 from reef.engine.local import open as opening
-from reef.engine.local import stream, uploader, writer
+from reef.engine.local import stream, uploader
 from reef.engine.local.open import LocalOpening
 from reef.engine.local.stream import UPLOADED
 from reef.manifest import edits
@@ -41,7 +42,7 @@ def notes_more_than_was_uploaded(patch):
         front.log.set_uint64(UPLOADED, front.last_index)
 
     patch.setattr(uploader, "truncate", truncate)
-    patch.setattr(writer, "truncate", truncate)
+    patch.setattr(local_writer, "truncate", truncate)
     patch.setattr(opening, "truncate", truncate)
 
 

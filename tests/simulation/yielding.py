@@ -12,9 +12,8 @@ import sys
 from contextlib import contextmanager
 
 import reef.runtime
-from reef.engine.handles import readable, transaction, writer
+from reef.engine.handles import local_writer, readable, transaction, writer
 from reef.engine.local import buffer, uploader
-from reef.engine.local import writer as local_writer
 from reef.engine.log import tail
 from reef.engine.read import caches, memtable, runs, view
 

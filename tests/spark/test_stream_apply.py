@@ -8,7 +8,7 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 import reef
 import reef.jobs
-from reef.spark import stream_apply
+from reef.spark import stream_sink
 from tests.spark import data
 from tests.spark.streaming import Query, Stream
 from tests.spark.test_stream_source import contents, step
@@ -126,7 +126,7 @@ def test_wrong_changes_are_refused(db, url, monkeypatch):
     wrong = [{**rows[0], "_op": "swap"}]
     with pytest.raises(reef.InvalidInputError, match="column _op"):
         copying(url, stream).run(0, wrong)
-    monkeypatch.setattr(stream_apply, "CHANGES_BYTES_MAX", 20_000)
+    monkeypatch.setattr(stream_sink, "CHANGES_BYTES_MAX", 20_000)
     with pytest.raises(reef.InvalidInputError, match="MiB of changes"):
         copying(url, stream).run(0, rows)
     assert contents(db, "copy") == {}

@@ -11,7 +11,7 @@ from pyspark.sql import types as st
 import reef
 import reef.jobs
 from reef.errors import ErrorKind
-from reef.jobs.ingest.streams import StreamAppender
+from reef.jobs.ingest.append import StreamAppender
 from reef.spark import stream_sink
 from tests.spark import streaming
 from tests.spark.streaming import CHECKPOINT, Query, numbered

@@ -19,12 +19,11 @@ import reef
 from reef.formats.schema import Schema
 from reef.formats.wal_object import OpKind
 from reef.jobs import BulkJob
-from reef.spark.key_ranges import KeySample
 from reef.spark.load_check import SAMPLE_BYTES, check_sample, count_partitions
 from reef.spark.options import SparkWriteOptions, TableLocation
 from reef.spark.rows import RowSorter, RowsPlan, scratch_folder, sorted_places
 from reef.spark.sink import arrow_columns, check_collation
-from reef.spark.staging import PartPlan, stage_part
+from reef.spark.staging import KeySample, PartPlan, stage_part
 
 COLUMNS = pa.schema([("id", pa.string()), ("n", pa.int64()), ("t", pa.string())])
 SCHEMA = Schema.of(COLUMNS)

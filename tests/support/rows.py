@@ -7,8 +7,8 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from reef.engine.rows.convert import to_record_batch
 from reef.engine.rows.input import to_ops
-from reef.engine.rows.output import to_record_batch
 from reef.formats.schema import Schema
 from reef.formats.versions import Versions
 from reef.formats.wal_object import OpKind, decode_ops, encode_ops

@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from reef.formats.schema import Field, Schema
-from reef.formats.type_names import type_name
+from reef.formats.schema import Field, Schema, type_name
 from reef.formats.versions import Versions
 
 TYPES = [

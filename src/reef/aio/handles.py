@@ -37,18 +37,18 @@ from reef.aio.bridge import (
 )
 from reef.engine.commit.open_writer import ReplayReport
 from reef.engine.handles import database, pinned, readable, reader, writer
+from reef.engine.handles import local_writer as local
 from reef.engine.handles import transaction as transactions
-from reef.engine.handles.batch import Batch
 from reef.engine.handles.database import renamed_keyword
 from reef.engine.handles.writer import Worker, WriteOptions
 from reef.engine.history import changes, snapshots
 from reef.engine.history.as_of import AsOf
 from reef.engine.history.change_rows import Change
 from reef.engine.history.diff import Difference
-from reef.engine.local import writer as local
+from reef.engine.local.open import LocalRecovery
 from reef.engine.local.stream import LocalReceipt, PendingUploads
-from reef.engine.local.writer import LocalRecovery
 from reef.engine.read.caches import MISSING
+from reef.engine.rows.batch import Batch
 from reef.engine.rows.merges import Operand
 from reef.engine.stats import NamespaceInfo
 from reef.errors import CorruptionError, ReefError

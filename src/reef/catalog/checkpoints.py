@@ -52,12 +52,12 @@ class CheckpointMeta(msgspec.Struct, frozen=True, kw_only=True):
     txn_id: int
     last_segment_seq_at_ckpt: int
     write_id: str
-    """Of the last segment in it, which is the base of the next one."""
+    """Write id of its last segment, the base of the next one."""
     created_at_ms: int
     format: int = FORMAT
     key_count: int = 0
     byte_size: int = 0
-    """Of all keys and values, before compression."""
+    """Bytes of all keys and values, before compression."""
     set_hash: str = ""
     previous_id: str | None = None
     previous_set_hash: str | None = None
@@ -231,7 +231,7 @@ class CheckpointStore:
         self._names = names
         self._cache = cache
         self._last_tail: CheckpointTail | None = None
-        """Of the checkpoint that was read last: its index has an entry per block."""
+        """Tail of the last checkpoint read: its index has an entry per block."""
 
     def write(self, meta: CheckpointMeta, pairs: Sequence[Pair]) -> CheckpointRef:
         """Write sorted pairs under a unique name."""

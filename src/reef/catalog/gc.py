@@ -77,7 +77,7 @@ class GcPlan(msgspec.Struct, frozen=True):
     make_checkpoints: tuple[str, ...] = ()
     """Checkpoints that the head must have, or have moved past, before the deletion."""
     set_hash: str = ""
-    """Of the names of all objects to delete."""
+    """Set hash of the names of all objects to delete."""
     objects: int = 0
     retained_from: int = 0
     """The largest `needs` of all plans so far: states that begin before it are discarded for good,

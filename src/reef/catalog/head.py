@@ -245,7 +245,7 @@ class CatalogHead(msgspec.Struct, frozen=True):
     last_segment_seq: int = 0
     last_txn_id: int = 0
     write_id: str = ""
-    """Of the last segment."""
+    """Write id of the last segment."""
     recent: tuple[str, ...] = ()
     """Write ids of the last segments, oldest first; the last one is `write_id`."""
     checkpoint: CheckpointRef | None = None

@@ -63,10 +63,10 @@ class CatalogSegment:
     txn_id: int
     write_id: str
     base_write_id: str
-    """Of its predecessor: empty for the first."""
+    """Write id of its predecessor; empty in the first."""
     records: Mapping[bytes, bytes | None]
     lease_id: str = ""
-    """Of its session: while that lease is alive, no other process publishes the segment."""
+    """Lease of its session: while it is alive, no other process publishes the segment."""
     created_at_ms: int = 0
     abandoned: bool = False
 
@@ -309,7 +309,7 @@ class CatalogSegmentStore:
         self._decoded: OrderedDict[str, tuple[CatalogSegment, int]] = OrderedDict()
         self.decoded_bytes = 0
         self._index: ChainIndex | None = None
-        """Of the newest chain that was read."""
+        """Index of the newest chain read."""
 
     # --- one segment --------------------------------------------------------------
     def create(self, segment: CatalogSegment) -> tuple[WriteResult, int]:

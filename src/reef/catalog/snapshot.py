@@ -19,8 +19,8 @@ lease, or the session sees a head that no longer names those objects. A margin i
 term, for clocks that are cut to seconds.
 
 Threads that race for one object only make each other fail (H25). So a process commits to one
-catalog one at a time, and writes only a few leases and plans at a time (`Limits`). All handles of a
-process on one address share these limits.
+catalog one at a time, and writes only a few leases and plans at a time (`CatalogLimits`). All
+handles of a process on one address share these limits.
 
 Nothing runs in the background unless requested: a session renews its lease with `heartbeat`, or
 starts a `LeaseKeeper` (`reef.stores.leases`).
@@ -69,9 +69,9 @@ class CatalogSnapshot:
     checkpoint_seq: int | None
     checkpoint_id: str | None
     revision: int
-    """Of the head: its number of publishes."""
+    """Number of publishes of the head."""
     write_ids: tuple[str, ...]
-    """Of the last segments, oldest first."""
+    """Write ids of the last segments, oldest first."""
     checkpoint_bytes: int | None = None
     checkpoint_tail_bytes: int | None = None
 
@@ -241,7 +241,7 @@ class Turnstile:
                 self._turn.notify()
 
 
-class Limits:
+class CatalogLimits:
     """Limits on concurrent writes to one catalog in one process."""
 
     def __init__(self, runtime: Runtime) -> None:
@@ -251,18 +251,18 @@ class Limits:
         self.plans = Turnstile(runtime, OTHERS_MAX)
 
 
-_shared: "WeakValueDictionary[tuple[int, int, str], Limits]" = WeakValueDictionary()
+_shared: "WeakValueDictionary[tuple[int, int, str], CatalogLimits]" = WeakValueDictionary()
 _lock = leaf_lock()
 
 
-def limits_of(runtime: Runtime, address: str) -> Limits:
+def limits_of(runtime: Runtime, address: str) -> CatalogLimits:
     """Return the limits of this process for a catalog; a fork starts with new ones."""
     with _lock:
         # The limits keep their runtime alive, so its id is not reused while they are shared.
         key = (id(runtime), runtime.process_id(), address)
         known = _shared.get(key)
         if known is None:
-            known = _shared[key] = Limits(runtime)
+            known = _shared[key] = CatalogLimits(runtime)
         return known
 
 

@@ -26,13 +26,11 @@ from reef.cli.backup import backup
 from reef.cli.branch import branch, diff, history, rollback
 from reef.cli.inspect import inspect
 from reef.cli.log import log
-from reef.cli.maintenance import compact, fold, health, rebuild, repair, sweep, verify
+from reef.cli.maintenance import compact, fold, health, purge, rebuild, repair, sweep, verify
 from reef.cli.options import EXIT_PROBLEMS
 from reef.cli.output import FORMATS, Output, discard_stdout
-from reef.cli.purge import purge
 from reef.cli.read import changes, cursors, export_command, get, scan, snapshot
-from reef.cli.search import indexes_command, search_command
-from reef.cli.sql import sql_command
+from reef.cli.sql import indexes_command, search_command, sql_command
 from reef.cli.store import catalog, namespaces, stats, store
 from reef.cli.write import create, delete, drop, import_command, jobs, put, rename, undrop
 from reef.errors import CorruptionError, ReefError, UnavailableError
@@ -53,7 +51,7 @@ ALIASES = {"index": fold, "gc": sweep}
 """Names of earlier releases."""
 
 
-class _Root(click.Group):
+class _RootGroup(click.Group):
     """The commands, grouped by purpose instead of by name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -67,7 +65,7 @@ class _Root(click.Group):
             return 0
 
 
-@click.group(cls=_Root, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_RootGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="reef", message="%(prog)s %(version)s")
 @click.option(
     "--output",

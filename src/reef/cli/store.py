@@ -15,9 +15,10 @@ from reef.cli.options import (
     store_options,
 )
 from reef.cli.output import Output, level_lanes
+from reef.engine.display import human_bytes
 from reef.engine.handles.database import Database
 from reef.engine.registry import REGISTRY, Registry
-from reef.engine.stats import NamespaceStats, human_bytes
+from reef.engine.stats import NamespaceStats
 from reef.errors import ErrorKind, InvalidInputError
 from reef.stores.probe import CasVerdict, agree_on_cas, check_cas, probe
 from reef.stores.two_phase import after_restore, find_two_phase, recover

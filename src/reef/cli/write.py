@@ -26,15 +26,14 @@ from reef.cli.options import (
 )
 from reef.cli.output import Output, parse_bytes, parse_row, printable
 from reef.config import WriterSettings
-from reef.engine.handles.batch import Batch, check_idempotency_key, encode_batch
 from reef.engine.handles.conditions import Condition, absent, present
 from reef.engine.handles.database import Database
 from reef.engine.namespaces import similar_name
+from reef.engine.rows.batch import Batch, check_idempotency_key, encode_batch
 from reef.engine.running_jobs import RunningJob
 from reef.engine.stats import NamespaceInfo
 from reef.errors import ErrorKind, InvalidInputError, NotFoundError
-from reef.formats.schema import DEFAULT_SCHEMA, Schema
-from reef.formats.type_names import arrow_type
+from reef.formats.schema import DEFAULT_SCHEMA, Schema, arrow_type
 from reef.jobs.transfer.import_ import ImportProgress
 from reef.types import KeyRange, Receipt
 

@@ -45,11 +45,11 @@ from reef.formats.manifest import (
 )
 from reef.formats.schema import Schema
 from reef.manifest import branching, lifecycle
+from reef.manifest.branching import restored_successor
 from reef.manifest.edits import new_namespace
 from reef.manifest.head import HeadFinder, locate, locate_folder, refuse_dropped
 from reef.manifest.lifecycle import LogEnd
 from reef.manifest.publish import Publisher
-from reef.manifest.restoring import restored_successor
 from reef.paths import Namespace
 from reef.runtime import Stopwatch
 from reef.stores import Outcome, Store, fetch
@@ -62,7 +62,7 @@ class BranchPoint:
 
     manifest: Manifest
     generation: int
-    """Of that manifest; 0 for the generation that the pin publishes."""
+    """Generation of that manifest; 0 for the one that the pin publishes."""
     last_lsn: int
 
 
@@ -87,7 +87,7 @@ DROPS_MAX = 10
 
 
 def similar_name(name: str, names: Iterable[str]) -> str | None:
-    """Return a name of which `name` is likely a typo; None if there is none.
+    """Return the name that `name` is likely a typo of, or None.
 
     One edit is a typo: a letter too many, too few, another one, or two swapped; two edits in names
     of 8 characters or more. Digits do not count: `events2` and `events-3` are names of their own.
@@ -453,7 +453,9 @@ class Namespaces:
         dropped = Dropped(int(self.store.now() * 1000), max(fences) + 1, below)
         return publisher.publish(lambda head: lifecycle.drop(head, epoch, dropped))
 
-    def take_back(self, names: Namespace, job: str, end_lsn: int, below: tuple[str, ...]) -> None:
+    def drop_if_unused(
+        self, names: Namespace, job: str, end_lsn: int, below: tuple[str, ...]
+    ) -> None:
         """Drop a namespace that was created for a job which was aborted, unless it is in use.
 
         The abort is in the slot below `end_lsn`; the write ids up to it are `below`.
@@ -461,7 +463,7 @@ class Namespaces:
         dropped = Dropped(int(self.store.now() * 1000), end_lsn, below)
         with self._changing(names.name):
             self._publisher(HeadFinder(self.store, names)).publish(
-                lambda head: lifecycle.take_back(head, job, dropped), dropped=True
+                lambda head: lifecycle.drop_if_unused(head, job, dropped), dropped=True
             )
 
     def undrop(self, name: str) -> Manifest:

@@ -86,7 +86,7 @@ class Backup(msgspec.Struct, frozen=True):
     """The name of the snapshot of the whole bucket that it is a copy of, if that had one."""
 
 
-class _Envelope(msgspec.Struct, frozen=True):
+class _BackupEnvelope(msgspec.Struct, frozen=True):
     crc32c: str
     format: int
     backup: msgspec.Raw = msgspec.Raw(b"null")
@@ -108,7 +108,7 @@ def decode_backup(data: bytes, name: str) -> Backup:
         expected = head[1].decode()
         raise corrupt(name, HEAD_BYTES, f"the checksum is {found}, expected {expected}")
     try:
-        envelope = msgspec.json.decode(data, type=_Envelope)
+        envelope = msgspec.json.decode(data, type=_BackupEnvelope)
         if envelope.format > FORMAT:
             raise unsupported(name, "backup", envelope.format, FORMAT)
         return msgspec.json.decode(envelope.backup, type=Backup)

@@ -76,7 +76,7 @@ class ColumnSet:
     def __init__(self, data: Buffer, name: str, offset: int = 0) -> None:
         self._data, self._name, self._offset = data, name, offset
         self.buffers: dict[int, list[pa.Buffer | None]] = {}
-        """Of each column, by number; those that come first at the list's end."""
+        """Buffers of each column, by number; the first ones at the list's end."""
         size = len(data)
         self.rows, lengths, position = self._layout(size)
         whole = pa.py_buffer(data)

@@ -35,7 +35,7 @@ RUN_ROWS = 4096
 Span = tuple[int, int]
 
 
-class _Directory(msgspec.Struct, frozen=True):
+class _FilterDirectoryFields(msgspec.Struct, frozen=True):
     """The head of a directory."""
 
     runs: bool
@@ -122,7 +122,7 @@ def _finished(
     runs: bool, parts: Sequence[bytes], counts: Sequence[int], values: pa.Array
 ) -> IndexParts:
     offsets = np.cumsum([0, *map(len, parts)]).tolist()
-    directory = _Directory(runs, sum(counts), offsets, list(counts), _stream(values))
+    directory = _FilterDirectoryFields(runs, sum(counts), offsets, list(counts), _stream(values))
     return IndexParts(msgspec.msgpack.encode(directory), parts)
 
 
@@ -156,7 +156,7 @@ class FilterDirectory:
     def decode(cls, data: Buffer, name: str, offset: int) -> "FilterDirectory":
         """Return the directory from its checked bytes."""
         try:
-            head = msgspec.msgpack.decode(data, type=_Directory)
+            head = msgspec.msgpack.decode(data, type=_FilterDirectoryFields)
             values = _array(head.values)
         except (*UNDECODABLE, ValueError, pa.ArrowException) as error:
             raise corrupt(name, offset, f"not a filter directory: {error}") from error

@@ -45,7 +45,7 @@ U8, U32_DTYPE, I64 = np.dtype("<u1"), np.dtype("<u4"), np.dtype("<i8")
 GROWTH_MAX = 16
 GROWTH_SLACK_BYTES = 1 << 20
 PAGE_BYTES = 8 * 1024
-"""Of each column on average: the keys count as one."""
+"""Average bytes of a column's page; the keys count as a column."""
 LARGE_SEGMENT_BYTES = 16 << 20
 LARGER_TIMES_MAX = 4
 GROUP_BYTES_MAX = 1 << 20
@@ -282,7 +282,7 @@ def decode_key_payload(
     kinds = columns.numbers(KIND, U8, pa.uint8())
     _check_kinds(kinds, name, offset)
     keys = columns.array(KEY, pa.binary())
-    touched = _touched(columns, schema) if len(present) > len(SYSTEM_COLUMNS) else {}
+    touched = _decode_touched(columns, schema) if len(present) > len(SYSTEM_COLUMNS) else {}
     merged_at = columns.array(MERGED_AT, pa.int64()) if MERGED_AT in present else None
     if merged_at is not None or (len(kinds) and kinds.max() == OpKind.MERGE):
         check_merges(pa.array(kinds), merged_at, touched, name, offset)
@@ -331,7 +331,7 @@ def _add_prefix(keys: pa.Array, prefix: bytes) -> pa.Array:
     return pc.binary_join_element_wise(both[0], keys, both[1])
 
 
-def _touched(columns: ColumnSet, schema: Schema) -> dict[int, pa.Array]:
+def _decode_touched(columns: ColumnSet, schema: Schema) -> dict[int, pa.Array]:
     """Return which columns of the schema patches touch, or their operators if there are merges."""
     data_type = pa.uint8() if MERGED_AT in columns.buffers else pa.bool_()
     numbers = [field.number for field in schema.fields]

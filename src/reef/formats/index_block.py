@@ -30,7 +30,7 @@ class IndexSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     options: dict[str, str | int | float | bool] = {}
     """Metric, language, stemming, positions, by kind."""
     centroids: str = ""
-    """Of a vector index: the id of the shared centroid object; empty until it is trained."""
+    """Id of a vector index's centroid object; empty until it is trained."""
     home: str | None = None
     """The root of the namespace that has the centroid object, if it is another one: a branch."""
 

@@ -39,10 +39,10 @@ class StreamPoint(msgspec.Struct, frozen=True, array_like=True):
     """One entry of a stream: `[epoch, index, digest]`."""
 
     epoch: int
-    """Of the writer that appended the entry, which may be older than the one that uploaded it."""
+    """Epoch of the writer that appended the entry, which may be older than the uploader's."""
     index: int
     digest: bytes
-    """Of the entry and of all before it, 16 bytes."""
+    """Digest of the entry and of all before it, 16 bytes."""
 
 
 Lineage = tuple[StreamPoint, ...]
@@ -88,13 +88,13 @@ class SegmentEntry(msgspec.Struct, frozen=True):
     patches: int = 0
     """Rows that change only some columns of the row below: patches and merges."""
     visible_lsn: int = 0
-    """Of an ingest: its LSN, from which on its rows are visible; otherwise 0."""
+    """LSN of an ingest, from which on its rows are visible; 0 in other segments."""
     home: str | None = None
     """Where the object is, if not in this namespace: a branch reads its parent's."""
 
     @property
     def rows_lsn(self) -> int:
-        """Of an ingest: the LSN at which its rows sort, which store 0; otherwise 0.
+        """LSN at which an ingest's rows sort, which store 0; 0 in other segments.
 
         That is the LSN of the ingest, or of the begin of a load with `live_wins`.
         """
@@ -106,7 +106,7 @@ class SegmentEntry(msgspec.Struct, frozen=True):
         return self.visible_lsn > self.lsn_max
 
 
-class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
+class SnapshotEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """A pinned generation."""
 
     id: str
@@ -218,7 +218,7 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
     """How a branch was made: `[id, root, generation, last_lsn, at_ms]`."""
 
     id: str
-    """Of the branch: two processes that make a branch of the same name have two."""
+    """Id of the branch: two processes that make a branch of the same name have two."""
     root: str
     """The folder of the namespace that was branched."""
     generation: int
@@ -269,10 +269,10 @@ class Successor(msgspec.Struct, frozen=True, omit_defaults=True):
     names: tuple[str, ...] = ()
     rename_id: str = ""
     origin: Origin | None = None
-    """Of a branch that replaces a dropped namespace."""
+    """Origin of a branch that replaces a dropped namespace."""
     indexes: tuple[IndexSpec, ...] = ()
     prepared: str = ""
-    """Of a namespace that is restored from a backup: the object that has its first manifest."""
+    """Object with the first manifest of a namespace that is restored from a backup."""
 
 
 class Dropped(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -315,7 +315,7 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The first LSN that this namespace ever had: a branch begins after its parent's."""
     wal_id_last_seen: int = 0
     segments: tuple[SegmentEntry, ...] = ()
-    snapshots: tuple[Snapshot, ...] = ()
+    snapshots: tuple[SnapshotEntry, ...] = ()
     dedup: tuple[DedupEntry, ...] = ()
     dedup_keys_max: int = 10_000
     """How many keys are remembered. Never changes: all must agree on which batches count."""
@@ -353,16 +353,16 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Branches that need objects of this namespace, by their id."""
     cursors: dict[str, CursorEntry] = {}
     origin: Origin | None = None
-    """Of a branch: where it was made."""
+    """Where a branch was made."""
     inherited: tuple[InheritedLog, ...] = ()
-    """Of a branch: the parts of its log that are stored elsewhere, in ascending order."""
+    """Parts of a branch's log that are stored elsewhere, in ascending order."""
     pinned_homes: tuple[str, ...] = ()
-    """Of a branch: the folders of other namespaces in which it pins objects."""
+    """Folders of other namespaces in which a branch pins objects."""
     releases_origin: bool = False
-    """Of a branch: a full compaction or a purge has rewritten the rows that it shared, so that the
+    """Set in a branch by a full compaction or a purge, which rewrite the rows that it shared: the
     pin in its origin may end. Until then it holds the state that a merge compares with."""
     dropped: Dropped | None = None
-    """Of a dropped namespace; left out of all others."""
+    """Set in a dropped namespace only."""
     made_for: str = ""
     """The bulk job that this namespace was created for, while no other process has used it."""
     incarnation: int = 1
@@ -371,15 +371,15 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     predecessors: tuple[int, ...] = ()
     """Earlier incarnations of the name that still have objects for a sweep to delete."""
     successor: Successor | None = None
-    """Of a dropped namespace whose name was created again: it can only be read and swept."""
+    """Next incarnation of a dropped namespace, which can only be read and swept from then on."""
     key_ids: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     """All names since the first rename, the current one last; empty if it was never renamed."""
     rename_id: str = ""
-    """Of the rename that gave it its current name."""
+    """Id of the rename that gave it its current name."""
     renaming: Rename | None = None
     alias: Alias | None = None
-    """Of a name that was given to another namespace: this one has no rows of its own."""
+    """Set if the name was given to another namespace: this one has no rows of its own."""
     indexes: tuple[IndexSpec, ...] = ()
     """The search indexes that segments get; what they have is in their own footers."""
 
@@ -415,7 +415,7 @@ _Columns = msgspec.defstruct(
 )
 
 
-class _Envelope(msgspec.Struct, frozen=True):
+class _ManifestEnvelope(msgspec.Struct, frozen=True):
     crc32c: str
     format: int
     manifest: msgspec.Raw = msgspec.Raw(b"null")
@@ -474,7 +474,7 @@ class ManifestDecoder:
         """Return the manifest; CorruptionError for damage, UnsupportedFormatError for news."""
         data = _checked_text(data, name)
         try:
-            envelope = msgspec.json.decode(data, type=_Envelope)
+            envelope = msgspec.json.decode(data, type=_ManifestEnvelope)
             if envelope.format > FORMAT:
                 raise unsupported(name, "manifest", envelope.format, FORMAT)
             manifest = msgspec.json.decode(envelope.manifest, type=Manifest)
@@ -574,7 +574,7 @@ class _SuccessorEnvelope(msgspec.Struct, frozen=True):
 
 
 def _to_columns(segments: tuple[SegmentEntry, ...]) -> msgspec.Struct:
-    """Columns that hold nothing but their default are left out."""
+    """Columns with only default values are omitted."""
     columns = {}
     for field in _FIELDS:
         values = list(map(attrgetter(field.name), segments))

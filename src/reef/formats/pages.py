@@ -49,7 +49,8 @@ KEY_WORDS = np.array([KEY_PAGE_SHAPE.get(place, 0) for place in range(21)])
 KEY_TIMES_ROWS = np.zeros(21, np.int64)
 KEY_TIMES_ROWS[[2, 12, 16, 20]] = 1, 8, 4, 1
 KEY_LENGTHS = [7, 8]
-"""Of the offsets and data of keys; any other word of a plain page follows from its rows."""
+"""Words with the lengths of key offsets and data; all others of a plain page follow from its
+rows."""
 
 
 def _padded(lengths: Numbers) -> Numbers:

@@ -45,7 +45,8 @@ class TermRuns:
     frequencies: U32S
     lengths: U32S
     positions: U32S | None = None
-    """Of all postings one after the other, ascending within each; as many as frequencies sum to."""
+    """Positions in all postings one after the other, ascending in each; as many as frequencies
+    sum to."""
 
 
 @dataclass(frozen=True, slots=True)

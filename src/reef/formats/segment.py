@@ -56,15 +56,15 @@ from reef.formats.versions import KeysInOrder, RangeTombstone, Versions
 
 MAGIC = b"RFSEG1\0\0"
 VERSION = 3
-"""Of segments with merges, which older releases must not read."""
+"""Version of segments with merges, which older releases must not read."""
 PLAIN_VERSION = 2
-"""Of all others. Version 1 has no page block; it is read for ever, and not written any more."""
+"""Version of all others. Version 1 has no page block; it is still read, but no longer written."""
 HEAD = struct.Struct("<8sII")
 END = struct.Struct("<II8s")
 GROUP_BYTES = 64 * 1024
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class BlockRange(msgspec.Struct, frozen=True, array_like=True):
     """The range of a block."""
 
     offset: int
@@ -79,9 +79,9 @@ class IndexPlace(msgspec.Struct, frozen=True):
     """
 
     spec: IndexSpec
-    directory: Place
+    directory: BlockRange
     """In the tail."""
-    data: Place
+    data: BlockRange
     """Between the groups and the tail; parts of it are read."""
 
     @property
@@ -104,10 +104,10 @@ class Footer(msgspec.Struct, frozen=True, omit_defaults=True):
     set_hash: str
     write_id: str
     created_at_ms: int
-    filter: Place
-    index: Place
-    pages: Place | None = None
-    range_tombstones: Place | None = None
+    filter: BlockRange
+    index: BlockRange
+    pages: BlockRange | None = None
+    range_tombstones: BlockRange | None = None
     patches: int = 0
     """Rows that change only some columns of the row below: patches and merges."""
     ancestors: tuple[str, ...] = ()
@@ -118,7 +118,7 @@ class Footer(msgspec.Struct, frozen=True, omit_defaults=True):
     covers: tuple[Cover, ...] = ()
     """The versions that it replaces; empty for those of a bulk job, which the log names."""
     generation: int = 0
-    """Of the manifest on which its job was planned: of two with the same covers, the later wins."""
+    """Manifest on which its job was planned: of two with the same covers, the later wins."""
     merges: int = 0
     expiring: int | None = None
     """Rows that expire some day; None in segments of older releases, which did not count them."""
@@ -425,7 +425,7 @@ def decode_tail(tail: bytes, size: int, name: str) -> SegmentTail:
     base = size - len(tail)
     footer, footer_start = _decode_footer(tail, base, name)
 
-    def block(kind: BlockKind, place: Place) -> Buffer:
+    def block(kind: BlockKind, place: BlockRange) -> Buffer:
         if not base <= place.offset <= place.offset + place.length <= footer_start:
             raise corrupt(
                 name, footer_start, f"{kind.name} at {place.offset} is outside of the tail"

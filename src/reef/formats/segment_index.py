@@ -86,9 +86,9 @@ class PageTable:
     distinct: Numbers
     """The number of different keys of each page; 0 if not known."""
     keys: Sequence[bytes]
-    """Of each page: above all keys of the page before, and not above any of its own."""
+    """One key per page: above all keys of the page before, and not above any of its own."""
     lengths: Mapping[int, Numbers]
-    """Of the blocks by column; the keys are `KEYS`."""
+    """Lengths of the blocks by column; the keys are `KEYS`."""
 
     def group_of(self, page: int) -> int:
         """Return the group of a page."""
@@ -285,20 +285,20 @@ def encode_pages(groups: Sequence[GroupEntry], schema: Schema) -> bytes:
     """Return the payload of the page block."""
     keys = [key for group in groups for key in group.page_keys]
     columns: dict[int, pa.Array] = {
-        PAGE_ROWS: _joined(group.rows for group in groups),
+        PAGE_ROWS: _flatten_numbers(group.rows for group in groups),
         PAGE_KEY: pa.array(keys, pa.binary()),
-        PAGE_DISTINCT: _joined(group.distinct for group in groups),
-        KEY_BLOCK: _joined(group.key_blocks for group in groups),
+        PAGE_DISTINCT: _flatten_numbers(group.distinct for group in groups),
+        KEY_BLOCK: _flatten_numbers(group.key_blocks for group in groups),
     }
     for number in schema.types():
         if any(number in group.column_blocks for group in groups):
-            columns[LENGTHS + number] = _joined(
+            columns[LENGTHS + number] = _flatten_numbers(
                 group.column_blocks.get(number) or [0] * len(group.rows) for group in groups
             )
     return encode_columns(len(keys), columns)
 
 
-def _joined(parts: Iterable[Sequence[int]]) -> pa.Array:
+def _flatten_numbers(parts: Iterable[Sequence[int]]) -> pa.Array:
     return pa.array([number for part in parts for number in part], pa.uint32())
 
 

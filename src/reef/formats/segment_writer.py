@@ -31,10 +31,10 @@ from reef.formats.segment import (
     MAGIC,
     PLAIN_VERSION,
     VERSION,
+    BlockRange,
     Footer,
     IndexPlace,
     Lineage,
-    Place,
     SegmentSummary,
     SetHash,
     encode_range_tombstones,
@@ -226,13 +226,13 @@ class SegmentWriter:
     def _tail(self) -> Iterator[bytes]:
         self._sum_up()
         made = self._indexing.finish(builds=not self._patches)
-        data_places: list[Place] = []
+        data_places: list[BlockRange] = []
         for _, data, _ in made:
-            data_places.append(Place(self._offset, len(data)))
+            data_places.append(BlockRange(self._offset, len(data)))
             yield self._out(data)
         tail_start = self._offset
         tombstones = encode_range_tombstones(self.range_tombstones)
-        places: list[Place | None] = []
+        places: list[BlockRange | None] = []
         for kind, payload in (
             (BlockKind.RANGE_TOMBSTONES, tombstones),
             (BlockKind.FILTER, self._filter.build()),
@@ -241,11 +241,11 @@ class SegmentWriter:
         ):
             codec = Codec.NONE if kind is BlockKind.FILTER else self.codec
             block = encode_block(kind, payload, codec) if payload else b""
-            places.append(Place(self._offset, len(block)) if block else None)
+            places.append(BlockRange(self._offset, len(block)) if block else None)
             yield self._out(block)
         indexes: list[IndexPlace] = []
         for (spec, _, directory), data_place in zip(made, data_places, strict=True):
-            indexes.append(IndexPlace(spec, Place(self._offset, len(directory)), data_place))
+            indexes.append(IndexPlace(spec, BlockRange(self._offset, len(directory)), data_place))
             yield self._out(directory)
         footer = msgspec.structs.replace(self._footer(*places), indexes=tuple(indexes))
         encoded = msgspec.msgpack.encode(footer)
@@ -257,10 +257,10 @@ class SegmentWriter:
 
     def _footer(
         self,
-        tombstones: Place | None,
-        key_filter: Place | None,
-        pages: Place | None,
-        index: Place | None,
+        tombstones: BlockRange | None,
+        key_filter: BlockRange | None,
+        pages: BlockRange | None,
+        index: BlockRange | None,
     ) -> Footer:
         assert key_filter is not None
         assert index is not None

@@ -80,7 +80,7 @@ class TextIndexBuilder:
         self._pending_bytes = 0
         self._chunks: list[_Chunk] = []
         self._lengths: list[npt.NDArray[np.uint32]] = []
-        """Of every row from 0 on, indexed or not."""
+        """Tokens of every row from 0 on, indexed or not."""
         self._rows = 0
 
     def add(self, first_ordinal: int, column: pa.Array, valid: npt.NDArray[np.bool_]) -> None:
@@ -117,7 +117,7 @@ class TextIndexBuilder:
         return entries.finish(counts, positions=self._options.positions)
 
     def _split_pending(self) -> None:
-        for first, column in _joined(self._pending):
+        for first, column in _join_adjacent(self._pending):
             self._split(first, column)
         self._pending, self._pending_bytes = [], 0
 
@@ -176,7 +176,7 @@ def _without(column: pa.Array, valid: npt.NDArray[np.bool_]) -> pa.Array:
     return pc.if_else(pa.array(valid), column, pa.scalar(None, pa.string()))
 
 
-def _joined(pending: list[tuple[int, pa.Array]]) -> list[tuple[int, pa.Array]]:
+def _join_adjacent(pending: list[tuple[int, pa.Array]]) -> list[tuple[int, pa.Array]]:
     """Return pending rows with adjacent arrays joined."""
     joined: list[tuple[int, list[pa.Array]]] = []
     expected = -1
@@ -323,7 +323,7 @@ class TermEntry:
     postings_bytes: int
     positions_bytes: int
     checksums: tuple[int, int]
-    """Of the postings and of the positions."""
+    """Checksums of the postings and of the positions."""
     inline: bytes | None
     """Postings and positions that the dictionary has itself."""
 

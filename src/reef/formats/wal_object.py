@@ -55,14 +55,14 @@ from reef.formats.schema import Schema
 
 MAGIC = b"RFWAL1\0\0"
 VERSION = 4
-"""Of begins and ingests of loads with `live_wins`: an older release would resolve patches above the
+"""Version of begins and ingests with `live_wins`: older releases would resolve patches above the
 begin, or show the rows at the wrong place."""
 MERGE_VERSION = 3
-"""Of objects with merges."""
+"""Version of objects with merges."""
 STREAM_VERSION = 2
-"""Of objects that a stream appends."""
+"""Version of objects that a stream appends."""
 PLAIN_VERSION = 1
-"""Of all others: older releases can read them, and must not read those above."""
+"""Version of all others: older releases can read them, and must not read those above."""
 HEAD = struct.Struct("<8sII")
 FOOTER = struct.Struct("<II")
 
@@ -97,7 +97,7 @@ class BatchHeader(msgspec.Struct, frozen=True, omit_defaults=True):
     key: str | None = None
     """The idempotency key."""
     digest: str | None = None
-    """Of the batch's operations; the same key with another digest is refused."""
+    """Digest of the batch's operations; the same key with another digest is refused."""
     when: list[Any] | None = None
     """The conditions under which it was decided: a record for audits, never decided again."""
     merges: bool = False
@@ -135,7 +135,7 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     """The range whose old content goes: for people; range tombstones in the segments do it."""
     segments: tuple[JobSegment, ...] = ()
     digest: str = ""
-    """Of the rows with relative expiry times; empty where they are not known when it begins."""
+    """Digest of the rows with relative expiry times; empty if they are not known at the begin."""
 
 
 JOB_DIGEST = "job:"

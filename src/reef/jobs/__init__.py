@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from reef.jobs.indexes import IndexReport, build_indexes
     from reef.jobs.ingest.job import BulkJob, IngestReport, ingest
     from reef.jobs.purge.job import PurgeReport, RemainingObject, purge
-    from reef.jobs.purge.pins import Pin
+    from reef.jobs.purge.scan import Pin
     from reef.jobs.rebuild.job import RebuildReport, rebuild
     from reef.jobs.repair.job import repair
     from reef.jobs.repair.report import RepairReport
@@ -115,7 +115,7 @@ _MODULES = {
         "RemainingObject",
         "purge",
     ),
-    "reef.jobs.purge.pins": ("Pin",),
+    "reef.jobs.purge.scan": ("Pin",),
     "reef.jobs.rebuild.job": (
         "RebuildReport",
         "rebuild",

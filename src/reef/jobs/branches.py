@@ -32,8 +32,8 @@ from reef.engine.history.diff import (
     shared_names,
     unshared,
 )
+from reef.engine.rows.convert import EXPIRES_AT
 from reef.engine.rows.input import to_ops
-from reef.engine.rows.output import EXPIRES_AT
 from reef.errors import ConflictError, ErrorKind, InvalidInputError, NotFoundError
 from reef.formats.manifest import Origin
 from reef.formats.schema import Schema
@@ -55,7 +55,7 @@ CONFLICTS_SHOWN = 10
 POINTS_MAX = 10_000
 """Changed keys that are checked one by one for later writes; beyond that, their whole range is."""
 SPLIT_BYTES = 32 << 20
-"""Of segments that one task compares."""
+"""Bytes of segments that one task compares."""
 
 Row = dict[str, Any] | bytes | None
 Resolve = Callable[[Any, Row, Row, Row], Row]
@@ -72,7 +72,7 @@ class BranchReport:
 
     namespace: str
     lsn: int = 0
-    """Of the commit; 0 if nothing had to be changed."""
+    """LSN of the commit; 0 if nothing had to be changed."""
     written: int = 0
     deleted: int = 0
     conflicts: int = 0
@@ -310,7 +310,7 @@ def split(a: Side, b: Side, executor: Executor) -> list[KeyRange]:
 
 
 def _base(db: Database, origin: Origin, child: str) -> SideRef:
-    """Return the state of which a branch was made; NotFoundError if it was released."""
+    """Return the state that a branch was made from; NotFoundError if it was released."""
     names = Namespace.of_root(origin.root)
     if origin.id not in HeadFinder(db.store, names).find(dropped=True).manifest.branches:
         raise NotFoundError(
@@ -362,11 +362,11 @@ class _Merger:
         conflict = pc.and_(differs, moved)
         taken = [(rows.keys.filter(clean), theirs.filter(clean))]
         if conflict.true_count:
-            taken.append(self._resolved(rows.keys, base, ours, theirs, conflict))
+            taken.append(self._resolve_conflicts(rows.keys, base, ours, theirs, conflict))
         parts = [_versions(keys, table, self.ours.schema) for keys, table in taken if len(keys)]
         return sorted_rows(concat_versions(parts, self.ours.schema)) if parts else None
 
-    def _resolved(
+    def _resolve_conflicts(
         self,
         keys: pa.Array,
         base: pa.Table,

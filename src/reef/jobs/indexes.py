@@ -21,16 +21,23 @@ from reef.config import CompactSettings
 from reef.engine.handles.database import Database
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.segments import SegmentStore
-from reef.engine.search.building import load_indexes
+from reef.engine.search.specs import load_indexes
 from reef.errors import UnavailableError
-from reef.formats.centroids import QUERIES, ROWS_PER_CENTROID, lists_for, train
 from reef.formats.index_block import BuildableIndex, IndexKind, IndexSpec
 from reef.formats.manifest import Manifest, SegmentEntry
-from reef.formats.vector_index import BuildableVector, Floats, vectors_in_lists
+from reef.formats.vector_index import (
+    QUERIES,
+    ROWS_PER_CENTROID,
+    BuildableVector,
+    Floats,
+    lists_for,
+    train,
+    vectors_in_lists,
+)
 from reef.jobs.compact.job import Compactor, CompactReport
 from reef.jobs.compact.merge import read_tail
 from reef.jobs.compact.plan import CompactPlan
-from reef.manifest.indexes import set_centroids
+from reef.manifest.edits import set_centroids
 from reef.manifest.publish import Publisher
 from reef.paths import Namespace
 from reef.runtime import Executor

@@ -141,9 +141,9 @@ class Frame(NamedTuple):
     length: int
     """Length of the payload; 0 for a commit."""
     checksum: int = 0
-    """Of a commit: its stored checksum."""
+    """Stored checksum of a commit."""
     valid: bool = True
-    """Of a commit: whether the checksum of the bytes since the last one matches."""
+    """Whether the checksum of a commit matches the bytes since the last one."""
 
     @property
     def end(self) -> int:

@@ -329,7 +329,7 @@ class Truncation:
 
     head: bool
     bound: int
-    """Of the head: the first index that is kept. Of the tail: the last one."""
+    """First index that is kept, when the head is truncated; the last one, when the tail is."""
 
     def apply(
         self, state: PersistentState, last_index: int, index_start: int, new: NewTail

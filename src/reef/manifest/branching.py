@@ -15,6 +15,11 @@ stalled between the two steps finds its name taken (H42).
 A home is *released* like an object is deleted: a sweep of the branch condemns it in the manifest
 once no retained generation names it, and unpins after the grace, when no lease holds it. The origin
 is released only after a full compaction, a purge or a drop: a merge needs the common state.
+
+A namespace that is restored from a backup begins in the same way. Its segments are copied, and the
+log up to the chosen LSN is folded, before the first manifest is created. The log itself is not
+restored. LSNs, epochs and write ids of the source would otherwise be valid in both, so the numbers
+of the restored namespace begin far behind them.
 """
 
 from collections.abc import Iterable
@@ -37,6 +42,10 @@ from reef.manifest.edits import check_active
 
 HOMES = "homes/"
 """The folder of condemned homes, which are no objects: deleting one means to unpin it."""
+RESTORED_LSNS = 1_000_000_000
+"""LSNs left out behind a restored state, and more than were lost: the position of a reader of the
+lost log is never valid in the restored one (H48)."""
+RESTORED_EPOCHS = 1_000_000
 
 
 def pin_branch(
@@ -100,28 +109,17 @@ def first_manifest(source: Manifest, head: Manifest, origin: Origin) -> Manifest
     """
     seen = max(source.wal_id_last_seen, source.wal_floor - 1)
     parts = [part for part in source.inherited if part.last_lsn >= source.wal_floor]
-    return Manifest(
-        generation=1,
-        write_id="",
-        published_at_ms=0,
+    return msgspec.structs.replace(
+        _carried_state(source),
         schemas=head.schemas if origin.last_lsn > seen else source.schemas,
         writer_epoch=max(source.writer_epoch, head.writer_epoch),
         compactor_epoch=max(source.compactor_epoch, head.compactor_epoch) + 1,
-        max_parallel_writes=source.max_parallel_writes,
         wal_floor=source.wal_floor,
         wal_base=source.wal_floor,
         wal_id_last_seen=origin.last_lsn,
         segments=tuple(_at_home(source.segments, origin.root)),
-        dedup=source.dedup,
-        dedup_keys_max=source.dedup_keys_max,
-        stream_marks=source.stream_marks,
-        stream_lineages=source.stream_lineages,
         open_jobs=source.open_jobs,
-        dropped_lsn=source.dropped_lsn,
-        dropped_expired_ms=source.dropped_expired_ms,
-        sums=source.sums,
         below_floor=source.below_floor,
-        grace_ms=max(source.grace_ms, source.grace_before_ms),
         skipped_lsns=tuple(sorted({*source.skipped_lsns, *head.skipped_lsns})),
         ingests_without_begin=head.ingests_without_begin,
         origin=origin,
@@ -234,3 +232,55 @@ def check_is_branch(manifest: Manifest, name: str) -> Origin:
     if manifest.origin is None:
         raise NotFoundError(f"{name} is not a branch", namespace=name)
     return manifest.origin
+
+
+def restored_manifest(state: Manifest, now_ms: int) -> Manifest:
+    """Return the first manifest of a namespace that is restored; the publisher stamps it.
+
+    `state` has everything folded. Its log is not restored: positions, epochs and write ids of the
+    lost namespace mean nothing here. The dedup window and the marks of streams stay, so that a
+    batch that was committed before does not count again. Jobs that were open have lost their
+    segments.
+    """
+    base = state.wal_floor + RESTORED_LSNS
+    return msgspec.structs.replace(
+        _carried_state(state),
+        writer_epoch=state.writer_epoch + RESTORED_EPOCHS,
+        compactor_epoch=state.compactor_epoch + RESTORED_EPOCHS,
+        wal_floor=base,
+        wal_base=base,
+        wal_id_last_seen=base - 1,
+        created_at_ms=now_ms,
+    )
+
+
+def _carried_state(source: Manifest) -> Manifest:
+    """Return a first manifest with the state that a branch and a restored namespace both carry."""
+    return Manifest(
+        generation=1,
+        write_id="",
+        published_at_ms=0,
+        schemas=source.schemas,
+        max_parallel_writes=source.max_parallel_writes,
+        segments=source.segments,
+        dedup=source.dedup,
+        dedup_keys_max=source.dedup_keys_max,
+        stream_marks=source.stream_marks,
+        stream_lineages=source.stream_lineages,
+        dropped_lsn=source.dropped_lsn,
+        dropped_expired_ms=source.dropped_expired_ms,
+        sums=source.sums,
+        grace_ms=max(source.grace_ms, source.grace_before_ms),
+        indexes=source.indexes,
+    )
+
+
+def restored_successor(first: Manifest, successor: Successor) -> Manifest:
+    """Return the first manifest of a restored namespace that replaces a dropped one.
+
+    Its log begins behind both: the dropped one may have been restored itself.
+    """
+    base = max(first.wal_base, successor.wal_base)
+    return msgspec.structs.replace(
+        as_successor(first, successor), wal_floor=base, wal_base=base, wal_id_last_seen=base - 1
+    )

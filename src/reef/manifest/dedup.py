@@ -216,7 +216,7 @@ class StreamClaim:
     life: str = ""
     """Names this opening in the manifest."""
     lives: tuple[str, ...] = ()
-    """Earlier openings of this very log: the role is still held if it was taken by one of them."""
+    """Earlier openings of this log: the role is still held if one of them acquired it."""
 
     def check(self, head: Manifest) -> None:
         """Raise if the role may not be taken with this stream."""

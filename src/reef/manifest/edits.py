@@ -1,7 +1,7 @@
 """Edits: pure functions from a manifest to the content of the next one. Each is one publish.
 
-The writer role, folds, compactions, the sweep, settings, snapshots and cursors are here; drops are
-in `lifecycle`, repairs in `repairs`.
+The writer role, folds, compactions, the sweep, settings, snapshots, cursors and search indexes are
+here; drops are in `lifecycle`, repairs in `repairs`.
 
 **Levels** order segments for compaction only: no read depends on a level, since every version
 carries its LSN. The deeper a segment, the less often it is merged. A load that is sorted and
@@ -15,6 +15,10 @@ either before it, and the edit is rejected, or after it, and sees the pin.
 
 A snapshot stops pinning when it expires, by the store's clock (H30). Its entry is removed by the
 next edit here, or by the sweep that deletes its objects; so an entry that is present is complete.
+
+**Search indexes**: the manifest names the indexes that segments get from then on. Segments say
+themselves which ones they have, so neither adding nor dropping one touches a segment: a search uses
+the index of a segment if it serves the manifest's, and reads its rows otherwise.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,15 +37,15 @@ from reef.formats.manifest import (
     Manifest,
     OpenJob,
     SegmentEntry,
-    Snapshot,
+    SnapshotEntry,
 )
 from reef.formats.schema import Schema
-from reef.formats.segment import EMPTY, SetHash
+from reef.formats.segment import EMPTY, Footer, SetHash
 from reef.manifest import invariants as sums
 from reef.manifest.dedup import advance_marks, join_lineages
-from reef.manifest.invariants import refuse_condemned
+from reef.manifest.invariants import refuse_condemned, refuse_condemned_keys
 from reef.manifest.lifecycle import clear_dropped, use
-from reef.manifest.roots import effective_grace_ms, expired_snapshots, pinned_generations
+from reef.manifest.roots import expired_snapshots, pinned_generations
 from reef.paths import centroids_name, numbered_key
 
 NEVER = 2**63 - 1
@@ -253,10 +257,10 @@ class Condemnation:
     """The objects that no root needs, as of one generation."""
 
     generation: int
-    """Of the head that it was planned on."""
+    """Generation of the head that it was planned on."""
     oldest_retained: int
     keys: tuple[str, ...]
-    """Of segments, relative to the namespace."""
+    """Keys of segments, relative to the namespace."""
     since_ms: int
     """By the store's clock."""
     expired: frozenset[str] = frozenset()
@@ -264,7 +268,7 @@ class Condemnation:
     clears: bool = False
     """Whether the same step clears the dropped namespace."""
     ranges: tuple[tuple[str, int, int], ...] = ()
-    """Of slots and manifests: folder, first and last number."""
+    """Ranges of slots and manifests: folder, first and last number."""
 
 
 def condemn(manifest: Manifest, condemnation: Condemnation) -> Manifest | None:
@@ -321,20 +325,6 @@ def remove_ranges(
     return left
 
 
-def set_grace(manifest: Manifest, grace_ms: int, now_ms: int) -> Manifest | None:
-    """Change the grace period; a lower one takes effect one old grace later (H62)."""
-    if grace_ms == manifest.grace_ms:
-        return None
-    before_ms = effective_grace_ms(manifest, now_ms)
-    if grace_ms >= before_ms:
-        return msgspec.structs.replace(
-            manifest, grace_ms=grace_ms, grace_before_ms=0, grace_lowered_at_ms=0
-        )
-    return msgspec.structs.replace(
-        manifest, grace_ms=grace_ms, grace_before_ms=before_ms, grace_lowered_at_ms=now_ms
-    )
-
-
 # --- active generations -------------------------------------------------------------
 
 
@@ -387,7 +377,7 @@ def _condemned_of(head: Manifest, pinned: Manifest) -> Iterator[str]:
 
 
 def add_snapshot(
-    head: Manifest, new: Snapshot, now_ms: int, last_seen: int | None, pinned: Manifest | None
+    head: Manifest, new: SnapshotEntry, now_ms: int, last_seen: int | None, pinned: Manifest | None
 ) -> Manifest | None:
     """Pin a generation: the one that this edit publishes, or one that was loaded.
 
@@ -413,7 +403,7 @@ def add_snapshot(
     )
 
 
-def find_snapshot(head: Manifest, id_or_name: str, now_ms: int) -> Snapshot:
+def find_snapshot(head: Manifest, id_or_name: str, now_ms: int) -> SnapshotEntry:
     """Return a snapshot; NotFoundError if it was released or has expired."""
     for snapshot in _alive(head, now_ms):
         if id_or_name in (snapshot.id, snapshot.name):
@@ -448,7 +438,7 @@ def drop_snapshot(head: Manifest, snapshot_id: str) -> Manifest | None:
     return msgspec.structs.replace(head, snapshots=left)
 
 
-def _alive(head: Manifest, now_ms: int) -> tuple[Snapshot, ...]:
+def _alive(head: Manifest, now_ms: int) -> tuple[SnapshotEntry, ...]:
     expired = expired_snapshots(head, now_ms)
     return tuple(s for s in head.snapshots if s.id not in expired)
 
@@ -505,3 +495,48 @@ def _moved(name: str, known: CursorEntry | None) -> ConflictError | NotFoundErro
         hint="One process at a time reads by a cursor; open it again to continue from there",
         lsn=known.lsn,
     )
+
+
+def add_index(manifest: Manifest, spec: IndexSpec) -> Manifest | None:
+    """Add an index; None if it is there already, ConflictError if it has other options."""
+    for known in manifest.indexes:
+        if (known.kind, known.column) == (spec.kind, spec.column):
+            if known.options == spec.options:
+                return None
+            raise ConflictError(
+                f"the column has a {spec.kind} index with other options: {known.options}",
+                hint="Drop it first with alter(drop_index=…)",
+            )
+    return msgspec.structs.replace(manifest, indexes=(*manifest.indexes, spec))
+
+
+def drop_indexes(manifest: Manifest, column: int, name: str) -> Manifest:
+    """Drop all indexes of a column; NotFoundError if it has none."""
+    left = tuple(spec for spec in manifest.indexes if spec.column != column)
+    if len(left) == len(manifest.indexes):
+        raise NotFoundError(f"column {name} has no index", column=name)
+    return msgspec.structs.replace(manifest, indexes=left)
+
+
+def set_centroids(manifest: Manifest, spec: IndexSpec, centroids: str) -> Manifest | None:
+    """Name the centroids of a vector index; None if it was dropped, or another process was first.
+
+    From this publish on the object is a root; refused if a sweep has condemned it meanwhile.
+    """
+    if spec not in manifest.indexes:
+        return None
+    refuse_condemned_keys(manifest, [f"segments/{centroids_name(centroids)}"])
+    trained = msgspec.structs.replace(spec, centroids=centroids, home=None)
+    indexes = tuple(trained if known == spec else known for known in manifest.indexes)
+    return msgspec.structs.replace(manifest, indexes=indexes)
+
+
+def without_centroids(indexes: Iterable[IndexSpec]) -> tuple[IndexSpec, ...]:
+    """Return indexes to be trained again: a backup has no centroids."""
+    return tuple(msgspec.structs.replace(spec, centroids="", home=None) for spec in indexes)
+
+
+def index_specs(footers: Iterable[Footer]) -> tuple[IndexSpec, ...]:
+    """Return the indexes that the newest segment names, built or not: for a rebuild."""
+    newest = max(footers, key=lambda footer: footer.created_at_ms, default=None)
+    return () if newest is None else tuple(place.spec for place in newest.indexes)

@@ -211,7 +211,7 @@ class HeadFinder:
         try:
             manifest = self.load(generations[-1])
         except CorruptionError as error:
-            return self._newest_intact(generations, _explained(error), fallback, seen)
+            return self._newest_intact(generations, _damaged_head_error(error), fallback, seen)
         except NotFoundError:  # it was listed, superseded and swept: there are newer ones
             return None
         head = ManifestHead(manifest, seen)
@@ -269,7 +269,7 @@ def locate(
     refuse_renamed(heads.names, heads.found.manifest)
     if not dropped:
         if heads.found.manifest.successor is not None:
-            raise _uncompleted(heads.names)
+            raise _incomplete_creation_error(heads.names)
         refuse_dropped(heads.names, heads.found.manifest)
     return heads
 
@@ -312,23 +312,23 @@ def _locate_in(store: Store, names: Namespace, fallback: bool, probe: bool) -> H
     try:
         heads.find(fallback=fallback, dropped=True, probe=probe)
     except (CorruptionError, NotFoundError):
-        following = _newest(store, heads.names, None, fallback)
+        following = _find_newest_incarnation(store, heads.names, None, fallback)
         if following is None:
             raise
         heads = following
-    while (following := _following(store, heads, fallback)) is not None:
+    while (following := _find_later_incarnation(store, heads, fallback)) is not None:
         heads = following
     return heads
 
 
 def newest_incarnation(store: Store, name: str) -> Namespace:
-    """Return the newest incarnation of which anything is left, whatever the state of its manifests.
+    """Return the newest incarnation that still has objects, whatever the state of its manifests.
 
     For jobs that search for damage: its record, its manifests or both may be lost. One LIST for
     each incarnation of which objects are left.
     """
     names = home_of(store, name)
-    numbers = [1, *_recorded(store, names), *_stored(store, names)]
+    numbers = [1, *_recorded_incarnations(store, names), *_stored_incarnations(store, names)]
     located: Namespace | None = None
     with suppress(CorruptionError, NotFoundError):
         located = locate(store, name, dropped=True).names
@@ -352,12 +352,12 @@ def _as_branch(store: Store, names: Namespace) -> Namespace:
     return heads.names
 
 
-def _recorded(store: Store, names: Namespace) -> list[int]:
+def _recorded_incarnations(store: Store, names: Namespace) -> list[int]:
     return [number for info in store.list(names.successors) if (number := number_of(info.key))]
 
 
-def _stored(store: Store, names: Namespace) -> list[int]:
-    """Return the incarnations of which objects are left, but for the first one."""
+def _stored_incarnations(store: Store, names: Namespace) -> list[int]:
+    """Return the incarnations that still have objects, except the first."""
     found: list[int] = []
     after = ""
     while (info := next(iter(store.list(names.incarnations, after)), None)) is not None:
@@ -368,7 +368,7 @@ def _stored(store: Store, names: Namespace) -> list[int]:
     return found
 
 
-def _following(store: Store, heads: HeadFinder, fallback: bool) -> HeadFinder | None:
+def _find_later_incarnation(store: Store, heads: HeadFinder, fallback: bool) -> HeadFinder | None:
     """Return the newest incarnation after one that was dropped, if any has a manifest.
 
     A manifest that replaces a damaged one may be from before the drop, and so may the last one
@@ -377,14 +377,16 @@ def _following(store: Store, heads: HeadFinder, fallback: bool) -> HeadFinder | 
     head = heads.found
     if head.manifest.dropped is None and head.damage is None:
         return None
-    return _newest(store, heads.names, head.manifest.successor, fallback)
+    return _find_newest_incarnation(store, heads.names, head.manifest.successor, fallback)
 
 
-def _newest(
+def _find_newest_incarnation(
     store: Store, names: Namespace, successor: Successor | None, fallback: bool
 ) -> HeadFinder | None:
     """Return the newest incarnation that has a manifest, of those that were announced later."""
-    numbers = {number for number in _recorded(store, names) if number > names.incarnation}
+    numbers = {
+        number for number in _recorded_incarnations(store, names) if number > names.incarnation
+    }
     if successor is not None:
         numbers.add(successor.incarnation)
     for number in sorted(numbers, reverse=True):
@@ -425,7 +427,7 @@ def refuse_renamed(namespace: Namespace, manifest: Manifest) -> None:
 
 
 def without_manifest(store: Store, namespace: Namespace) -> ReefError:
-    """Return the error for the newest incarnation of a name, if no manifest of it is left."""
+    """Return the error for a name whose newest incarnation has lost all manifests."""
     name = namespace.name
     for folder in (namespace.wal, namespace.segments):
         if next(iter(store.list(folder)), None) is not None:
@@ -436,11 +438,11 @@ def without_manifest(store: Store, namespace: Namespace) -> ReefError:
                 offset=0,
             )
     if namespace.incarnation > 1:
-        return _uncompleted(namespace)
+        return _incomplete_creation_error(namespace)
     return NotFoundError(f"there is no namespace {name} in {store.url}", namespace=name)
 
 
-def _uncompleted(namespace: Namespace) -> NotFoundError:
+def _incomplete_creation_error(namespace: Namespace) -> NotFoundError:
     """Return the error for a name whose re-creation was announced, and has no manifest yet."""
     name = namespace.name
     return NotFoundError(
@@ -451,7 +453,7 @@ def _uncompleted(namespace: Namespace) -> NotFoundError:
     )
 
 
-def _explained(error: CorruptionError) -> CorruptionError:
+def _damaged_head_error(error: CorruptionError) -> CorruptionError:
     return CorruptionError(
         f"the newest manifest is damaged: {error.message}",
         hint="Run `reef repair`: it publishes an intact one after it",

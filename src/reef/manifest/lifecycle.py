@@ -66,7 +66,7 @@ def drop(manifest: Manifest, epoch: int, dropped: Dropped) -> Manifest | None:
     return msgspec.structs.replace(manifest, state=NamespaceState.DROPPED, dropped=dropped)
 
 
-def take_back(manifest: Manifest, job: str, dropped: Dropped) -> Manifest | None:
+def drop_if_unused(manifest: Manifest, job: str, dropped: Dropped) -> Manifest | None:
     """Drop a namespace that was created for a failed job; None if it was used since."""
     if manifest.dropped is not None or manifest.made_for != job:
         return None
@@ -207,7 +207,7 @@ def first_manifest(successor: Successor) -> Manifest:
 
 
 def forget_predecessor(manifest: Manifest, incarnation: int) -> Manifest | None:
-    """Remove an earlier incarnation of which a sweep has deleted all objects that it can."""
+    """Remove an earlier incarnation whose objects have been swept."""
     if incarnation not in manifest.predecessors:
         return None
     left = tuple(number for number in manifest.predecessors if number != incarnation)

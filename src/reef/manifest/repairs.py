@@ -68,11 +68,9 @@ def apply_repairs(manifest: Manifest, repairs: Repairs) -> Manifest | None:
         manifest,
         segments=tuple(segments),
         sums=manifest.sums and sums.compacted(manifest, sums.total(old), sums.total(new)),
-        skipped_lsns=_joined(manifest.skipped_lsns, repairs.skipped_lsns),
-        skipped_generations=_joined(manifest.skipped_generations, repairs.skipped_generations),
-        ingests_without_begin=_joined(
-            manifest.ingests_without_begin, repairs.ingests_without_begin
-        ),
+        skipped_lsns=_union(manifest.skipped_lsns, repairs.skipped_lsns),
+        skipped_generations=_union(manifest.skipped_generations, repairs.skipped_generations),
+        ingests_without_begin=_union(manifest.ingests_without_begin, repairs.ingests_without_begin),
         snapshots=tuple(s for s in manifest.snapshots if s.id not in repairs.snapshots),
         cursors={name: entry for name, entry in cursors.items() if entry is not None},
         branches={b: repairs.branches.get(b, pin) for b, pin in manifest.branches.items()},
@@ -123,7 +121,7 @@ def restart_after(base: Manifest, restart: Restart, write_id: str, now_ms: int) 
         max_parallel_writes=max(base.max_parallel_writes, restart.max_parallel_writes),
         schemas=(*base.schemas, *(grown[number] for number in sorted(grown))),
         wal_id_last_seen=max(base.wal_id_last_seen, restart.last_lsn),
-        skipped_generations=_joined(
+        skipped_generations=_union(
             base.skipped_generations, range(base.generation + 1, generation)
         ),
     )
@@ -198,7 +196,7 @@ def _with_state(manifest: Manifest, rebuilt: Manifest) -> Manifest:
         stream_lineages=lineages,
         open_jobs=rebuilt.open_jobs,
         below_floor=rebuilt.below_floor,
-        skipped_lsns=_joined(manifest.skipped_lsns, frozenset(rebuilt.skipped_lsns)),
+        skipped_lsns=_union(manifest.skipped_lsns, frozenset(rebuilt.skipped_lsns)),
         dropped_lsn=max(manifest.dropped_lsn, rebuilt.dropped_lsn),
         dropped_expired_ms=max(manifest.dropped_expired_ms, rebuilt.dropped_expired_ms),
         sums=None,
@@ -221,5 +219,5 @@ def merged_window(
     return tuple(below[-manifest.dedup_keys_max :])
 
 
-def _joined(one: tuple[int, ...], other: "frozenset[int] | range") -> tuple[int, ...]:
+def _union(one: tuple[int, ...], other: "frozenset[int] | range") -> tuple[int, ...]:
     return tuple(sorted({*one, *other}))

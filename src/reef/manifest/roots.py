@@ -146,7 +146,7 @@ class Needs:
         self.is_unknown, self.wal_floor = True, 0
 
     def add_log(self, manifest: Manifest) -> None:
-        """Add a generation of which only the log is read."""
+        """Add a generation whose log is read, but not its segments."""
         self.wal_floor = min(self.wal_floor, manifest.wal_floor)
 
     def add_ingest(self, header: WalHeader) -> None:
@@ -179,7 +179,7 @@ class GenerationLease(LeaseRecord, frozen=True, kw_only=True):
     where: str = ""
     """The machine and process that hold it, for people."""
     last_lsn: int | None = None
-    """Of a narrow lease, the last LSN that it pins; None in a wide one."""
+    """Last LSN that a narrow lease pins; None in a wide one."""
 
 
 UNREADABLE = GenerationLease(id="", owner="", ttl_ms=UNREADABLE_TTL_MS, generation=0, wal_floor=0)

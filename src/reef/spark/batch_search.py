@@ -38,7 +38,7 @@ class SearchTask:
     results: tuple[str, ...]
     """The columns of the result behind those of the query and the rank."""
     schema: str
-    """Of the rows that it yields, as Spark's JSON."""
+    """Schema of the rows that it yields, as Spark's JSON."""
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield for each query its columns, a rank from 1 on, and the columns of the result."""

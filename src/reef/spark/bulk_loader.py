@@ -31,17 +31,16 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from reef.engine.handles.batch import check_idempotency_key, check_live_wins
 from reef.engine.handles.database import Database
+from reef.engine.rows.batch import check_idempotency_key, check_live_wins
 from reef.errors import ErrorKind, InternalError, InvalidInputError, ReefError
 from reef.jobs.ingest.job import BulkJob, find_commit
 from reef.paths import Namespace
 from reef.runtime import ConditionVariable, Runtime
-from reef.spark.key_ranges import by_ranges, numbered
 from reef.spark.load_check import Check, Preflight, check_load, check_numbers, raise_problems
 from reef.spark.options import SORT_BYTES, TableLocation, check_duplicates, check_replacing
 from reef.spark.session import from_message, larger_batches, to_message
-from reef.spark.staging import PartPlan, StagedPart, stage_part
+from reef.spark.staging import PartPlan, StagedPart, by_ranges, numbered, stage_part
 from reef.stores import Store
 from reef.types import KeyRange, Receipt
 

@@ -32,15 +32,15 @@ from reef.engine.history.change_rows import (
     merged_row,
     range_changes,
     segment_changes,
+    state_before,
 )
 from reef.engine.history.changes import LogFollower
-from reef.engine.history.late_rows import state_before
 from reef.engine.log.log import Log
 from reef.engine.log.tail import ingested_segments
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.segments import SegmentStore
 from reef.engine.read.view import View, range_tombstones_of
-from reef.engine.rows.output import to_row
+from reef.engine.rows.convert import to_row
 from reef.errors import ErrorKind, NotFoundError, UnavailableError
 from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.schema import Schema
@@ -70,7 +70,7 @@ OWN = st.StructType(
     ]
 )
 CACHE_BYTES = 64 << 20
-"""Of blocks, for the rows before a task's first change."""
+"""Cached blocks, for the rows before a task's first change."""
 RESTARTS_MAX = 10
 EXPIRED_HINT = "Load the DataFrame again, or raise leaseSeconds"
 
@@ -144,7 +144,7 @@ class IngestPiece:
     header: WalHeader
     seq: int
     tombstones: tuple[RangeTombstone, ...] = ()
-    """Of the whole ingest: they come before all its rows."""
+    """Range deletes of the whole ingest: they come before all its rows."""
     entry: SegmentEntry | None = None
     pages: range = range(0)
 
@@ -241,18 +241,18 @@ def _start(history: History, head: Manifest, after_lsn: int | None) -> Manifest:
 
 
 @dataclass(frozen=True, slots=True)
-class LogEntry:
+class FeedEntry:
     """An object of the log that applies."""
 
     lsn: int
     write_id: str
     rows: int
-    """Of a load, without the ranges that it deletes."""
+    """Rows of a load, without the ranges that it deletes."""
     size: int
     ingest: WalHeader | None = None
 
     @classmethod
-    def of(cls, applied: WalObject) -> "LogEntry":
+    def of(cls, applied: WalObject) -> "FeedEntry":
         """Return the facts of an object, without its rows."""
         header = applied.header
         if header.kind is WalKind.INGEST and header.job is not None:
@@ -270,16 +270,16 @@ def _parts(
     split_bytes: int,
     runtime: Runtime,
 ) -> Iterator[ChangePart]:
-    def parts_of_ingest(entry: LogEntry) -> Iterator[ChangePart]:
+    def parts_of_ingest(entry: FeedEntry) -> Iterator[ChangePart]:
         return IngestLayout.of(entry, follower.schema, segments, runtime).parts(split_bytes)
 
-    return parts_of(_applied(follower, last_lsn), split_bytes, parts_of_ingest)
+    return parts_of(_applied_entries(follower, last_lsn), split_bytes, parts_of_ingest)
 
 
 def parts_of(
-    entries: Iterable[LogEntry],
+    entries: Iterable[FeedEntry],
     split_bytes: int,
-    parts_of_ingest: Callable[[LogEntry], Iterable[ChangePart]],
+    parts_of_ingest: Callable[[FeedEntry], Iterable[ChangePart]],
 ) -> Iterator[ChangePart]:
     """Yield the parts of consecutive objects: runs of batches, and pieces of loads."""
     run: list[tuple[int, str]] = []
@@ -297,14 +297,14 @@ def parts_of(
         yield ChangePart(run)
 
 
-def _applied(follower: LogFollower, last_lsn: int) -> Iterator[LogEntry]:
+def _applied_entries(follower: LogFollower, last_lsn: int) -> Iterator[FeedEntry]:
     while steps := follower.more():
         for step in steps:
             if step.lsn > last_lsn:
                 return
             if step.applied is not None:
                 follower.schema_for(step)
-                yield LogEntry.of(step.applied)
+                yield FeedEntry.of(step.applied)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +321,7 @@ class IngestLayout:
 
     @classmethod
     def of(
-        cls, entry: LogEntry, schema: Schema, segments: SegmentStore, runtime: Runtime
+        cls, entry: FeedEntry, schema: Schema, segments: SegmentStore, runtime: Runtime
     ) -> "IngestLayout":
         """Read the block indexes of a load's segments."""
         if entry.ingest is None:

@@ -22,7 +22,6 @@ from reef.engine.handles.database import Database
 from reef.errors import ErrorKind, InvalidInputError
 from reef.formats.wal_object import KEY_BYTES_MAX
 from reef.paths import Namespace
-from reef.spark.key_ranges import KeySample, column_of, numbered
 from reef.spark.options import SORT_BYTES, TableLocation
 from reef.spark.rows import RowsPlan
 from reef.spark.session import (
@@ -33,12 +32,13 @@ from reef.spark.session import (
     to_message,
 )
 from reef.spark.sink import Target, find_target
+from reef.spark.staging import KeySample, column_of, numbered
 from reef.spark.types import OP
 
 SAMPLE_ROWS = 1000
-"""Of each partition."""
+"""Sampled rows of each partition."""
 SAMPLE_BYTES = 4 << 20
-"""Of each partition: a sample of large values ends here."""
+"""Sampled bytes of each partition: a sample of large values ends here."""
 PROBLEMS_MAX = 20
 PARTITION_BYTES_MIN = 16 << 20
 """Smaller partitions are not worth a task each."""

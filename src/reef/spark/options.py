@@ -39,9 +39,9 @@ from typing import TYPE_CHECKING, Any
 
 from reef import stores
 from reef.config import IngestSettings
-from reef.engine.handles.batch import check_idempotency_key, check_live_wins
 from reef.engine.history.as_of import AsOf, ReadTarget, read_target
 from reef.engine.history.snapshots import resolve_snapshot
+from reef.engine.rows.batch import check_idempotency_key, check_live_wins
 from reef.errors import ErrorKind, InvalidInputError
 from reef.formats.operators import NAMES
 from reef.manifest.head import HeadFinder, locate

@@ -38,7 +38,7 @@ from reef.formats.segment import Lineage
 from reef.formats.segment_writer import SegmentWriter
 from reef.jobs.ingest.job import BulkJob
 from reef.spark.options import REQUEST, ReadOptions, parse_vectors
-from reef.spark.read_plan import Pin, take_pin
+from reef.spark.read_plan import ReadPin, take_pin
 from reef.spark.sink import arrow_columns, check_collation
 from reef.stores import Store, Wrapper
 from reef.stores.leases import SharedLease
@@ -250,7 +250,7 @@ def _schema(manifest: Manifest) -> Response:
     }
 
 
-def _segment(pin: Pin, entry: SegmentEntry) -> Response:
+def _segment(pin: ReadPin, entry: SegmentEntry) -> Response:
     key = pin.namespace.segment(entry.id, entry.home)
     return {
         "name": key,
@@ -266,7 +266,7 @@ def _segment(pin: Pin, entry: SegmentEntry) -> Response:
     }
 
 
-def _log(pin: Pin) -> Response | None:
+def _log(pin: ReadPin) -> Response | None:
     """Write the unfolded rows as a segment; None if there are none."""
     memory = pin.memory
     if memory is None:

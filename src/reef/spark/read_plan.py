@@ -44,16 +44,16 @@ from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.segment import SegmentTail
 from reef.formats.versions import Versions
 from reef.manifest.head import HeadFinder
-from reef.manifest.roots import narrowed, take_lease
+from reef.manifest.roots import GenerationLease, narrowed, take_lease
 from reef.paths import Namespace
 from reef.stores import Store
-from reef.stores.leases import SharedLease
+from reef.stores.leases import Lease, SharedLease
 from reef.types import KeyRange
 
 SHARES_MAX = 10_000
 """More tasks than this cost more than they give."""
 GROUPS_SENT_MAX = 200_000
-"""Of all segments: about 50 MB of index."""
+"""Most groups of all segments together: about 50 MB of index."""
 ROWS_WEIGHED = 100
 """Rows in memory count together, so many at a time."""
 
@@ -61,7 +61,7 @@ Weight = tuple[bytes, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SharePart:
     """The groups of one segment that a read needs, with their sizes."""
 
     entry: SegmentEntry
@@ -109,7 +109,7 @@ def piece_of(
     span: KeyRange,
     projection: Projection,
     needless: Iterable[int],
-) -> Piece:
+) -> SharePart:
     """Return the groups of a segment to read; `needless` ones are left out."""
     index = tail.index
     kept = np.zeros(len(index), bool)
@@ -126,7 +126,7 @@ def piece_of(
     for number, lengths in index.column_blocks.items():
         if projection.numbers is None or number in projection.numbers:
             sizes += lengths
-    return Piece(
+    return SharePart(
         entry,
         tail,
         groups,
@@ -136,7 +136,7 @@ def piece_of(
     )
 
 
-def weights_of(pieces: Iterable[Piece], memory: Versions | None) -> list[Weight]:
+def weights_of(pieces: Iterable[SharePart], memory: Versions | None) -> list[Weight]:
     """Return the first keys of groups, and of rows in memory, with their sizes."""
     weights = [
         weight
@@ -178,7 +178,7 @@ def ranges_between(span: KeyRange, keys: Sequence[bytes]) -> list[KeyRange]:
 def share_of(
     span: KeyRange,
     manifest: Manifest,
-    pieces: Sequence[Piece],
+    pieces: Sequence[SharePart],
     memory: MemtableCut | None,
     *,
     ingested: Iterable[SegmentEntry],
@@ -223,7 +223,7 @@ _memtables: dict[str, Memtable] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Pin:
+class ReadPin:
     """A leased snapshot of a namespace. Picklable."""
 
     store: Store
@@ -243,7 +243,7 @@ def take_pin(
     lease_s: float,
     *,
     sent_bytes_max: int = SENT_BYTES_MAX,
-) -> Pin:
+) -> ReadPin:
     """Pin the state to read; NotFoundError(kind=collected) if it is gone already."""
     namespace, dropped = heads.names, heads.found.manifest.successor is not None
     segments = SegmentStore(store, namespace, ByteCache(0))
@@ -255,29 +255,26 @@ def take_pin(
             continue
         view = tail.view()
         memory = view.memtable.cut() if tail.bytes <= sent_bytes_max else None
-        return Pin(store, namespace, slim(tail.manifest), view.last_lsn, memory, lease)
+        return ReadPin(store, namespace, slim(tail.manifest), view.last_lsn, memory, lease)
     raise UnavailableError(f"{namespace.name} is swept faster than it can be pinned")
 
 
 def _pin_once(
     history: History, store: Store, namespace: Namespace, target: ReadTarget, lease_s: float
 ) -> tuple[SharedLease, Tail]:
-    point = history.find(history.head(), target)
     owner = f"spark-{store.runtime.process_id()}"
-    lease = take_lease(store, namespace, point.manifest, owner=owner, ttl_s=lease_s)
-    try:
-        head = history.head()  # again, now that the lease is there (H22)
-        if target == ReadTarget():
-            point = PointInTime(head)
-        history.check(head, point)
-        tail = history.replay(point, head)
+
+    def take(manifest: Manifest) -> Lease[GenerationLease]:
+        return take_lease(store, namespace, manifest, owner=owner, ttl_s=lease_s)
+
+    def narrow(point: PointInTime, tail: Tail, lease: Lease[GenerationLease]) -> None:
         lease.narrow(**narrowed(tail.manifest, tail.view().last_lsn))  # H74; held until here: H67
-        return SharedLease(store, namespace, lease.record.id, lease_s, hint=EXPIRED_HINT), tail
+
+    try:
+        lease, tail = history.open_leased(target, take, narrow)
     except ConflictError as error:
         raise ConcurrentSweep(error.message) from error
-    except BaseException:
-        lease.release()
-        raise
+    return SharedLease(store, namespace, lease.record.id, lease_s, hint=EXPIRED_HINT), tail
 
 
 def slim(manifest: Manifest) -> Manifest:
@@ -296,14 +293,14 @@ def slim(manifest: Manifest) -> Manifest:
     )
 
 
-def memory_of(pin: Pin, span: KeyRange) -> MemtableCut:
+def memory_of(pin: ReadPin, span: KeyRange) -> MemtableCut:
     """Return the rows of the log in a range."""
     if pin.memory is None:
         raise ValueError("the log of this pin is replayed by the tasks")
     return pin.memory.within(span)
 
 
-def replayed(pin: Pin) -> MemtableCut:
+def replayed(pin: ReadPin) -> MemtableCut:
     """Read the log of a pin here, once; return its rows."""
     memtable = _memtables.get(pin.lease.id)
     if memtable is None:
@@ -313,7 +310,7 @@ def replayed(pin: Pin) -> MemtableCut:
     return memtable.cut()
 
 
-def _replay(pin: Pin) -> Memtable:
+def _replay(pin: ReadPin) -> Memtable:
     """Replay the log; the lease is verified afterwards, so no object was replaced meanwhile."""
     manifest = HeadFinder(pin.store, pin.namespace).load(pin.manifest.generation)
     history = History(

@@ -35,14 +35,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reef.engine.read.scan import Cursor, merged
-from reef.engine.rows.convert import kind_of, may_fit
+from reef.engine.rows.convert import EXPIRES_AT, kind_of, may_fit, unknown_column
 from reef.engine.rows.input import fit_column, fit_keys, to_ops
 from reef.engine.rows.merges import merge_rows_ops, operator_of
-from reef.engine.rows.output import EXPIRES_AT, unknown_column
 from reef.errors import ErrorKind, InternalError, InvalidInputError
 from reef.formats.operators import type_problem
-from reef.formats.schema import Field, Schema, normal_type
-from reef.formats.type_names import type_name
+from reef.formats.schema import Field, Schema, normal_type, type_name
 from reef.formats.versions import KeysInOrder, Versions, concat_versions
 from reef.formats.wal_object import JobSegment, OpKind, Ops
 from reef.jobs.ingest.job import staged_rows
@@ -286,7 +284,7 @@ def sorted_places(keys: pa.Array) -> Places:
     common = _common_length(keys)
     numbers = _numbers(keys, common)
     places = np.argsort(numbers, kind="stable").astype(np.int64)
-    alike = _alike(numbers[places])
+    alike = _find_repeats(numbers[places])
     if alike.any():
         # Equal numbers are adjacent: sorting by whole keys permutes them within their positions.
         spots = np.flatnonzero(alike)
@@ -322,7 +320,7 @@ def _numbers(keys: pa.Array, skipped: int) -> npt.NDArray[np.uint64]:
     return numbers
 
 
-def _alike(ordered: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+def _find_repeats(ordered: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
     """Return which of the sorted numbers are equal to a neighbour."""
     same = ordered[1:] == ordered[:-1]
     alike = np.zeros(len(ordered), bool)
@@ -347,7 +345,7 @@ class RowSorter:
     def sorted(self, pieces: Iterable[Versions]) -> Iterator[Versions]:
         """Yield all rows by key, each key once."""
         with scratch_folder() as folder:
-            runs: list[_Run] = []
+            runs: list[_SortedRun] = []
             gathered: list[Versions] = []
             size = 0
             for piece in pieces:
@@ -356,23 +354,23 @@ class RowSorter:
                 size += bytes_of(piece)
                 if size >= self.sort_bytes:
                     path = os.path.join(folder, f"{len(runs)}.arrow")
-                    runs.append(_Run.write(path, self._deduplicated(gathered)))
+                    runs.append(_SortedRun.write(path, self._deduplicated(gathered)))
                     gathered, size = [], 0
             self.spilled = len(runs)
             last = self._deduplicated(gathered) if gathered else None
             yield from self._merged(runs, last)
 
-    def _merged(self, runs: "list[_Run]", last: Versions | None) -> Iterator[Versions]:
+    def _merged(self, runs: "list[_SortedRun]", last: Versions | None) -> Iterator[Versions]:
         if not runs:
             if last is not None:
-                yield self._bare(last)
+                yield self._drop_order_column(last)
             return
-        yield from self.merge([*runs, *([_Run([last])] if last is not None else [])])
+        yield from self.merge([*runs, *([_SortedRun([last])] if last is not None else [])])
 
     def merge(self, runs: Sequence[Cursor]) -> Iterator[Versions]:
         """Yield the rows of sorted runs by key, each key once."""
         for parts in merged(list(runs), reverse=False):
-            yield self._bare(self._deduplicated(parts))
+            yield self._drop_order_column(self._deduplicated(parts))
 
     def _deduplicated(self, parts: list[Versions]) -> Versions:
         """Return rows by key, each key once."""
@@ -390,8 +388,8 @@ class RowSorter:
         self.duplicates += int(same.sum())
         return _highest(rows, same, self.plan.order.number)
 
-    def _bare(self, rows: Versions) -> Versions:
-        """Return rows without the order column; InvalidInputError if a tie is left."""
+    def _drop_order_column(self, rows: Versions) -> Versions:
+        """Return rows without the order column; InvalidInputError on an unresolved tie."""
         if self.plan.order is None or self.keeps_order:
             return rows
         undecided = np.flatnonzero(rows.seqs == UNDECIDED)
@@ -449,7 +447,7 @@ def bytes_of(rows: Versions) -> int:
 # --- runs -----------------------------------------------------------------------------
 
 
-class _Run(Cursor):
+class _SortedRun(Cursor):
     """Sorted rows, in memory or in a local file, read piece by piece."""
 
     def __init__(self, pieces: Iterable[Versions]) -> None:
@@ -457,7 +455,7 @@ class _Run(Cursor):
         self._pieces = iter(pieces)
 
     @classmethod
-    def write(cls, path: str, rows: Versions) -> "_Run":
+    def write(cls, path: str, rows: Versions) -> "_SortedRun":
         table = to_table(rows)
         with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
             writer.write_table(table, max_chunksize=RUN_ROWS)

@@ -30,9 +30,9 @@ from pyspark.sql import types as st
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from reef.engine.handles.batch import check_live_wins
 from reef.engine.handles.database import Database
-from reef.engine.rows.output import EXPIRES_AT
+from reef.engine.rows.batch import check_live_wins
+from reef.engine.rows.convert import EXPIRES_AT
 from reef.errors import ErrorKind, InternalError, InvalidInputError, NotFoundError
 from reef.formats.schema import Schema
 from reef.jobs.ingest.append import Unchanged

@@ -42,9 +42,9 @@ from reef.runtime import Future
 from reef.spark.options import REQUEST, ChangeOptions, ReadOptions
 from reef.spark.read_plan import (
     GROUPS_SENT_MAX,
-    Piece,
-    Pin,
+    ReadPin,
     Share,
+    SharePart,
     cut,
     memory_of,
     piece_of,
@@ -69,8 +69,7 @@ from reef.types import KeyRange
 
 if TYPE_CHECKING:
     from reef.spark.sink import ReefWriter
-    from reef.spark.stream_apply import ReefChangeWriter
-    from reef.spark.stream_sink import ReefStreamWriter
+    from reef.spark.stream_sink import ReefChangeWriter, ReefStreamWriter
     from reef.spark.stream_source import ReefStreamReader
 
 
@@ -144,7 +143,7 @@ BATCH_BYTES_MAX = 16 << 20
 class Reading:
     """The part of a read that all tasks share. Picklable."""
 
-    pin: Pin
+    pin: ReadPin
     projection: Projection
     range: KeyRange
     target: pa.Schema
@@ -215,7 +214,7 @@ def shares_of(reading: Reading, memory: MemtableCut) -> Iterator[Share]:
         )
 
 
-def pieces_of(reading: Reading, memory: MemtableCut) -> list[Piece]:
+def pieces_of(reading: Reading, memory: MemtableCut) -> list[SharePart]:
     """Read the block indexes in parallel; return the groups to read of each segment."""
     store = reading.pin.store
     segments = SegmentStore(store, reading.pin.namespace, ByteCache(0))
@@ -260,7 +259,7 @@ def _batches(reading: Reading, scan: Scan) -> Iterator[pa.RecordBatch]:
             yield batch
 
 
-def _protected(pin: Pin, scan: Scan) -> Iterator[Versions]:
+def _protected(pin: ReadPin, scan: Scan) -> Iterator[Versions]:
     """Yield the rows of a scan while the lease is valid."""
     try:
         for rows in scan:
@@ -284,13 +283,13 @@ def _of_good_size(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
         rows += len(batch)
         size += batch.nbytes
         if rows >= BATCH_ROWS or size >= BATCH_BYTES_MAX:
-            yield _joined(waiting)
+            yield _concat_batches(waiting)
             waiting, rows, size = [], 0, 0
     if waiting:
-        yield _joined(waiting)
+        yield _concat_batches(waiting)
 
 
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _concat_batches(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
@@ -299,7 +298,7 @@ class ReefSource(DataSource):
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
-        self._pin: Pin | None = None
+        self._pin: ReadPin | None = None
         self._planning: Counts = {}
 
     @classmethod
@@ -377,7 +376,7 @@ class ReefSource(DataSource):
         """Return the writer of one micro-batch."""
         given = StreamSinkOptions.of(self.options)
         if given.apply_changes:
-            from reef.spark.stream_apply import ReefChangeWriter
+            from reef.spark.stream_sink import ReefChangeWriter
 
             return ReefChangeWriter(given, schema, overwrite)
         from reef.spark.stream_sink import ReefStreamWriter
@@ -385,7 +384,7 @@ class ReefSource(DataSource):
         return ReefStreamWriter(given, schema, overwrite)
 
     @contextmanager
-    def _pinned(self, options: ReadOptions) -> Iterator[Pin]:
+    def _pinned(self, options: ReadOptions) -> Iterator[ReadPin]:
         """Pin a snapshot once; release its lease if the read is refused."""
         if self._pin is None:
             store = options.location.open()

@@ -31,7 +31,6 @@ from pyspark.cloudpickle import dumps
 
 from reef.errors import ErrorKind, InvalidInputError
 from reef.jobs.fold.shuffle import Shuffle
-from reef.spark.key_ranges import range_of
 from reef.spark.session import (
     Counts,
     TaskOutcome,
@@ -44,6 +43,7 @@ from reef.spark.session import (
     stores_of,
     with_counts,
 )
+from reef.spark.staging import range_of
 from reef.telemetry import RequestKind, RequestMeter
 
 Batches = Iterator[pa.RecordBatch]

@@ -53,7 +53,7 @@ from reef.engine.history.snapshots import resolve_snapshot
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.scan import Projection
 from reef.engine.read.segments import SegmentStore
-from reef.engine.rows.output import EXPIRES_AT
+from reef.engine.rows.convert import EXPIRES_AT
 from reef.errors import ErrorKind, InvalidInputError, NotFoundError, ReefError, UnavailableError
 from reef.formats.manifest import Manifest
 from reef.manifest.roots import narrowed, take_lease
@@ -65,8 +65,8 @@ from reef.spark.change_feed import (
     OWN,
     ChangePart,
     Feed,
+    FeedEntry,
     IngestLayout,
-    LogEntry,
     arrow_target,
     parts_of,
     read_part,
@@ -101,7 +101,7 @@ NONE = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class StreamPosition:
     """How far a stream was read."""
 
     lsn: int | None = None
@@ -113,12 +113,12 @@ class Position:
     key: bytes | None = None
     """Its rows were read up to here; None: all of them, or there is none."""
     after: int | None = None
-    """Of the first micro-batch of changes: where it begins."""
+    """Where the first micro-batch of changes begins."""
     cursor: str | None = None
 
     @classmethod
-    def of(cls, offset: Mapping[str, Any]) -> "Position":
-        """Parse an offset; InvalidInputError if it is none of ours."""
+    def of(cls, offset: Mapping[str, Any]) -> "StreamPosition":
+        """Parse an offset; InvalidInputError if another source wrote it."""
         if "starting" in offset:
             return cls()
         known = {"lsn", "row", "snapshot", "key", "after", "cursor"}
@@ -145,12 +145,12 @@ class Position:
 
     @property
     def in_rows(self) -> bool:
-        """Whether rows of the snapshot are left."""
+        """Whether the snapshot has more rows."""
         return self.key is not None
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BatchLimits:
     """How much a micro-batch may have."""
 
     rows: float = NONE
@@ -190,7 +190,7 @@ class FollowedLog:
 
     def __init__(self, follower: LogFollower, after_lsn: int) -> None:
         self._follower = follower
-        self._entries: deque[LogEntry] = deque()
+        self._entries: deque[FeedEntry] = deque()
         self.first, self.last = after_lsn, after_lsn
         """The facts of the slots in (first, last] are known."""
 
@@ -200,7 +200,7 @@ class FollowedLog:
         for step in steps:
             if step.applied is not None:
                 self._follower.schema_for(step)
-                self._entries.append(LogEntry.of(step.applied))
+                self._entries.append(FeedEntry.of(step.applied))
             self.last = step.lsn
         return bool(steps)
 
@@ -208,7 +208,7 @@ class FollowedLog:
         """Return whether there is more: two requests, no listing."""
         return self._follower.probe()
 
-    def after(self, lsn: int, last: float = NONE) -> Iterator[LogEntry]:
+    def after(self, lsn: int, last: float = NONE) -> Iterator[FeedEntry]:
         """Yield the objects in (lsn, last] that apply; reads on as far as necessary."""
         place = 0
         while True:
@@ -250,7 +250,7 @@ class SnapshotRows:
         self._keys = [key for key, _, _ in groups]
         self._ends = np.cumsum([(rows, size) for _, rows, size in groups] or [(0, 0)], axis=0)
 
-    def end(self, start: bytes, limits: Limits) -> bytes | None:
+    def end(self, start: bytes, limits: BatchLimits) -> bytes | None:
         """Return the key where the next micro-batch ends; None if that is the last one."""
         first = bisect_left(self._keys, start) if start else 0
         before = self._ends[first - 1] if first else np.zeros(2)
@@ -300,7 +300,7 @@ class ChangeStream:
         history = self._history()
         return history.end_of_log(history.head())
 
-    def begin(self) -> Position:
+    def begin(self) -> StreamPosition:
         """Return where the stream begins; registers its cursor, and takes a snapshot for `all`."""
         name, value = self._options.start
         self.cursor = cursor = self._options.cursor or _new_name(self._store.runtime)
@@ -308,14 +308,14 @@ class ChangeStream:
             position = self._begin_with_rows(cursor)
         elif name == "startingGeneration":
             found = self._history().find(self._head(), ReadTarget(generation=int(value)))
-            position = Position(found.last_lsn, after=found.last_lsn, cursor=cursor)
+            position = StreamPosition(found.last_lsn, after=found.last_lsn, cursor=cursor)
         else:
             lsn = int(value) if name == "startingLsn" else self.end_of_log()
-            position = Position(lsn, after=lsn, cursor=cursor)
+            position = StreamPosition(lsn, after=lsn, cursor=cursor)
         self._register(position)
         return position
 
-    def _begin_with_rows(self, cursor: str) -> Position:
+    def _begin_with_rows(self, cursor: str) -> StreamPosition:
         name, value = self._options.start
         if name == "starting":
             ttl_s = self._options.snapshot_s
@@ -325,9 +325,9 @@ class ChangeStream:
             _, entry = resolve_snapshot(self._store, self._names.name, value)
             snapshot_id, generation = entry.id, entry.generation
         point = self._history().find(self._head(), ReadTarget(generation=generation))
-        return Position(point.last_lsn, snapshot=snapshot_id, key=b"", cursor=cursor)
+        return StreamPosition(point.last_lsn, snapshot=snapshot_id, key=b"", cursor=cursor)
 
-    def advance(self, at: Position, limits: Limits) -> Position:
+    def advance(self, at: StreamPosition, limits: BatchLimits) -> StreamPosition:
         """Return the end of the next micro-batch; the position itself if there is nothing new."""
         self.cursor = at.cursor or self.cursor
         if at.lsn is None:
@@ -338,10 +338,10 @@ class ChangeStream:
                 return self._advance_changes(at, limits)
         if at.in_rows:
             return replace(at, key=self._snapshot_rows(at).end(at.key or b"", limits))
-        end = self._advance_changes(Position(at.lsn, at.row, cursor=at.cursor), limits)
+        end = self._advance_changes(StreamPosition(at.lsn, at.row, cursor=at.cursor), limits)
         return at if (end.lsn, end.row) == (at.lsn, at.row) else end
 
-    def _advance_changes(self, at: Position, limits: Limits) -> Position:
+    def _advance_changes(self, at: StreamPosition, limits: BatchLimits) -> StreamPosition:
         lsn = at.lsn or 0
         until = NONE if self.until is None else self.until
         log = self._followed(lsn)
@@ -351,13 +351,13 @@ class ChangeStream:
         for entry in log.after(lsn, until):
             if entry.rows > left.rows or entry.size > left.size:
                 return self._cut(at, entry, first, left, is_first)
-            left = Limits(left.rows - entry.rows, left.size - entry.size)
+            left = BatchLimits(left.rows - entry.rows, left.size - entry.size)
             first, is_first = 0, False
         return replace(at, lsn=int(min(log.last, until)), row=0)
 
     def _cut(
-        self, at: Position, entry: LogEntry, first: int, left: Limits, is_first: bool
-    ) -> Position:
+        self, at: StreamPosition, entry: FeedEntry, first: int, left: BatchLimits, is_first: bool
+    ) -> StreamPosition:
         """Return the end before or within an object that exceeds the limit.
 
         A micro-batch has at least one object, or one page of a load.
@@ -383,7 +383,7 @@ class ChangeStream:
         return log.probe() and log.extend()
 
     # --- partitions ---------------------------------------------------------------
-    def partitions(self, start: Position, end: Position) -> Sequence[InputPartition]:
+    def partitions(self, start: StreamPosition, end: StreamPosition) -> Sequence[InputPartition]:
         """Return the parts of a micro-batch, which may be a replay."""
         self.cursor = end.cursor or start.cursor or self.cursor
         if end.snapshot and (start.lsn is None or start.in_rows):
@@ -394,12 +394,12 @@ class ChangeStream:
             return []
         return self._change_partitions(first, end)
 
-    def _change_partitions(self, start: Position, end: Position) -> list[StreamPart]:
+    def _change_partitions(self, start: StreamPosition, end: StreamPosition) -> list[StreamPart]:
         first, last = start.lsn or 0, end.lsn or 0
         log = self._followed(first)
         entries = [*log.after(first, last + (end.row > 0))]
 
-        def parts_of_ingest(entry: LogEntry) -> Iterator[ChangePart]:
+        def parts_of_ingest(entry: FeedEntry) -> Iterator[ChangePart]:
             begin = start.row if entry.lsn == first + 1 else 0
             stop = end.row if entry.lsn == last + 1 else None
             return self._layout(entry).parts(self._options.split_bytes, begin, stop)
@@ -439,7 +439,7 @@ class ChangeStream:
         raise UnavailableError(f"{self._names.name} is swept faster than it can be pinned")
 
     # --- the end of a micro-batch -------------------------------------------------
-    def commit(self, end: Position, *, now: bool = False) -> None:
+    def commit(self, end: StreamPosition, *, now: bool = False) -> None:
         """Note that everything up to a position was processed."""
         if end.lsn is None:
             return
@@ -460,14 +460,14 @@ class ChangeStream:
             )  # fmt: skip
             self._moved = self._store.runtime.stopwatch()
 
-    def abandon(self, position: Position) -> None:
+    def abandon(self, position: StreamPosition) -> None:
         """Undo `begin` for a stream that has processed nothing."""
         if position.cursor is not None and self._options.cursor is None:
             self._db.drop_cursor(self._names.name, position.cursor)
         if position.snapshot:
             self._release_snapshot(position)
 
-    def _register(self, position: Position) -> None:
+    def _register(self, position: StreamPosition) -> None:
         if position.cursor is None or position.lsn is None:
             return
         with suppress(ConcurrentSweep):
@@ -476,7 +476,7 @@ class ChangeStream:
                 segments=self._segments, publisher=self._publisher,
             )  # fmt: skip
 
-    def _keep_snapshot(self, end: Position) -> None:
+    def _keep_snapshot(self, end: StreamPosition) -> None:
         """Extend the snapshot of `all`, when half of its time has passed."""
         if self._options.start[0] != "starting":
             return
@@ -488,7 +488,7 @@ class ChangeStream:
                     snapshot.extend(self._options.snapshot_s)
             self._extended = self._store.runtime.stopwatch()
 
-    def _release_snapshot(self, end: Position) -> None:
+    def _release_snapshot(self, end: StreamPosition) -> None:
         """Release the snapshot of `all`; one that the user has named stays."""
         if self._rows is not None:
             with suppress(ReefError):
@@ -531,11 +531,11 @@ class ChangeStream:
                 return history.heads.load(entry.generation)
         return None
 
-    def _layout(self, entry: LogEntry) -> IngestLayout:
+    def _layout(self, entry: FeedEntry) -> IngestLayout:
         schema = self._head().schema
         return IngestLayout.of(entry, schema, self._segments, self._store.runtime)
 
-    def _snapshot_rows(self, at: Position) -> SnapshotRows:
+    def _snapshot_rows(self, at: StreamPosition) -> SnapshotRows:
         """Return the rows of a position's snapshot, pinned by a lease too, which tasks check."""
         if self._rows is not None:
             with suppress(ReefError):
@@ -566,10 +566,10 @@ def _new_name(runtime: Runtime) -> str:
 
 
 CACHE_BYTES = 64 << 20
-"""Of block indexes, on the driver."""
+"""Cached block indexes, on the driver."""
 
 
-def _may_lose(entry: LogEntry) -> bool:
+def _may_lose(entry: FeedEntry) -> bool:
     """Whether rows of a load may have been beaten before they became visible."""
     job = None if entry.ingest is None else entry.ingest.job
     return job is not None and job.live_wins
@@ -585,7 +585,7 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
-def _explained(method: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+def _explain_collected(method: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Raise the error of a collected position with advice for a stream (H44)."""
 
     @error_boundary
@@ -622,10 +622,10 @@ class ReefStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = given
         self._target = arrow_target(schema)
         self._stream: ChangeStream | None = None
-        self._last: Position | None = None
+        self._last: StreamPosition | None = None
         """The last position that Spark has passed or was given."""
-        self._begun: Position | None = None
-        self._committed: Position | None = None
+        self._begun: StreamPosition | None = None
+        self._committed: StreamPosition | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (self._options, self._target)
@@ -638,38 +638,38 @@ class ReefStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return where the stream begins: resolved with the first micro-batch."""
-        self._last = Position()
+        self._last = StreamPosition()
         name, value = self._options.start
         return {"starting": f"{name}={value}"}
 
-    @_explained
+    @_explain_collected
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: dict[str, Any] | None = None, limit: "ReadLimit | None" = None
     ) -> dict[str, Any]:
         """Return the end of the next micro-batch; Spark 4.1 passes no arguments."""
-        at = self._last if start is None else Position.of(start)
+        at = self._last if start is None else StreamPosition.of(start)
         if at is None:  # resumed on Spark 4.1: the next offset is read by `partitions`
-            end = Position(self._changes.end_of_log(), cursor=self._options.cursor)
+            end = StreamPosition(self._changes.end_of_log(), cursor=self._options.cursor)
         else:
-            limits = Limits() if start is None and at.lsn is None else self._limits(limit)
+            limits = BatchLimits() if start is None and at.lsn is None else self._limits(limit)
             end = self._changes.advance(at, limits)
             if at.lsn is None:
                 self._begun = end
         self._last = end
-        same = start is not None and end == Position.of(start)
+        same = start is not None and end == StreamPosition.of(start)
         return start if same and start is not None else end.to_dict()
 
-    def _limits(self, limit: "ReadLimit | None") -> Limits:
+    def _limits(self, limit: "ReadLimit | None") -> BatchLimits:
         rows, size = self._options.rows_max or NONE, float(self._options.bytes_max)
         if limit is None:
-            return Limits(rows, size)
+            return BatchLimits(rows, size)
         if isinstance(limit, ReadAllAvailable):
-            return Limits()
+            return BatchLimits()
         if isinstance(limit, ReadMaxRows):
             rows = min(rows, limit.max_rows)
         if isinstance(limit, ReadMaxBytes):
             size = min(size, limit.max_bytes)
-        return Limits(rows, size)
+        return BatchLimits(rows, size)
 
     def getDefaultReadLimit(self) -> "ReadLimit":  # noqa: N802 - Spark's name
         """Return the limit of a micro-batch, by the options."""
@@ -677,20 +677,20 @@ class ReefStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxRows(self._options.rows_max)
         return ReadMaxBytes(self._options.bytes_max)
 
-    @_explained
+    @_explain_collected
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """End the query where the log ends now."""
         self._changes.until = self._changes.end_of_log()
 
-    @_explained
+    @_explain_collected
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         """Return the end of the log, which the progress of the query shows."""
         return {"lsn": self._changes.end_of_log()}
 
-    @_explained
+    @_explain_collected
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the parts of a micro-batch."""
-        first, last = Position.of(start), Position.of(end)
+        first, last = StreamPosition.of(start), StreamPosition.of(end)
         self._last = last
         return self._changes.partitions(first, last)
 
@@ -711,10 +711,10 @@ class ReefStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         return in_error_boundary(read_part(feed, partition.part))
 
-    @_explained
+    @_explain_collected
     def commit(self, end: dict[str, Any]) -> None:
         """Move the cursor behind the rows that were processed."""
-        self._committed = Position.of(end)
+        self._committed = StreamPosition.of(end)
         self._changes.commit(self._committed)
 
     def stop(self) -> None:

@@ -45,13 +45,13 @@ from pyspark.accumulators import Accumulator
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as fn
 
-from reef.engine.rows.output import EXPIRES_AT, unknown_column
+from reef.engine.rows.convert import EXPIRES_AT, unknown_column
 from reef.engine.where.parser import TRUE, RawOr, parse_text, parse_tuples, raw_text
 from reef.errors import ConflictError, ErrorKind, InvalidInputError
 from reef.runtime import REAL
-from reef.spark.key_ranges import column_of, numbered
 from reef.spark.session import CATALOG, Counts, CountsSum, is_remote
 from reef.spark.source import register
+from reef.spark.staging import column_of, numbered
 
 
 class TaskMeter:

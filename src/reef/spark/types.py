@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as st
 
-from reef.engine.rows.output import EXPIRES_AT, unknown_column
+from reef.engine.rows.convert import EXPIRES_AT, unknown_column
 from reef.errors import InvalidInputError
 from reef.formats.schema import Schema
 from reef.formats.wal_object import OpKind

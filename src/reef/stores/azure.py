@@ -31,7 +31,7 @@ from reef.stores.base import Capabilities, Part, past_the_end
 from reef.stores.remote import RemoteStore
 from reef.stores.remote_http import (
     MIB,
-    Copied,
+    CopiedRange,
     HttpSender,
     RemoteOptions,
     Sent,
@@ -149,7 +149,7 @@ class _CannotCopy(Exception):
 def _steps_of(parts: Sequence[Part], part_bytes: int) -> list[Step]:
     """Return the blocks; none if nothing is to be copied. Blocks may have any size."""
     steps = plan(parts, part_bytes_min=1, part_bytes=part_bytes, copy_bytes_max=COPY_BYTES_MAX)
-    copies = any(isinstance(step, Copied) for step in steps)
+    copies = any(isinstance(step, CopiedRange) for step in steps)
     return steps if copies and len(steps) <= BLOCKS_MAX else []
 
 
@@ -179,7 +179,7 @@ class _BlockComposition:
         self._store, self._key, self._steps = store, key, steps
         self._attempt = store.runtime.ulid()
         self._http = HttpSender(store.url, store.options, store.runtime)
-        sources = {step.source for step in steps if isinstance(step, Copied)}
+        sources = {step.source for step in steps if isinstance(step, CopiedRange)}
         try:
             self._target = store.signed_url("PUT", key, SIGNED_S)
             self._readable = store.signed_url("GET", key, SIGNED_S)
@@ -211,7 +211,7 @@ class _BlockComposition:
             self._check_source(step)
             raise _CannotCopy from error  # the source is fine: the service cannot, or may not
 
-    def _check_source(self, step: Copied) -> None:
+    def _check_source(self, step: CopiedRange) -> None:
         size = self._store.head(step.source).size
         if step.end > size:
             raise past_the_end(step.source, step.end, size)
@@ -222,7 +222,7 @@ class _BlockComposition:
         found = {block.findtext("Name"): block.findtext("Size") for block in listed.iter("Block")}
         for number, step in enumerate(self._steps):
             if found.get(self._block_id(number)) != str(step.size):
-                if isinstance(step, Copied):
+                if isinstance(step, CopiedRange):
                     self._check_source(step)
                 raise _CannotCopy
 

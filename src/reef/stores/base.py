@@ -30,7 +30,7 @@ COALESCE_GAP_BYTES = 64 * 1024
 
 
 Part = bytes | tuple[str, int, int]
-"""Of an object to be composed: new bytes, or the range [start, end) of another object."""
+"""Part of an object to be composed: new bytes, or the range [start, end) of another object."""
 
 PIECE_BYTES = 8 << 20
 """Size of one read, where a store cannot compose by itself."""

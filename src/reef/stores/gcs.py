@@ -285,7 +285,7 @@ class _JoinComposition:
         wholes = [piece if isinstance(piece, _Whole) else self._uploaded(piece) for piece in pieces]
         while len(wholes) > SOURCES_MAX:
             batches = [wholes[at : at + SOURCES_MAX] for at in range(0, len(wholes), SOURCES_MAX)]
-            wholes = [self._joined(batch) for batch in batches]
+            wholes = [self._compose_batch(batch) for batch in batches]
         return self._join(key, wholes)
 
     def clean_up(self) -> None:
@@ -296,7 +296,7 @@ class _JoinComposition:
         name = self._new_name()
         return _Whole(name, None, self._store.upload(name, reading(self._store, run)))
 
-    def _joined(self, batch: Sequence[_Whole]) -> _Whole:
+    def _compose_batch(self, batch: Sequence[_Whole]) -> _Whole:
         if len(batch) == 1:
             return batch[0]
         name = self._new_name()

@@ -535,7 +535,7 @@ def find_leases(
 def _list_leases(
     store: Store, prefix: str, unreadable: R
 ) -> tuple[list[tuple[ObjectInfo, R]], bool]:
-    """Return the leases, and whether they are all.
+    """Return the leases, and whether the listing was complete.
 
     One that was listed and is gone was released, or was renewed under another id, which a later
     listing shows.

@@ -88,7 +88,7 @@ class LocalStore(Store):
         self.url = f"file://{self._root}"
         self.runtime = runtime
         self._files = files
-        self._directory = _Directory(self._root, runtime, files)
+        self._directory = _OpenDirectory(self._root, runtime, files)
         self._open_files: dict[str, tuple[File, int, object]] = {}
         """Large objects whose ranges were read, by key."""
         self._check_root()
@@ -421,7 +421,7 @@ class _Temporary:
     stat: FileStat
 
 
-class _Directory:
+class _OpenDirectory:
     """The files below one root, and the durability of their names."""
 
     def __init__(self, root: str, runtime: Runtime, files: FileSystem) -> None:
@@ -618,7 +618,7 @@ class _TemporaryFile:
     _path: str
     _file: File
 
-    def __init__(self, directory: _Directory, parts: Iterable[bytes]) -> None:
+    def __init__(self, directory: _OpenDirectory, parts: Iterable[bytes]) -> None:
         self._directory, self._parts = directory, parts
 
     def __enter__(self) -> _Temporary:

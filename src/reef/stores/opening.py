@@ -152,7 +152,7 @@ def _without_cas(url: str, cas: str | None) -> tuple[str, str | None]:
 
 def _backend(url: str, runtime: Runtime, options: dict[str, Any]) -> Store:
     scheme, rest, query = _split(url)
-    options = _joined(url, query, options)
+    options = _merge_options(url, query, options)
     if scheme in BUCKETS:
         return _open_bucket(scheme, url, rest, options, runtime)
     if scheme == "memory":
@@ -161,7 +161,7 @@ def _backend(url: str, runtime: Runtime, options: dict[str, Any]) -> Store:
         _only(scheme, options)
         return _open_directory(url, rest, runtime)
     raise InvalidInputError(
-        f"{_bare(url)!r} has the unknown scheme {scheme!r}",
+        f"{_strip_query(url)!r} has the unknown scheme {scheme!r}",
         kind=ErrorKind.INVALID_URL,
         hint=f"Reef opens {', '.join(SCHEMES)}",
     )
@@ -176,19 +176,21 @@ def _split(url: str) -> tuple[str, str, str]:
             hint=f"Reef opens {', '.join(SCHEMES)}",
         )
     if "\0" in url:
-        raise InvalidInputError(f"{_bare(url)!r} has a NUL character", kind=ErrorKind.INVALID_URL)
+        raise InvalidInputError(
+            f"{_strip_query(url)!r} has a NUL character", kind=ErrorKind.INVALID_URL
+        )
     if "://" not in url:
         return "file", os.path.expanduser(url), ""
     try:
         parts = urlsplit(url, allow_fragments=False)
     except ValueError as error:  # of brackets that hold no address
         raise InvalidInputError(
-            f"{_bare(url)!r} is not a URL: {error}", kind=ErrorKind.INVALID_URL
+            f"{_strip_query(url)!r} is not a URL: {error}", kind=ErrorKind.INVALID_URL
         ) from None
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost"):
             raise InvalidInputError(
-                f"{_bare(url)!r} names the host {parts.netloc!r}",
+                f"{_strip_query(url)!r} names the host {parts.netloc!r}",
                 kind=ErrorKind.INVALID_URL,
                 hint="A directory's URL has three slashes: file:///var/data",
             )
@@ -196,13 +198,13 @@ def _split(url: str) -> tuple[str, str, str]:
     return parts.scheme, parts.netloc + parts.path, parts.query
 
 
-def _joined(url: str, query: str, options: dict[str, Any]) -> dict[str, Any]:
+def _merge_options(url: str, query: str, options: dict[str, Any]) -> dict[str, Any]:
     terms = parse_qsl(query, keep_blank_values=True)
     names = [*(name for name, _ in terms), *options]
     for name in names:
         if names.count(name) > 1:
             raise InvalidInputError(
-                f"option {name!r} is given twice, in {_bare(url)!r} or as an argument",
+                f"option {name!r} is given twice, in {_strip_query(url)!r} or as an argument",
                 kind=ErrorKind.INVALID_OPTION,
             )
     return {**dict(terms), **options}
@@ -220,7 +222,7 @@ def _only(scheme: str, options: dict[str, Any], *known: str) -> dict[str, Any]:
     return options
 
 
-def _bare(url: str) -> str:
+def _strip_query(url: str) -> str:
     """Return a URL without its query, which may hold secrets, for messages."""
     return url.split("?", 1)[0]
 
@@ -274,13 +276,14 @@ def _open_directory(url: str, path: str, runtime: Runtime) -> Store:
         return LocalStore(path, runtime=runtime)
     except NotADirectoryError as error:
         raise InvalidInputError(
-            f"{_bare(url)} is a file, not a directory",
+            f"{_strip_query(url)} is a file, not a directory",
             kind=ErrorKind.INVALID_URL,
             hint="Name a directory; it is made if it does not exist",
         ) from error
     except OSError as error:
         raise InvalidInputError(
-            f"{_bare(url)[:200]} cannot be opened: {error.strerror}", kind=ErrorKind.INVALID_URL
+            f"{_strip_query(url)[:200]} cannot be opened: {error.strerror}",
+            kind=ErrorKind.INVALID_URL,
         ) from error
 
 
@@ -297,7 +300,7 @@ def _open_bucket(
         )
     if not bucket:
         raise InvalidInputError(
-            f"{_bare(url)!r} names no bucket",
+            f"{_strip_query(url)!r} names no bucket",
             kind=ErrorKind.INVALID_URL,
             hint=f"Write {scheme}://bucket/prefix",
         )

@@ -220,7 +220,7 @@ def translate(error: Exception, url: str, key: str) -> ReefError:
 
 
 def final_error(response: Response, url: str, key: str) -> ReefError | None:
-    """Return the error for a response that retrying cannot change; None if it may."""
+    """Return the error for a permanent response; None if a retry may succeed."""
     if response.code in BUCKET_MISSING_CODES:
         return InvalidInputError(
             f"the bucket of {url} does not exist",
@@ -393,7 +393,7 @@ def _code(body: bytes) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class CopiedRange:
     """A part that the service copies from another object."""
 
     source: str
@@ -416,7 +416,7 @@ class Sent:
         return sum(map(_size, self.pieces))
 
 
-Step = Copied | Sent
+Step = CopiedRange | Sent
 
 
 def plan(
@@ -464,7 +464,7 @@ class _Planner:
         """Cut evenly: none of the cuts is small."""
         count = -(-(end - start) // self._copy_max)
         cuts = [start + (end - start) * number // count for number in range(count + 1)]
-        self._steps += [Copied(source, *span) for span in pairwise(cuts)]
+        self._steps += [CopiedRange(source, *span) for span in pairwise(cuts)]
 
     def _send(self, part: Part) -> None:
         """Collect bytes to send, and cut them into parts of `part_bytes`."""

@@ -49,7 +49,7 @@ from reef.stores.base import Capabilities, Part, check_range, past_the_end, shor
 from reef.stores.remote import RemoteStore, abandoned
 from reef.stores.remote_http import (
     MIB,
-    Copied,
+    CopiedRange,
     RemoteOptions,
     Response,
     Sent,
@@ -480,7 +480,7 @@ def steps_of(parts: Sequence[Part], options: S3Options) -> list[Step]:
         part_bytes=options.part_bytes,
         copy_bytes_max=COPY_BYTES_MAX,
     )
-    copies = any(isinstance(step, Copied) for step in steps)
+    copies = any(isinstance(step, CopiedRange) for step in steps)
     return steps if copies and len(steps) <= PARTS_MAX else []
 
 
@@ -580,7 +580,7 @@ class _PartComposition:
             raise
         return tag
 
-    def _check_source(self, step: Copied) -> None:
+    def _check_source(self, step: CopiedRange) -> None:
         size = self._store.head(step.source).size
         if step.end > size:
             raise past_the_end(step.source, step.end, size)
@@ -592,7 +592,7 @@ class _PartComposition:
         for number, step in enumerate(self._steps, 1):
             if found.get(number) == step.size:
                 continue
-            if isinstance(step, Copied):
+            if isinstance(step, CopiedRange):
                 self._check_source(step)
             raise InvalidInputError(
                 f"part {number} of {self._key} should have {step.size} bytes, "

@@ -38,7 +38,6 @@ from typing import Any, ClassVar, TypeVar
 from reef.runtime import leaf_lock
 
 PREFIX = "reef_"
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPERATIONS = (
     *("append", "backup", "branch", "commit", "compact", "export", "fold", "get", "get_many"),
     *("import", "index", "ingest", "open_reader", "open_writer", "purge", "rebuild", "refresh"),

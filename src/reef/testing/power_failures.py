@@ -43,11 +43,11 @@ class DiskStep:
 
     kind: str
     node: int = ABSENT
-    """Of a name: the file or directory that it leads to from here on."""
+    """File or directory that a name leads to from here on."""
     folder: int = ABSENT
     name: str = ""
     offset: int = 0
-    """Of a write; of a resize, the new size."""
+    """Offset of a write; new size of a resize."""
     data: bytes = b""
     mark: Any = None
 

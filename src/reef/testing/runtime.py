@@ -39,7 +39,7 @@ class SimulatedRuntime(Runtime):
         self._boot_s = scheduler.now_s
         self.skew_s = skew_s
         self.suspended_s = 0.0
-        self._gather_pool = _Pool(self, GATHER_WORKERS_MAX, "gather")
+        self._gather_pool = _FiberPool(self, GATHER_WORKERS_MAX, "gather")
         self._gathering: set[Fiber] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -91,7 +91,7 @@ class SimulatedRuntime(Runtime):
         return _Task(self._scheduler, fiber)
 
     def pool(self, workers: int, *, name: str) -> Pool:
-        return _Pool(self, workers, name)
+        return _FiberPool(self, workers, name)
 
     def future(self) -> Future[Any]:
         return _Future(self._scheduler)
@@ -232,7 +232,7 @@ class _Future(Future[Any]):
         self._scheduler.park(timeout)
 
 
-class _Pool:
+class _FiberPool:
     """At most `workers` fibers at a time, started as work is submitted."""
 
     def __init__(self, runtime: SimulatedRuntime, workers: int, name: str) -> None:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from reef.errors import NotFoundError, ReefError, UnavailableError
 from reef.stores.base import ObjectInfo, Outcome, Store, WriteResult
 from reef.stores.memory import MemoryStore
-from reef.stores.wrappers.base import Hooked, Operation, Request, Send
+from reef.stores.wrappers.base import Hooked, Operation, Send, StoreRequest
 from reef.testing.scheduler import Owner, WaitTicket
 from reef.testing.wrappers import CONFLICTS
 
@@ -58,11 +58,11 @@ class SimulatedStore(Hooked):
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a simulated store cannot be sent to a real process")
 
-    def around(self, request: Request, send: Send) -> Any:
+    def around(self, request: StoreRequest, send: Send) -> Any:
         operation, key = request.operation, request.key
         if operation is Operation.DELETE:
             for key in request.keys:  # a real bucket may fail between two deletes of one request
-                one = Request(operation, key, keys=[key])
+                one = StoreRequest(operation, key, keys=[key])
                 self._write(operation, key, partial(send, one))
             return None
         if operation is Operation.UPLOAD:
@@ -74,7 +74,7 @@ class SimulatedStore(Hooked):
             return self._write(operation, key, effect)
         return self._call(operation, key, effect)
 
-    def around_list(self, request: Request, send: Send) -> Iterator[ObjectInfo]:
+    def around_list(self, request: StoreRequest, send: Send) -> Iterator[ObjectInfo]:
         """Each page is a call: the bucket may change between two of them."""
         while True:
             page = self._call(request.operation, request.key, partial(self._page, request, send))
@@ -83,7 +83,7 @@ class SimulatedStore(Hooked):
                 return
             request = request.after(page[-1].key)
 
-    def _page(self, request: Request, send: Send) -> Sequence[ObjectInfo]:
+    def _page(self, request: StoreRequest, send: Send) -> Sequence[ObjectInfo]:
         return list(islice(send(request), self.capabilities.list_page))
 
     def _call(self, method: str, key: str, effect: Callable[[], T]) -> T:

@@ -22,7 +22,7 @@ from reef.runtime import REAL, Runtime, leaf_lock
 from reef.stores import with_policies
 from reef.stores.base import ObjectInfo, Outcome, Store, Tagged, WriteResult
 from reef.stores.opening import open_backend
-from reef.stores.wrappers.base import Hooked, Operation, Request, Send
+from reef.stores.wrappers.base import Hooked, Operation, Send, StoreRequest
 
 CALLS_MAX = 100_000
 NORMAL = NormalDist()
@@ -132,7 +132,7 @@ class Faults(Hooked):
     def __reduce__(self) -> tuple[Any, ...]:
         return Faults, (self.inner, self.rules)
 
-    def around(self, request: Request, send: Send) -> Any:
+    def around(self, request: StoreRequest, send: Send) -> Any:
         """A conditional write that fails is a lost race or unknown; other calls raise."""
         rule = self._strike(request)
         if rule is None:
@@ -151,11 +151,11 @@ class Faults(Hooked):
             return WriteResult(Outcome.UNKNOWN, cause=_failure(rule.fault, request))
         raise _failure(rule.fault, request)
 
-    def around_list(self, request: Request, send: Send) -> Iterator[ObjectInfo]:
+    def around_list(self, request: StoreRequest, send: Send) -> Iterator[ObjectInfo]:
         infos: Iterator[ObjectInfo] = self.around(request, send)
         return infos
 
-    def _strike(self, request: Request) -> Rule | None:
+    def _strike(self, request: StoreRequest) -> Rule | None:
         method, keys = request.operation.value, request.keys or [request.key]
         with self._lock:
             for rule in self.rules:
@@ -184,7 +184,7 @@ def _damaged(fault: Fault, body: bytes) -> bytes:
     return bytes([body[0] ^ 0x01]) + body[1:] if body else body
 
 
-def _failure(fault: Fault, request: Request) -> UnavailableError:
+def _failure(fault: Fault, request: StoreRequest) -> UnavailableError:
     kind = ErrorKind.THROTTLED if fault in THROTTLED else ErrorKind.UNAVAILABLE
     message = f"injected {fault} on {request.operation} {request.key}"
     return UnavailableError(message, kind=kind, object=request.key)
@@ -241,7 +241,7 @@ class Latency(Hooked):
     def handles(self, operation: Operation) -> bool:
         return operation not in (Operation.NOW, Operation.ABORT_STALE)
 
-    def around(self, request: Request, send: Send) -> Any:
+    def around(self, request: StoreRequest, send: Send) -> Any:
         read_ms, write_ms = self.profile.read_ms, self.profile.write_ms
         match request.operation:
             case Operation.GET:
@@ -261,7 +261,7 @@ class Latency(Hooked):
                 self._wait(write_ms, len(request.body))
         return send(request)
 
-    def around_list(self, request: Request, send: Send) -> Iterator[ObjectInfo]:
+    def around_list(self, request: StoreRequest, send: Send) -> Iterator[ObjectInfo]:
         self._wait(self.profile.list_ms)
         for position, info in enumerate(send(request)):
             if position and position % self.capabilities.list_page == 0:
@@ -301,7 +301,7 @@ class Recorder(Hooked):
         super().__init__(inner)
         self.calls: deque[Call] = deque(maxlen=calls_max)
 
-    def around(self, request: Request, send: Send) -> Any:
+    def around(self, request: StoreRequest, send: Send) -> Any:
         start_s = self.runtime.monotonic_s()
         summary = "died"
         try:
@@ -316,7 +316,7 @@ class Recorder(Hooked):
             method, end_s = request.operation.value, self.runtime.monotonic_s()
             self.calls.append(Call(method, key, summary, start_s, end_s))
 
-    def around_list(self, request: Request, send: Send) -> Iterator[ObjectInfo]:
+    def around_list(self, request: StoreRequest, send: Send) -> Iterator[ObjectInfo]:
         """Drain the listing: it is one call."""
         return iter(self.around(request, lambda request: list(send(request))))
 

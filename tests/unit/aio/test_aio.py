@@ -404,9 +404,9 @@ def test_no_room_does_not_hold_up_the_loop():
                     for n in range(50):
                         await users.put(f"k{n}", bytes(100))
 
-                with pytest.raises(reef.UnavailableError, match="no room"):
+                with pytest.raises(reef.UnavailableError, match="write queue is full"):
                     await asyncio.wait_for(fill(), 120)
-                with pytest.raises(reef.UnavailableError, match="no room"):
+                with pytest.raises(reef.UnavailableError, match="write queue is full"):
                     await users.put("more", b"v")
                 assert waited
                 assert threading.get_ident() not in waited

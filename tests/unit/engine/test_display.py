@@ -9,7 +9,7 @@ import pytest
 import reef
 import reef.aio
 from reef import stores
-from reef.engine.stats import columns_line, html_table, human_bytes, human_count
+from reef.engine.display import columns_line, html_table, human_bytes, human_count
 from reef.jobs import fold
 from reef.telemetry import RequestMeter
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from reef.errors import CorruptionError, InvalidInputError
 from reef.formats.columns import ColumnSet, decode_columns, encode_columns
-from reef.formats.type_names import arrow_type, type_name
+from reef.formats.schema import arrow_type, type_name
 from tests.support.strategies import TYPES, arrays, same
 
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from reef import kernel
 from reef.engine.read.merge import newest_versions, sorted_places
-from reef.engine.rows.output import python_list
+from reef.engine.rows.convert import python_list
 from reef.errors import CorruptionError
 from reef.files import OS
 from reef.formats.block import BlockKind, Codec, Packer, decode_block, encode_block

@@ -24,7 +24,7 @@ from reef.formats.manifest import (
     Origin,
     Recent,
     SegmentEntry,
-    Snapshot,
+    SnapshotEntry,
     decode_manifest,
     decode_outline,
     encode_manifest,
@@ -67,7 +67,7 @@ def sample(segments=2, snapshots=1):
         wal_id_last_seen=120,
         segments=tuple(entry(chance, number) for number in range(segments)),
         snapshots=tuple(
-            Snapshot(REAL.ulid(), n, f"snapshot-{n}", 1_800_000_100_000 + n)
+            SnapshotEntry(REAL.ulid(), n, f"snapshot-{n}", 1_800_000_100_000 + n)
             for n in range(snapshots)
         ),
         dedup=(DedupEntry("job-7/3", "d1", 99, 0, 2, 3, "01V", 1_799_999_999_000),),

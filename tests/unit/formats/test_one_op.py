@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reef.engine.handles.batch import Batch, encode_batch
+from reef.engine.rows.batch import Batch, encode_batch
 from reef.formats.schema import DEFAULT_SCHEMA, Schema
 from reef.formats.wal_object import OneOp, Ops, concat_ops, decode_ops, encode_ops
 

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reef.errors import ErrorKind, InvalidInputError
-from reef.formats.stemming import stem
 from reef.formats.tokenize import (
     QUERY_TERMS_MAX,
     TERM_BYTES_MAX,
@@ -18,6 +17,7 @@ from reef.formats.tokenize import (
     TextOptions,
     split,
     split_text,
+    stem,
 )
 
 STEMS = """caresses caress|ponies poni|ties ti|caress caress|cats cat|feed feed|agreed agre

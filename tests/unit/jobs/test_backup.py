@@ -27,11 +27,11 @@ from reef.jobs import (
     verify,
     verify_backup,
 )
+from reef.jobs.backup import copying, job
 from reef.jobs.backup import job as backup_job
 from reef.jobs.backup import restore as backup_restore
-from reef.jobs.backup import shipping
 from reef.jobs.backup.archive import identify_bucket
-from reef.manifest import restoring
+from reef.manifest import branching
 from reef.manifest.publish import Publisher
 from reef.paths import Namespace
 from reef.stores.memory import MemoryStore
@@ -201,7 +201,7 @@ def test_a_log_that_was_collected_leaves_a_gap(db, target, other):
 
 def test_pieces_are_bounded(db, target, other, monkeypatch):
     """A long log is stored in pieces, and restored in stretches, each of bounded size."""
-    monkeypatch.setattr(shipping, "PIECE_SLOTS", 3)
+    monkeypatch.setattr(copying, "PIECE_SLOTS", 3)
     lsn = put(db, {f"k{n}": b"%d" % n for n in range(20)})
     report = backup(db, NAME, target)
     assert report.pieces == -(-report.log_objects // 3)
@@ -211,7 +211,7 @@ def test_pieces_are_bounded(db, target, other, monkeypatch):
 
 def test_a_lost_lease_ends_a_backup(db, target, monkeypatch):
     """A slot may have been collected and filled again: nothing read since is stored (H67)."""
-    read = shipping.LogShipper._read
+    read = copying.LogShipper._read
 
     def reaping(self, lsn):
         db.store.delete_many(keys(db.store, f"namespaces/{NAME}/leases/"))
@@ -219,7 +219,7 @@ def test_a_lost_lease_ends_a_backup(db, target, monkeypatch):
             self.check.__self__._held.heartbeat()
         return read(self, lsn)
 
-    monkeypatch.setattr(shipping.LogShipper, "_read", reaping)
+    monkeypatch.setattr(copying.LogShipper, "_read", reaping)
     with pytest.raises(ConflictError):
         backup(db, NAME, target)
     assert keys(target, "backups/") == []
@@ -229,14 +229,14 @@ def test_a_lost_lease_ends_a_backup(db, target, monkeypatch):
 def test_a_backup_holds_a_lease_and_releases_it(db, target, monkeypatch):
     """Wide while it follows the head; of an old state it holds exactly that (H74)."""
     leases = f"namespaces/{NAME}/leases/"
-    seal = backup_job._Run.seal
+    seal = job._BackupRun.seal
     seen = []
 
     def watching(self, *args, **options):
         seen.extend(msgspec.json.decode(db.store.get(key)) for key in keys(db.store, leases))
         seal(self, *args, **options)
 
-    monkeypatch.setattr(backup_job._Run, "seal", watching)
+    monkeypatch.setattr(job._BackupRun, "seal", watching)
     backup(db, NAME, target)
     last = put(db, {"a": b"later"})
     backup(db, NAME, target, as_of={"lsn": last - 1})
@@ -492,7 +492,7 @@ def test_positions_of_the_source_mean_nothing_here(db, target, other):
     last = backup(db, NAME, target).last_lsn
     lost = put(db, {"lost": b"row"})
     (done,) = restore(target, other, NAME).namespaces
-    assert done.first_lsn == last + 1 + restoring.RESTORED_LSNS
+    assert done.first_lsn == last + 1 + branching.RESTORED_LSNS
     put(other, {"new": b"row"})
     reader = other.reader(NAME)
     for lsn in (1, last, lost):
@@ -558,7 +558,7 @@ def test_H71_a_local_log_of_the_lost_bucket(target):
 
 def test_a_rebuild_of_a_restored_namespace(db, target, other, monkeypatch):
     """Without its manifests it has the same rows: LSNs that were left out are not lost (H49)."""
-    for module in (restoring, backup_restore):  # without the segment that covers them, a rebuild
+    for module in (branching, backup_restore):  # without the segment that covers them, a rebuild
         monkeypatch.setattr(module, "RESTORED_LSNS", 1000)  # would list them one by one
     backup(db, NAME, target)
     restore(target, other, NAME)
@@ -672,14 +672,14 @@ def test_a_restore_that_wrote_damage_is_noticed(db, target, other, monkeypatch):
 
 def test_leftovers_are_reported_and_used(db, target, monkeypatch):
     """A backup that died leaves orphans; the next one does not send them again."""
-    put_object = backup_job._Run.put
+    put_object = job._BackupRun.put
 
     def dying(self, key, body):
         if key.startswith("backups/"):
             raise KeyboardInterrupt
         put_object(self, key, body)
 
-    monkeypatch.setattr(backup_job._Run, "put", dying)
+    monkeypatch.setattr(job._BackupRun, "put", dying)
     with pytest.raises(KeyboardInterrupt):
         backup(db, NAME, target)
     found = verify_backup(target)

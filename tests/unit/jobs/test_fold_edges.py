@@ -4,14 +4,14 @@ import pyarrow as pa
 import pytest
 
 import reef
-from reef.engine.handles.batch import encode_batch
 from reef.engine.log.log import Log
+from reef.engine.rows.batch import encode_batch
 from reef.errors import ConflictError, NotFoundError
 from reef.formats.manifest import StreamPoint
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.wal_object import BatchHeader, WalHeader, WalKind, WalObject
 from reef.jobs import fold, rebuild
-from reef.jobs.fold.job import _gone
+from reef.jobs.fold.job import _missing_object_error
 from reef.manifest import edits
 from reef.manifest.publish import Publisher
 from reef.paths import Namespace
@@ -90,7 +90,9 @@ def test_a_fold_that_was_overtaken_is_no_damage():
     old = head_of(db)
     put_object(db, 1, reef.Batch().put("a", b"1"))
     fold(db, NAME)
-    error = _gone(Publisher(db.store, NAMES), old, NotFoundError("LSN 1 is gone"), None)
+    error = _missing_object_error(
+        Publisher(db.store, NAMES), old, NotFoundError("LSN 1 is gone"), None
+    )
     assert isinstance(error, ConflictError)
 
 

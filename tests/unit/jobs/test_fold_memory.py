@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 import reef
 from reef.config import BackgroundSettings
-from reef.engine.handles.batch import encode_batch
+from reef.engine.rows.batch import encode_batch
 from reef.engine.rows.input import to_ops
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.wal_object import OpKind, WalHeader, WalKind
 from reef.jobs import fold
 from reef.jobs.background import Background
-from reef.jobs.ingest.streams import StreamAppender
+from reef.jobs.ingest.append import StreamAppender
 from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
 from reef.stores.memory import MemoryStore

@@ -17,8 +17,8 @@ from reef.formats.segment import decode_tail
 from reef.jobs import backup, build_indexes, compact, fold, ingest, rebuild, restore, verify
 from reef.jobs.background import Background
 from reef.jobs.verify.chain import ProblemKind
+from reef.manifest.edits import set_centroids
 from reef.manifest.head import HeadFinder, locate
-from reef.manifest.indexes import set_centroids
 from reef.paths import Namespace
 from reef.stores.memory import MemoryStore
 from tests.support.search import clustered, table_of

@@ -170,13 +170,13 @@ def test_a_namespace_that_another_process_uses_stays(db, tmp_path, use):
 def test_a_namespace_used_just_before_the_publish_stays(db, tmp_path, monkeypatch, use):
     """They come between the load's last check and its publish, which decides."""
     job = load(db)
-    take_back = Namespaces.take_back
+    drop_if_unused = Namespaces.drop_if_unused
 
     def too_late(self, *args):
         use(reef.open(str(tmp_path)))
-        take_back(self, *args)
+        drop_if_unused(self, *args)
 
-    monkeypatch.setattr(Namespaces, "take_back", too_late)
+    monkeypatch.setattr(Namespaces, "drop_if_unused", too_late)
     job.abort()
     assert db.namespaces() == [NAME]
 
@@ -188,7 +188,7 @@ def test_a_load_with_an_unknown_outcome_leaves_it(db, monkeypatch):
         raise reef.UnavailableError("no response")
 
     job = load(db)
-    monkeypatch.setattr(Namespaces, "take_back", unavailable)
+    monkeypatch.setattr(Namespaces, "drop_if_unused", unavailable)
     job.abort()
     assert db.namespaces() == [NAME]
 
@@ -218,13 +218,13 @@ def test_a_load_that_is_interrupted_as_it_begins_takes_it_back():
 def test_a_concurrent_drop_is_recorded_in_the_registry(db, tmp_path, monkeypatch):
     """Nothing is left to remove; no change stays open that others would have to resolve."""
     job = load(db)
-    take_back = Namespaces.take_back
+    drop_if_unused = Namespaces.drop_if_unused
 
     def too_late(self, *args):
         reef.open(str(tmp_path)).drop(NAME)
-        take_back(self, *args)
+        drop_if_unused(self, *args)
 
-    monkeypatch.setattr(Namespaces, "take_back", too_late)
+    monkeypatch.setattr(Namespaces, "drop_if_unused", too_late)
     job.abort()
     entry = db._registry.catalog.get_latest(f"namespace/{NAME}")
     assert entry == {"state": "dropped", "changes": {}}
@@ -251,7 +251,7 @@ def test_the_edit_refuses_a_namespace_that_is_not_its_own():
     """Of another load, of none, and one that was folded."""
     mine = new_namespace(SCHEMA, made_for="me")
     dropped = Dropped(at_ms=1, end_lsn=3, below=("begin", "abort"))
-    assert lifecycle.take_back(mine, "me", dropped).dropped == dropped
-    assert lifecycle.take_back(mine, "you", dropped) is None
-    assert lifecycle.take_back(new_namespace(SCHEMA), "me", dropped) is None
-    assert lifecycle.take_back(mine, "me", Dropped(at_ms=1, end_lsn=1, below=())) is None
+    assert lifecycle.drop_if_unused(mine, "me", dropped).dropped == dropped
+    assert lifecycle.drop_if_unused(mine, "you", dropped) is None
+    assert lifecycle.drop_if_unused(new_namespace(SCHEMA), "me", dropped) is None
+    assert lifecycle.drop_if_unused(mine, "me", Dropped(at_ms=1, end_lsn=1, below=())) is None

@@ -12,8 +12,8 @@ from reef.engine.log.log import Log
 from reef.formats.wal_object import Ops
 from reef.jobs import compact, fold, ingest, purge, rebuild, sweep, verify
 from reef.jobs.compact.merge import read_tail
+from reef.jobs.ingest.append import StreamAppender
 from reef.jobs.ingest.job import BulkJob
-from reef.jobs.ingest.streams import StreamAppender
 from reef.manifest.head import locate
 from reef.stores import Wrapper
 from reef.stores.wrappers.base import Hooked

@@ -8,9 +8,9 @@ import reef
 from reef.errors import ConflictError, CorruptionError, InvalidInputError, NotFoundError
 from reef.formats.covers import Cover, clipped, overlap, tidied, without
 from reef.formats.schema import DEFAULT_SCHEMA, Schema
-from reef.formats.segment import Footer, Place, covers_of
+from reef.formats.segment import BlockRange, Footer, covers_of
 from reef.jobs import fold, rebuild
-from reef.jobs.rebuild.choice import Candidate, choose
+from reef.jobs.evidence.gather import SegmentCandidate, choose
 from reef.manifest.edits import new_namespace
 from reef.manifest.publish import Publisher
 from tests.support.rebuild import (
@@ -52,7 +52,7 @@ def test_covers_are_clipped_to_keys():
 
 def test_neighbours_of_an_ingest_do_not_overlap():
     """Where a range tombstone of one ends, the next one begins."""
-    place = Place(16, 8)
+    place = BlockRange(16, 8)
     footer = Footer(1, DEFAULT_SCHEMA, 0, 1, 0, b"a", b"c", 0, 0, "0" * 32, "w", 0, place, place)
     (alone,) = covers_of(footer, 7)
     (with_range,) = covers_of(msgspec.structs.replace(footer, range_tombstones=place), 7)
@@ -72,7 +72,7 @@ def chosen(*candidates, log=NO_LOG):
 
 def piece(name, generation, *covers, unit=None, **given):
     """Return a candidate."""
-    return Candidate(name, generation, covers, unit=unit or name, **given)
+    return SegmentCandidate(name, generation, covers, unit=unit or name, **given)
 
 
 FOLDS = (
@@ -144,7 +144,7 @@ def test_lost_lsns_are_reported():
 
 def test_segments_without_covers_go_by_their_ancestors():
     """As written by a release that did not know them."""
-    merge = Candidate("ab", 4, (), frozenset({"a", "b"}), "ab")
+    merge = SegmentCandidate("ab", 4, (), frozenset({"a", "b"}), "ab")
     assert chosen(*FOLDS, merge) == ({"ab", "c"}, ())
 
 

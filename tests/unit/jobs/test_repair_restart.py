@@ -8,14 +8,14 @@ import pytest
 
 import reef
 from reef.engine.context import NamespaceContext
-from reef.engine.handles.batch import encode_batch
+from reef.engine.rows.batch import encode_batch
 from reef.errors import ConflictError
-from reef.formats.manifest import Condemned, Dropped, Snapshot
+from reef.formats.manifest import Condemned, Dropped, SnapshotEntry
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.segment import EMPTY
 from reef.formats.wal_object import BatchHeader, Job, WalKind
 from reef.jobs import repair
-from reef.jobs.rebuild.evidence import Evidence, FoundSegment
+from reef.jobs.evidence.gather import Evidence, FoundSegment
 from reef.jobs.repair import log as repair_log
 from reef.jobs.repair.head import _not_condemned, restart_of
 from reef.jobs.repair.plan import SalvagePlanner
@@ -217,7 +217,7 @@ def test_an_earlier_life_is_forgotten_when_nothing_is_left(left):
     dropped = Dropped(0, 1, (), is_cleared=True)
     head = msgspec.structs.replace(world.head(), dropped=dropped, condemned=())
     if left == "snapshots":
-        kept = Snapshot(id="s", generation=1)
+        kept = SnapshotEntry(id="s", generation=1)
         head = msgspec.structs.replace(head, snapshots=(kept,))
     if left != "segments":
         for info in list(world.bucket.list(world.names.segments)):

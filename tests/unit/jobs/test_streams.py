@@ -11,9 +11,8 @@ from reef.formats import wal_object
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.wal_object import Job, OpKind, WalKind, WalObject, encode_ops
 from reef.jobs import fold, rebuild, verify
-from reef.jobs.ingest.append import Appender
+from reef.jobs.ingest.append import Appender, StreamAppender
 from reef.jobs.ingest.job import BulkJob, staged_rows
-from reef.jobs.ingest.streams import StreamAppender
 from reef.paths import Namespace
 from reef.telemetry import RequestMeter
 from tests.support.sweep_world import DAY_S, World

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 import reef
-from reef.formats.manifest import CursorEntry, Snapshot
+from reef.formats.manifest import CursorEntry, SnapshotEntry
 from reef.formats.wal_object import Job, WalKind
 from reef.jobs import fold, sweep
 from reef.manifest import edits
@@ -173,7 +173,7 @@ def test_a_pinned_generation_keeps_all_that_it_needs(world):
         writer.put("later", b"1")
         writer.put("later", b"2")
     pinned = world.head()
-    world.publish(snapshots=(Snapshot("s1", pinned.generation),))
+    world.publish(snapshots=(SnapshotEntry("s1", pinned.generation),))
     world.fold()
     world.compact()
     world.advance(DAY_S)
@@ -187,7 +187,9 @@ def test_a_pinned_generation_keeps_all_that_it_needs(world):
 
 def test_an_expired_snapshot_keeps_nothing(world):
     """By the store's clock."""
-    world.publish(snapshots=(Snapshot("s1", 2, expires_at_ms=int(world.bucket.now() * 1000) + 1),))
+    world.publish(
+        snapshots=(SnapshotEntry("s1", 2, expires_at_ms=int(world.bucket.now() * 1000) + 1),)
+    )
     assert "manifest/00000000000000000002.manifest.json" not in world.sweep_twice()
     world.advance(10)
     assert "manifest/00000000000000000002.manifest.json" in world.sweep_twice()

@@ -10,13 +10,13 @@ from reef.engine.log.tail import Missing
 from reef.formats.manifest import Condemned, CondemnedRange
 from reef.jobs import sweep
 from reef.jobs.sweep.plan import SweepMemory, peek_headers
-from reef.manifest import edits
 from reef.manifest.invariants import check_loaded
 from reef.manifest.publish import Publisher
 from reef.manifest.roots import effective_grace_ms
 from reef.stores import Wrapper
 from reef.stores.memory import MemoryStore
 from reef.testing import Recorder
+from tests.support.grace import set_grace
 from tests.support.segment_copies import copy_segment
 from tests.support.sweep_world import DAY_S, GRACE_S, NAME, USERS, folded_world
 
@@ -170,20 +170,20 @@ def test_needed_objects_are_never_in_a_condemned_range(world, rule):
 def test_H62_a_lowered_grace_waits_for_the_old_one(world):
     """H62: there are processes that still go by the longer one."""
     head = world.head()
-    lowered = edits.set_grace(head, 1000, now_ms=5_000_000)
+    lowered = set_grace(head, 1000, now_ms=5_000_000)
     assert effective_grace_ms(lowered, 5_000_000 + head.grace_ms - 1) == head.grace_ms
     assert effective_grace_ms(lowered, 5_000_000 + head.grace_ms) == 1000
-    again = edits.set_grace(lowered, 500, now_ms=5_000_001)
+    again = set_grace(lowered, 500, now_ms=5_000_001)
     assert effective_grace_ms(again, 5_000_000 + head.grace_ms) == head.grace_ms
-    raised = edits.set_grace(again, 10**7, now_ms=5_000_002)
+    raised = set_grace(again, 10**7, now_ms=5_000_002)
     assert effective_grace_ms(raised, 0) == 10**7
-    assert edits.set_grace(head, head.grace_ms, 0) is None
+    assert set_grace(head, head.grace_ms, 0) is None
 
 
 def test_H62_the_sweep_goes_by_the_grace_that_holds(world):
     """H62: a grace lowered just now deletes nothing sooner."""
     now_ms = int(world.bucket.now() * 1000)
-    Publisher(world.bucket, USERS).publish(lambda head: edits.set_grace(head, 1000, now_ms))
+    Publisher(world.bucket, USERS).publish(lambda head: set_grace(head, 1000, now_ms))
     world.sweep()
     world.advance(GRACE_S - 60)
     assert world.sweep().deleted == ()

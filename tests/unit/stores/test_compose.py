@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from reef import stores
 from reef.errors import ErrorKind, InvalidInputError, NotFoundError
 from reef.stores.memory import MemoryStore
-from reef.stores.remote_http import Copied, Sent, plan, reading
+from reef.stores.remote_http import CopiedRange, Sent, plan, reading
 from reef.stores.s3 import S3Options, S3Store, s3_client
 from reef.telemetry import RequestMeter
 from tests.support.http_proxy import Failing, Forwarding, Trouble, proxy
@@ -46,7 +46,7 @@ def test_a_plan_writes_the_requested_parts(parts):
     steps = plan(parts, part_bytes_min=5, part_bytes=8, copy_bytes_max=20)
     made = b"".join(
         store.get_range(step.source, step.start, step.end)
-        if isinstance(step, Copied)
+        if isinstance(step, CopiedRange)
         else b"".join(reading(store, step.pieces))
         for step in steps
     )
@@ -59,7 +59,7 @@ def test_no_part_but_the_last_is_small(parts):
     """A service refuses parts below its minimum; none is larger than it may be either."""
     steps = plan(parts, part_bytes_min=5, part_bytes=8, copy_bytes_max=20)
     assert all(step.size >= 5 for step in steps[:-1])
-    assert all(step.size <= (20 if isinstance(step, Copied) else 8) for step in steps)
+    assert all(step.size <= (20 if isinstance(step, CopiedRange) else 8) for step in steps)
     assert all(step.size for step in steps)
 
 
@@ -84,8 +84,8 @@ def test_the_plan_of_a_join():
     steps = plan(parts, part_bytes_min=50, part_bytes=80, copy_bytes_max=1000)
     assert steps == [
         Sent((b"header", ("a", 16, 60))),
-        Copied("a", 60, 300),
-        Copied("b", 16, 120),
+        CopiedRange("a", 60, 300),
+        CopiedRange("b", 16, 120),
         Sent((b"filter, index, footer",)),
     ]
 

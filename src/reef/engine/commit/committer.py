@@ -302,7 +302,7 @@ class Committer:
                     if self._is_admitted(pending):
                         return
                     if deadline.passed() and (tries or not self._is_refresh_due()):
-                        raise self._no_room(pending)
+                        raise self._queue_full_error(pending)
                     self._claim_refresh_or_wait(me, deadline)
                 self._refresh_if_claimed(me)
                 tries += 1
@@ -333,10 +333,10 @@ class Committer:
             self._refresher, self._refreshed = None, self.runtime.stopwatch()
             self._changed.notify_all()
 
-    def _no_room(self, pending: Pending) -> UnavailableError:
+    def _queue_full_error(self, pending: Pending) -> UnavailableError:
         name = self.namespace.name
         reason = (
-            f"{name} has no room: {self._queue.bytes} bytes are queued, "
+            f"{name}: write queue is full: {self._queue.bytes} bytes are queued, "
             f"{self.tail.bytes} wait to be folded"
         )
         if pending.in_callback:
@@ -453,7 +453,7 @@ class Committer:
         return head if head is not None and head.shows_open(self._next_lsn) else None
 
     def _refreshed_before(self, group: list[Pending]) -> tuple[list[Pending], ManifestHead | None]:
-        """Read the head and the log before a group is sent; return the batches that are left.
+        """Read the head and the log before a group is sent; return the batches that still count.
 
         The next slot may have been filled, folded and collected since it was seen open: batches
         of streams are collected as those of writers are, and their streams take no role (H52).

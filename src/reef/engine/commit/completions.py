@@ -164,7 +164,7 @@ class Completions:
         self._run_callbacks(count)
 
     def deliver_rest(self) -> None:
-        """Deliver until nothing is left; in a callback, leave that to the workers."""
+        """Deliver until the queue is empty; within a callback, leave that to the workers."""
         try:
             while len(self) and not self.in_callback:
                 self.deliver_all()

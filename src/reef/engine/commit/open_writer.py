@@ -81,7 +81,7 @@ class OpenedWriter:
     tail: Tail
     report: ReplayReport
     schema_id: int
-    """Of the schema in its fences."""
+    """Schema that its fences name."""
 
     def grown_schema(self, schema_id: int, manifest: Manifest) -> Schema | None:
         """Return the schema of a batch if it is newer than the one in the fences."""
@@ -175,13 +175,13 @@ class WriterOpening:
     def open(self) -> OpenedWriter:
         """Run all steps; FencedError if a newer writer comes in between."""
         # 1. Acquire.
-        with self._leased(self._publisher.heads.find().manifest), _hint_at_repair():
+        with self._hold_lease(self._publisher.heads.find().manifest), _hint_at_repair():
             manifest = self._raise_epoch()
             for _ in range(ROUNDS_MAX):
                 # 2. and 3. Fence, and confirm by a head that the fences are in force.
                 manifest, fences = self._fence_and_confirm(manifest)
                 # 4. Replay everything below the last fence: it cannot change any more.
-                opened = self._opened(manifest, fences)
+                opened = self._load_writer(manifest, fences)
                 # 5. Verify that nothing was collected during the replay.
                 floor, manifest = manifest.wal_floor, self._publisher.heads.find().manifest
                 if manifest.wal_floor == floor:
@@ -199,7 +199,7 @@ class WriterOpening:
         raised the epoch already.
         """
         self._passes_damage, self._skipped = True, skipped
-        with self._leased(self._publisher.heads.find().manifest):
+        with self._hold_lease(self._publisher.heads.find().manifest):
             if raised is None:
                 raised = self._raise_epoch()
             else:
@@ -209,7 +209,7 @@ class WriterOpening:
 
     # --- 1. acquire ---------------------------------------------------------------
     @contextmanager
-    def _leased(self, manifest: Manifest) -> Iterator[None]:
+    def _hold_lease(self, manifest: Manifest) -> Iterator[None]:
         """Protect the objects of a manifest from the sweep."""
         lease = take_lease(
             self._store, self._namespace, manifest, owner=self._writer_id, ttl_s=self._ttl_s
@@ -340,8 +340,8 @@ class WriterOpening:
             )
 
     # --- 4. replay ----------------------------------------------------------------
-    def _opened(self, manifest: Manifest, fences: list[int]) -> OpenedWriter:
-        with self._leased(manifest):
+    def _load_writer(self, manifest: Manifest, fences: list[int]) -> OpenedWriter:
+        with self._hold_lease(manifest):
             tail, report = self._replay(manifest, max(fences))
         for lsn in fences:
             tail.rules.check_winner(lsn, self._fence_ids[lsn])
@@ -355,7 +355,7 @@ class WriterOpening:
         try:
             verdicts = [tail.apply(slot) for slot in slots]
         except SlotGone as gone:
-            raise self._missing(gone.lsn) from gone
+            raise self._missing_object_error(gone.lsn) from gone
         report = ReplayReport(
             manifest.wal_floor,
             last,
@@ -366,7 +366,7 @@ class WriterOpening:
         )
         return tail, report
 
-    def _missing(self, lsn: int) -> ReefError:
+    def _missing_object_error(self, lsn: int) -> ReefError:
         """Separate damage from an object that a newer writer has folded and swept (H16)."""
         self._publisher.heads.forget()
         manifest = self._publisher.heads.find().manifest
@@ -473,7 +473,7 @@ def _newest_writer(
 ) -> tuple[WalHeader, float] | None:
     """Return the newest object that a writer put within the last minute, and its age."""
     log = Log(store, namespace)
-    for lsn, age_s in _young(store, namespace, head):
+    for lsn, age_s in _recent_slots(store, namespace, head):
         if lsn in head.skipped_lsns:  # skipped by a repair: it cannot be read
             continue
         wal_object = log.read(lsn)
@@ -482,9 +482,11 @@ def _newest_writer(
     return None
 
 
-def _young(store: Store, namespace: Namespace, head: Manifest) -> Iterator[tuple[int, float]]:
+def _recent_slots(
+    store: Store, namespace: Namespace, head: Manifest
+) -> Iterator[tuple[int, float]]:
     """Yield the LSNs that were filled within the last minute with their ages, newest first."""
-    dates = _dates(store, namespace, head)
+    dates = _slot_dates(store, namespace, head)
     first = next(dates, None)
     if first is None:
         return
@@ -502,7 +504,7 @@ def _young(store: Store, namespace: Namespace, head: Manifest) -> Iterator[tuple
         lsn, date_s = following
 
 
-def _dates(store: Store, namespace: Namespace, head: Manifest) -> Iterator[tuple[int, float]]:
+def _slot_dates(store: Store, namespace: Namespace, head: Manifest) -> Iterator[tuple[int, float]]:
     """Yield the filled slots with their dates, newest first: by LIST, below the floor by HEAD.
 
     Of a branch only its own: the writers of its origin have no role in it.

@@ -29,7 +29,7 @@ RESTARTS_MAX = 10
 
 def make_branch(namespaces: Namespaces, source: str, name: str, at: Any) -> Manifest:
     """Create a branch of a namespace at a point in time; return its first manifest."""
-    heads, target = _located(namespaces, source, at)
+    heads, target = _locate_source(namespaces, source, at)
     history = _history(namespaces, heads)
 
     def find(head: Manifest) -> BranchPoint:
@@ -46,7 +46,9 @@ def make_branch(namespaces: Namespaces, source: str, name: str, at: Any) -> Mani
     raise UnavailableError(f"sweeps of {source} outran {RESTARTS_MAX} attempts to branch it")
 
 
-def _located(namespaces: Namespaces, source: str, at: Any) -> tuple[HeadFinder, ReadTarget | None]:
+def _locate_source(
+    namespaces: Namespaces, source: str, at: Any
+) -> tuple[HeadFinder, ReadTarget | None]:
     """Return the incarnation to branch, and the point in time; None for its newest state."""
     if isinstance(at, Snapshot):
         heads, entry = resolve_snapshot(namespaces.store, source, at)
@@ -78,7 +80,7 @@ def take_all(db: "Database", name: str, ttl_s: float | None) -> dict[str, Snapsh
     """
     catalog, key = _catalog(db), SNAPSHOTS + name
     if catalog.get_latest(key) is not None:
-        raise _taken(name)
+        raise _name_taken_error(name)
     taken: dict[str, Snapshot] = {}
     try:
         for namespace in db.namespaces():
@@ -95,7 +97,7 @@ def take_all(db: "Database", name: str, ttl_s: float | None) -> dict[str, Snapsh
 
 def _record(session: WriteSession, key: str, record: dict[str, str]) -> None:
     if session.get(key) is not None:
-        raise _taken(key.removeprefix(SNAPSHOTS))
+        raise _name_taken_error(key.removeprefix(SNAPSHOTS))
     session.put(key, record)
 
 
@@ -116,7 +118,7 @@ def _catalog(db: "Database") -> Catalog:
     return (db._registry or Registry(db.store)).catalog
 
 
-def _taken(name: str) -> ConflictError:
+def _name_taken_error(name: str) -> ConflictError:
     return ConflictError(
         f"there is a snapshot {name!r} of the bucket already", hint="Choose another name"
     )

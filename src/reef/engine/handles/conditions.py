@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from math import isnan
 from typing import Any
 
-from reef.engine.handles.batch import encode_key
 from reef.engine.read.memtable import Entry
+from reef.engine.rows.batch import encode_key
+from reef.engine.rows.convert import to_python
 from reef.engine.rows.input import fit_column
-from reef.engine.rows.output import to_python
 from reef.errors import ConditionFailedError, InvalidInputError
 from reef.formats.schema import Schema
 

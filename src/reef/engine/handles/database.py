@@ -28,6 +28,7 @@ from reef.config import (
 from reef.engine.commit.committer import Committer
 from reef.engine.commit.open_writer import check_role_is_free, open_writer
 from reef.engine.commit.resync import Outcomes
+from reef.engine.display import html_table
 from reef.engine.handles.branches import (
     branch_job,
     differences,
@@ -35,16 +36,22 @@ from reef.engine.handles.branches import (
     make_branch,
     take_all,
 )
+from reef.engine.handles.local_writer import LocalWriter
 from reef.engine.handles.pinned import PinnedReader
 from reef.engine.handles.reader import Reader
 from reef.engine.handles.writer import Worker, Writer, background_settings
 from reef.engine.history.as_of import AsOf, ReadTarget, read_target
 from reef.engine.history.changes import ChangeCursor, check_lsn, register_cursor
 from reef.engine.history.diff import Difference
-from reef.engine.history.generations import GenerationRecord, generation_records
-from reef.engine.history.snapshots import Snapshot, list_snapshots, resolve_snapshot, take_snapshot
+from reef.engine.history.snapshots import (
+    GenerationRecord,
+    Snapshot,
+    generation_records,
+    list_snapshots,
+    resolve_snapshot,
+    take_snapshot,
+)
 from reef.engine.local.open import LocalDurability
-from reef.engine.local.writer import LocalWriter
 from reef.engine.log.tail import read_unfolded
 from reef.engine.namespaces import Namespaces, similar_name
 from reef.engine.read.caches import ByteCache
@@ -57,13 +64,7 @@ from reef.engine.search.specs import (
     resolve,
     resolve_all,
 )
-from reef.engine.stats import (
-    NamespaceInfo,
-    NamespaceStats,
-    html_table,
-    namespace_info,
-    namespace_stats,
-)
+from reef.engine.stats import NamespaceInfo, NamespaceStats, namespace_info, namespace_stats
 from reef.errors import (
     ClosedError,
     ConflictError,
@@ -76,10 +77,9 @@ from reef.files import OS, FileSystem
 from reef.formats.manifest import Manifest, NamespaceState
 from reef.formats.schema import DEFAULT_SCHEMA, Schema
 from reef.manifest.dedup import NO_STREAM, StreamClaim
-from reef.manifest.edits import drop_cursor, grow_schema
+from reef.manifest.edits import add_index as add_index_spec
+from reef.manifest.edits import drop_cursor, drop_indexes, grow_schema
 from reef.manifest.head import HeadFinder, home_of, locate
-from reef.manifest.indexes import add_index as add_index_spec
-from reef.manifest.indexes import drop_indexes
 from reef.paths import Namespace
 from reef.runtime import Executor, Runtime
 from reef.stores import Store, agree_on_cas
@@ -409,7 +409,7 @@ class Database:
 
         if local is not None:  # checks the owner of the log before anything is created
             home = home_of(self.store, namespace.name)
-            return local.open(self.store, home, settings, acquire_role)
+            return local.open(self.store, home, settings, acquire_role, LocalWriter)
         committer, outcomes = acquire_role()
         return Writer(committer.namespace, committer, outcomes, settings, self._runtime)
 

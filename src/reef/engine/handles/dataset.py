@@ -53,7 +53,7 @@ class Dataset(ds.Dataset):  # type: ignore[misc]
         self._handle = handle
         self._scan = scan
         self._where = where or Where()
-        """Of `filter`: applied by every scan."""
+        """Condition of `filter`, applied by every scan."""
 
     @property
     def schema(self) -> pa.Schema:

@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 import pyarrow as pa
 
 from reef.config import ReaderSettings
-from reef.engine.handles.readable import Readable
+from reef.engine.handles.readable import ForkAware, Readable
 from reef.engine.history.as_of import (
     AsOf,
     ConcurrentSweep,
@@ -40,7 +40,7 @@ from reef.formats.versions import Versions
 from reef.manifest.head import HeadFinder
 from reef.manifest.roots import GenerationLease, narrowed, take_lease
 from reef.paths import Namespace
-from reef.runtime import Runtime, leaf_lock
+from reef.runtime import Runtime
 from reef.stores import Store
 from reef.stores.leases import HeldLease
 from reef.stores.notify.base import Notifier, Subscription
@@ -49,7 +49,7 @@ from reef.telemetry import Metrics
 RESTARTS_MAX = 10
 
 
-class PinnedReader(Readable):
+class PinnedReader(ForkAware, Readable):
     """A reader of one point in time. Thread-safe; picklable; survives a fork."""
 
     def __init__(
@@ -77,9 +77,7 @@ class PinnedReader(Readable):
         self._segments = segments or SegmentStore(store, namespace, cache)
         self._row_cache = RowCache(settings.row_cache_bytes)
         self._closed = False
-        self._guard = leaf_lock()
-        self._turn = self._runtime.lock()
-        self._home = self._locks_home = self._runtime.process_id()
+        self._set_home()
         self._held: HeldLease[GenerationLease] | None = None
         self._tail = self._open(target, heads)
         # An open view, and its copies in other processes, outlive a drop of the namespace.
@@ -144,20 +142,10 @@ class PinnedReader(Readable):
         )
 
     def _open_once(self, history: History, target: ReadTarget) -> Tail:
-        point = history.find(history.head(), target)
-        # On the target's generation, not on the head: it protects that generation and newer ones.
-        held = self._lease(point.manifest)
-        try:
-            head = history.head()  # again, now that the lease is there (H22)
-            if target == ReadTarget():
-                point = PointInTime(head)
-            history.check(head, point)
-            tail = history.replay(point, head)
+        def check(point: PointInTime, tail: Tail, held: HeldLease[GenerationLease] | None) -> None:
             self._check_whole(history, point, held)
-        except BaseException:
-            if held is not None:
-                held.release()
-            raise
+
+        held, tail = history.open_leased(target, self._lease, check)
         self._keep(held, tail)
         return tail
 
@@ -207,19 +195,9 @@ class PinnedReader(Readable):
         if self._held is not None:
             self._held.check()
 
-    def _move_in(self) -> None:
-        """Take a lease for this process: the parent's may end at any time (H51)."""
-        process_id = self._runtime.process_id()
-        with self._guard:
-            if self._locks_home != process_id:  # a lock held during the fork has no owner here
-                self._turn, self._locks_home = self._runtime.lock(), process_id
-        with self._turn:
-            if self._home != process_id:
-                self._held = None
-                self._pin_again()
-                self._home = process_id
-
-    def _pin_again(self) -> None:
+    def _reload(self) -> None:
+        """Take a lease for this process: the parent's may end at any time."""
+        self._held = None
         history, point = self._history(), PointInTime(self._tail.manifest)
         held = self._lease(point.manifest)
         try:
@@ -228,7 +206,7 @@ class PinnedReader(Readable):
             if held is not None:
                 held.release()
             if isinstance(error, ConcurrentSweep):
-                raise self._gone(str(error)) from error
+                raise self._collected_error(str(error)) from error
             raise
         self._keep(held, self._tail)
 
@@ -245,14 +223,14 @@ class PinnedReader(Readable):
         self._check()
         history = self._history()
         if not self._pin and not history.is_kept(history.head(), self._tail.manifest):
-            raise self._gone(missing.message) from missing
+            raise self._collected_error(missing.message) from missing
         raise CorruptionError(
             f"{missing.message}, though generation {generation} needs it",
             hint="Run verify, then repair",
             **missing.context,
         ) from missing
 
-    def _gone(self, why: str) -> NotFoundError:
+    def _collected_error(self, why: str) -> NotFoundError:
         return NotFoundError(
             f"generation {self.generation} of {self.namespace} was garbage-collected: {why}",
             kind=ErrorKind.COLLECTED,

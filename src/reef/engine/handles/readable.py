@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, TypeVar, Unpack
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from reef.engine.handles.batch import check_text, encode_key, encode_keys
 from reef.engine.read.caches import MISSING, RowCache
 from reef.engine.read.memtable import Entry
 from reef.engine.read.scan import EVERYTHING, Projection
 from reef.engine.read.view import Scan, View, look_up, resume_after_sweeps
-from reef.engine.rows.output import (
+from reef.engine.rows.batch import check_text, encode_key, encode_keys
+from reef.engine.rows.convert import (
     EXPIRES_AT,
     check_columns,
     expiry_out,
@@ -33,7 +33,7 @@ from reef.engine.rows.output import (
 from reef.errors import InvalidInputError, NotFoundError, UnavailableError
 from reef.formats.schema import Schema
 from reef.formats.versions import Versions
-from reef.runtime import Runtime
+from reef.runtime import Runtime, leaf_lock
 from reef.telemetry import Metrics, operation
 from reef.types import KeyRange
 
@@ -60,6 +60,33 @@ class ScanOptions(TypedDict, total=False):
     where: Any
     reverse: bool
     limit: int | None
+
+
+class ForkAware(ABC):
+    """A handle that survives a fork: the child loads again what belongs to its parent (H51)."""
+
+    _runtime: Runtime
+
+    def _set_home(self) -> None:
+        """Note this process as the owner of locks and leases."""
+        self._guard = leaf_lock()
+        self._turn = self._runtime.lock()
+        self._home = self._locks_home = self._runtime.process_id()
+
+    def _move_in(self) -> None:
+        """Reload in a forked child: other threads of the parent may have been changing it."""
+        process_id = self._runtime.process_id()
+        with self._guard:
+            if self._locks_home != process_id:  # a lock held during the fork has no owner here
+                self._turn, self._locks_home = self._runtime.lock(), process_id
+        with self._turn:
+            if self._home != process_id:
+                self._reload()
+                self._home = process_id
+
+    @abstractmethod
+    def _reload(self) -> None:
+        """Replace everything that belongs to the parent process."""
 
 
 class Readable(ABC):
@@ -425,15 +452,15 @@ def _rebatched(batches: Iterable[pa.RecordBatch], limit: int | None) -> Iterator
         waiting.append(piece)
         count += len(piece)
         if count >= BATCH_ROWS or left == 0:
-            yield _joined(waiting)
+            yield _concat_batches(waiting)
             waiting, count = [], 0
         if left == 0:
             return
     if waiting:
-        yield _joined(waiting)
+        yield _concat_batches(waiting)
 
 
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _concat_batches(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     """Concatenate batches; a single one is returned without a copy."""
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 

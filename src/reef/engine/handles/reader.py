@@ -14,15 +14,16 @@ import logging
 from typing import Any, Self
 
 from reef.config import ReaderSettings
+from reef.engine.display import human_bytes
 from reef.engine.handles.pinned import TimeTravel
-from reef.engine.handles.readable import Readable
+from reef.engine.handles.readable import ForkAware, Readable
 from reef.engine.history.changes import check_lsn
 from reef.engine.log.log import Log, SlotGone, Verdict
 from reef.engine.log.tail import Tail
 from reef.engine.read.caches import ByteCache, RowCache
 from reef.engine.read.segments import SegmentStore
 from reef.engine.read.view import View
-from reef.engine.stats import handle_html, human_bytes, namespace_info
+from reef.engine.stats import handle_html, namespace_info
 from reef.errors import (
     ClosedError,
     CorruptionError,
@@ -35,7 +36,7 @@ from reef.formats.manifest import Manifest
 from reef.formats.wal_object import WalObject
 from reef.manifest.head import HeadFinder, ManifestHead, locate
 from reef.paths import Namespace
-from reef.runtime import Runtime, Stopwatch, leaf_lock
+from reef.runtime import Runtime, Stopwatch
 from reef.stores import Store
 from reef.stores.notify.base import Notifier, pause
 from reef.telemetry import Events, Metrics, operation
@@ -47,7 +48,7 @@ PROBES_MAX = 16
 """WAL objects that a refresh reads one by one; after that it lists the rest."""
 
 
-class Reader(TimeTravel, Readable):
+class Reader(TimeTravel, ForkAware, Readable):
     """A reader of one namespace. Thread-safe; picklable; survives a fork."""
 
     def __init__(
@@ -74,9 +75,7 @@ class Reader(TimeTravel, Readable):
         self._notify = notify
         self._bind(heads or HeadFinder(store, namespace))
         self._row_cache = RowCache(settings.row_cache_bytes)
-        self._guard = leaf_lock()
-        self._turn = self._runtime.lock()
-        self._home = self._locks_home = self._runtime.process_id()
+        self._set_home()
         self._closed = False
         self._tail = self._open(self._heads.last)
 
@@ -386,16 +385,8 @@ class Reader(TimeTravel, Readable):
         if self._home != self._runtime.process_id():
             self._move_in()
 
-    def _move_in(self) -> None:
-        """Re-open in a forked child: other threads of the parent left state half changed (H51)."""
-        process_id = self._runtime.process_id()
-        with self._guard:
-            if self._locks_home != process_id:  # a lock held during the fork has no owner here
-                self._turn, self._locks_home = self._runtime.lock(), process_id
-        with self._turn:
-            if self._home != process_id:
-                self._heads = HeadFinder(self._store, self._names)
-                self._notify = self._subscription = None  # they belong to the parent
-                self._row_cache = RowCache(self._settings.row_cache_bytes)
-                self._reopen()
-                self._home = process_id
+    def _reload(self) -> None:
+        self._heads = HeadFinder(self._store, self._names)
+        self._notify = self._subscription = None
+        self._row_cache = RowCache(self._settings.row_cache_bytes)
+        self._reopen()

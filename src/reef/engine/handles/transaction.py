@@ -26,7 +26,11 @@ from typing import Any, NoReturn, Self
 
 import pyarrow as pa
 
-from reef.engine.handles.batch import (
+from reef.engine.handles.readable import Readable
+from reef.engine.read.caches import RowCache
+from reef.engine.read.memtable import Memtable
+from reef.engine.read.view import Scan, View
+from reef.engine.rows.batch import (
     Batch,
     EncodedBatch,
     encode_batch,
@@ -34,10 +38,6 @@ from reef.engine.handles.batch import (
     encode_keys,
     encode_parts,
 )
-from reef.engine.handles.readable import Readable
-from reef.engine.read.caches import RowCache
-from reef.engine.read.memtable import Memtable
-from reef.engine.read.view import Scan, View
 from reef.engine.rows.merges import Operand
 from reef.errors import ClosedError, ConflictError, ErrorKind, InvalidInputError, NotFoundError
 from reef.formats.manifest import SegmentEntry
@@ -240,7 +240,7 @@ class Transaction(Readable):
         self._ops: list[AnyOps] = []
         """The staged operations, encoded when they were staged: these are committed."""
         self._digest = hashlib.blake2b(digest_size=12)
-        """Of the staged records, with relative expiry times: the same for every retry."""
+        """Digest of the staged records, with relative expiry times: the same for every retry."""
         self._staged = Memtable(base._view().manifest.schema, STAGED_LSN)
         self._next_lsn = STAGED_LSN
         self._done = False

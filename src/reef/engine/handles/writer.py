@@ -25,21 +25,22 @@ from reef.engine.commit.completions import new_future
 from reef.engine.commit.inflight import Pending
 from reef.engine.commit.open_writer import ReplayReport, release_role
 from reef.engine.commit.resync import Outcomes
-from reef.engine.handles.batch import (
+from reef.engine.display import human_bytes
+from reef.engine.handles.conditions import Condition, checked
+from reef.engine.handles.readable import Readable
+from reef.engine.handles.transaction import Footprints, Transaction
+from reef.engine.read.caches import RowCache
+from reef.engine.read.view import Scan, View, look_up
+from reef.engine.rows.batch import (
     Batch,
     EncodedBatch,
     as_first_sent,
     check_idempotency_key,
     encode_batch,
 )
-from reef.engine.handles.conditions import Condition, checked
-from reef.engine.handles.readable import Readable
-from reef.engine.handles.transaction import Footprints, Transaction
-from reef.engine.read.caches import RowCache
-from reef.engine.read.view import Scan, View, look_up
 from reef.engine.rows.input import fit_keys, read_columns
 from reef.engine.rows.merges import Operand
-from reef.engine.stats import handle_html, human_bytes, namespace_info
+from reef.engine.stats import handle_html, namespace_info
 from reef.errors import (
     ClosedError,
     ConflictError,

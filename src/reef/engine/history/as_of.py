@@ -15,7 +15,7 @@ that was collected raises NotFoundError(kind="collected"); it is never silently 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -30,6 +30,15 @@ from reef.manifest.roots import log_generations
 from reef.paths import Namespace, number_of
 from reef.stores import Store
 from reef.stores.base import current_time_s
+
+
+class Releasable(Protocol):
+    """A lease."""
+
+    def release(self) -> None: ...
+
+
+AnyLease = TypeVar("AnyLease", bound=Releasable | None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,6 +330,32 @@ class History:
         return int(current_time_s(self._store) * 1000)
 
     # --- replaying ----------------------------------------------------------------
+    def open_leased(
+        self,
+        target: ReadTarget,
+        take: Callable[[Manifest], AnyLease],
+        check: Callable[[PointInTime, Tail, AnyLease], None],
+    ) -> tuple[AnyLease, Tail]:
+        """Replay a point in time under a lease (protocols §6); released again if that fails.
+
+        `take` leases a generation, `check` raises if the lease was lost during the replay.
+        """
+        point = self.find(self.head(), target)
+        # On the target's generation, not on the head: it protects that generation and newer ones.
+        lease = take(point.manifest)
+        try:
+            head = self.head()  # again, now that the lease is there (H22)
+            if target == ReadTarget():
+                point = PointInTime(head)
+            self.check(head, point)
+            tail = self.replay(point, head)
+            check(point, tail, lease)
+        except BaseException:
+            if lease is not None:
+                lease.release()
+            raise
+        return lease, tail
+
     def replay(self, point: PointInTime, head: Manifest) -> Tail:
         """Replay the log of a point in time; slots that a later repair skipped are skipped.
 

@@ -29,8 +29,13 @@ from reef.engine.history.as_of import (
     earlier_incarnation,
     with_skipped,
 )
-from reef.engine.history.change_rows import Change, change_batches, change_schema, changes_of
-from reef.engine.history.late_rows import state_before
+from reef.engine.history.change_rows import (
+    Change,
+    change_batches,
+    change_schema,
+    changes_of,
+    state_before,
+)
 from reef.engine.log.log import (
     IDS_KEPT,
     READ_AT_ONCE,
@@ -40,6 +45,7 @@ from reef.engine.log.log import (
     Verdict,
     contiguous,
     replay,
+    run_replay,
 )
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.segments import SegmentStore
@@ -229,8 +235,7 @@ class LogFollower:
         """Replay the log from the floor: a load counts by its job, which may have begun there."""
         rules = LogRules(with_skipped(self.start, self._head()))
         try:
-            for _ in self._history.log.replay(rules, end):
-                pass
+            run_replay(self._history.log.replay(rules, end))
         except SlotGone as gone:
             raise collected(self._names, gone.lsn) from gone
         self._rules, self._is_partial = rules, False
@@ -441,7 +446,6 @@ def check_lsn(lsn: Any, name: str) -> int:
 
 
 NAME_LENGTH_MAX = 128
-RESTARTS_MAX = 10
 
 
 class ChangeCursor:

@@ -25,7 +25,7 @@ from reef.engine.read.memtable import MemtableCut
 from reef.engine.read.scan import Cursor, LateCursor, RowsCursor, SegmentCursor, merged
 from reef.engine.read.segments import SegmentStore
 from reef.engine.read.view import View, look_up, range_tombstones_of
-from reef.engine.rows.output import EXPIRES_AT, to_record_batch
+from reef.engine.rows.convert import EXPIRES_AT, to_record_batch
 from reef.formats.manifest import SegmentEntry
 from reef.formats.schema import Schema
 from reef.formats.versions import Versions
@@ -38,7 +38,7 @@ from reef.types import KeyRange
 KEYS_AT_ONCE = 8192
 EVERYTHING = KeyRange()
 CACHE_BYTES = 64 << 20
-"""Of the blocks of one state, in a task."""
+"""Cached blocks of one state, in a task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ def _candidates(a: Side, b: Side, bounds: KeyRange) -> Iterator[pa.Array]:
     for side, entry in own:
         found = range_tombstones_of(side.view.segments, entry)
         deleted += [KeyRange(t.start, t.end) for t in found]
-    within = [part.both(bounds) for part in _joined(deleted) if part.overlaps(bounds)]
+    within = [part.both(bounds) for part in _join_ranges(deleted) if part.overlaps(bounds)]
     cursors += _covered(a, b, within)
     return _batches(cursors)
 
@@ -229,7 +229,7 @@ def _keys_of(side: Side, entry: SegmentEntry, bounds: KeyRange) -> Cursor:
     )
 
 
-def _joined(ranges: Iterable[KeyRange]) -> list[KeyRange]:
+def _join_ranges(ranges: Iterable[KeyRange]) -> list[KeyRange]:
     """Return the union of ranges, in order and apart."""
     joined: list[KeyRange] = []
     for one in sorted(ranges, key=lambda one: one.start):

@@ -27,13 +27,13 @@ from reef.config import WriterSettings
 from reef.engine.commit.committer import Committer
 from reef.engine.commit.completions import Completion, Completions, new_future
 from reef.engine.commit.inflight import replayed_receipt
-from reef.engine.local import errors
+from reef.engine.local import stream
 from reef.engine.local.stream import (
     LocalBatch,
+    LocalPosition,
     LocalReceipt,
     LogIdentity,
     PendingUploads,
-    Position,
     encode_entry,
     point_of,
 )
@@ -238,7 +238,7 @@ class LocalBuffer:
         settings: WriterSettings,
         runtime: Runtime,
         *,
-        position: Position,
+        position: LocalPosition,
     ) -> None:
         self.log = log
         self.identity = identity
@@ -252,7 +252,7 @@ class LocalBuffer:
         self.last_index = max(log.last_index, position.uploaded)
         """The last entry on the disk."""
         self._digest = _digest_at(self.last_index, log, position.history)
-        """Of all entries up to that one."""
+        """Digest of all entries up to that one."""
         self.end_error: ReefError | None = None
         """Why no batch is accepted any more."""
         self.upload_error: ReefError | None = None
@@ -351,7 +351,7 @@ class LocalBuffer:
                     return None
                 deadline = deadline or self.runtime.deadline(self.settings.write_deadline_s)
                 if deadline.passed():
-                    raise errors.no_room(self.identity.namespace, self._why_full())
+                    raise stream.queue_full_error(self.identity.namespace, self._why_full())
                 self._await_admission(deadline)
 
     def _why_full(self) -> str:
@@ -468,12 +468,14 @@ class LocalBuffer:
         """
         with self.changed:
             for item in group:
-                unknown = errors.unknown(item.index, self.log.path, error, self._blank(item))
+                unknown = stream.unknown_outcome_error(
+                    item.index, self.log.path, error, self._blank(item)
+                )
                 self._completions.complete(
                     item, error if isinstance(error, ClosedError) else unknown
                 )
             if self.end_error is None:
-                broken = errors.broken(self.identity.namespace, error)
+                broken = stream.broken_writer_error(self.identity.namespace, error)
                 self.end_error = error if isinstance(error, ReefError) else broken
             self._free_disk()
 
@@ -511,7 +513,9 @@ class LocalBuffer:
                         raise self.upload_error.with_traceback(None)
                     if deadline.passed():
                         pending = self.backlog.pending()
-                        raise errors.late(self.identity.namespace, pending, self.log.path, seconds)
+                        raise stream.upload_timeout_error(
+                            self.identity.namespace, pending, self.log.path, seconds
+                        )
                     self.changed.wait(max(0.001, deadline.remaining_s()))
             finally:
                 self.upload_waiters -= 1

@@ -26,22 +26,22 @@ of its uploads, which may lag by a second, or by a crash; with one, the bucket, 
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from reef.config import WriterSettings
 from reef.engine.commit.committer import Committer
 from reef.engine.commit.resync import Outcomes
-from reef.engine.local import errors
+from reef.engine.local import stream
 from reef.engine.local.buffer import BufferedBatch, LocalBuffer
 from reef.engine.local.stream import (
     IDENTITY,
     UPLOADED,
     LocalBatch,
+    LocalPosition,
     LogIdentity,
     PendingUploads,
-    Position,
     decode_entry,
     find_position,
     own_log,
@@ -51,13 +51,12 @@ from reef.engine.local.stream import (
     stream_of,
 )
 from reef.engine.local.uploader import truncate
-from reef.engine.local.writer import LocalRecovery, LocalWriter
 from reef.engine.log.log import Log, LogRules
 from reef.errors import ErrorKind, FencedError, InvalidInputError, NotFoundError
 from reef.files import OS, FileSystem
 from reef.formats.manifest import Manifest, StreamPoint
 from reef.formats.wal_object import decode_ops
-from reef.locallog import LocalLog, LogEntry
+from reef.locallog import LocalLog, LogEntry, LogRecoveryReport
 from reef.locallog.frames import ENTRY_BYTES_MAX
 from reef.locallog.inspect import check_is_log, dump_entries
 from reef.locallog.metastore import read_meta_store
@@ -67,7 +66,25 @@ from reef.paths import Namespace
 from reef.runtime import REAL, Runtime
 from reef.stores import Store
 
+Handle = TypeVar("Handle")
 AcquireRole = Callable[[StreamClaim], tuple[Committer, Outcomes]]
+ENTRY_HEADER_BYTES = 8192
+"""Upper bound of an entry besides its record, with the longest idempotency key."""
+NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRecovery:
+    """The batches that an opening has loaded from a local log (H27)."""
+
+    log: LogRecoveryReport
+    """The recovery of the log itself."""
+    uploaded_index: int
+    """Every entry up to this index was in the bucket already."""
+    replayed: int
+    """Batches that were on the disk only: they are visible, and will be uploaded."""
+    repeated: int = 0
+    """Batches whose keys another writer has committed meanwhile: they are not applied again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +132,7 @@ class LocalOpening:
         except NotFoundError as error:
             if error.kind is not ErrorKind.NOT_FOUND:  # renamed, or dropped: it is the log's own
                 raise
-            raise errors.foreign(identity, log.path, self.store.url) from None
+            raise stream.foreign_log_error(identity, log.path, self.store.url) from None
 
     def _checked(
         self, claim: StreamClaim, log: LocalLog, identity: LogIdentity, head: Manifest
@@ -127,7 +144,7 @@ class LocalOpening:
         known = replace(
             claim,
             is_known=True,
-            unknown=errors.foreign(identity, log.path, self.store.url),
+            unknown=stream.foreign_log_error(identity, log.path, self.store.url),
             taken_over=self._taken_over(log, identity, noted),
         )
         known.check(head)
@@ -148,28 +165,28 @@ class LocalOpening:
         return identity.stream not in head.stream_marks and identity.url == self.store.url
 
     def _check_nothing_pending(
-        self, log: LocalLog, identity: LogIdentity, position: Position
+        self, log: LocalLog, identity: LogIdentity, position: LocalPosition
     ) -> None:
         if position.is_forked:
-            raise errors.forked(identity, pending_above(log, position.uploaded), log.path)
+            raise stream.forked_log_error(identity, pending_above(log, position.uploaded), log.path)
         if log.last_index > position.uploaded:
             raise self._taken_over(log, identity, position.uploaded)
 
     def _taken_over(self, log: LocalLog, identity: LogIdentity, mark: int) -> FencedError:
         cause = f"another writer has taken over {self.namespace.name} since this log was used"
-        return errors.fenced(cause, identity, pending_above(log, mark), log.path)
+        return stream.fenced_log_error(cause, identity, pending_above(log, mark), log.path)
 
     # --- steps 4 and 5 ------------------------------------------------------------
     def _position(
         self, log: LocalLog, identity: LogIdentity, rules: LogRules, claimed: str
-    ) -> Position:
+    ) -> LocalPosition:
         """Return the position of a log whose role is acquired: it is exact."""
         position = _position_of(log, identity, rules)
         if position.stream != claimed:  # a copy has uploaded since the check
-            raise errors.forked(identity, pending_above(log, position.uploaded), log.path)
+            raise stream.forked_log_error(identity, pending_above(log, position.uploaded), log.path)
         return position
 
-    def _known(self, log: LocalLog, identity: LogIdentity, position: Position) -> LogIdentity:
+    def _known(self, log: LocalLog, identity: LogIdentity, position: LocalPosition) -> LogIdentity:
         """Record that the namespace knows the stream, and the address of the bucket.
 
         Only the life that has the role is kept: the requests of earlier openings have lost their
@@ -202,7 +219,9 @@ class LocalOpening:
                 continue
             schema = schemas.get(batch.schema_id)
             if schema is None:
-                raise errors.no_schema(point.index, batch.schema_id, buffer.identity, path)
+                raise stream.missing_schema_error(
+                    point.index, batch.schema_id, buffer.identity, path
+                )
             ops = decode_ops(batch.record, schema, f"entry {point.index} of {path}")
             item = BufferedBatch(batch, ops, buffer.runtime.stopwatch())
             item.set_point(point)
@@ -239,7 +258,7 @@ def _pass_over(buffer: LocalBuffer, point: StreamPoint) -> None:
         buffer.uploaded = point.index
 
 
-def _position_of(log: LocalLog, identity: LogIdentity, rules: LogRules) -> Position:
+def _position_of(log: LocalLog, identity: LogIdentity, rules: LogRules) -> LocalPosition:
     def entries(first: int) -> Iterator[LogEntry]:
         return log.entries(max(first, log.first_index))
 
@@ -256,10 +275,6 @@ def pending_above(log: LocalLog, index: int) -> PendingUploads:
     first = max(index + 1, log.first_index)
     size = sum(len(entry.data) for entry in log.entries(first))
     return PendingUploads(log.last_index - first + 1, size, first, log.last_index)
-
-
-ENTRY_HEADER_BYTES = 8192
-"""Upper bound of an entry besides its record, with the longest idempotency key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,15 +322,16 @@ class LocalDurability:
         namespace: Namespace,
         settings: WriterSettings,
         acquire_role: AcquireRole,
-    ) -> LocalWriter:
-        """Open a writer with this directory before the bucket."""
+        handle: Callable[[Namespace, LocalBuffer, Outcomes, WriterSettings, LocalRecovery], Handle],
+    ) -> Handle:
+        """Open a writer with this directory before the bucket, and make its handle."""
         log = LocalLog(
             self.path, settings.local_segment_bytes, files=self.files, runtime=store.runtime
         )
         try:
             opening = LocalOpening(store, namespace, settings, self.reapply)
             buffer, outcomes, recovery = opening.open(log, acquire_role)
-            return LocalWriter(namespace, buffer, outcomes, settings, recovery)
+            return handle(namespace, buffer, outcomes, settings, recovery)
         except BaseException:
             log.close()
             raise
@@ -323,9 +339,6 @@ class LocalDurability:
 
 def _refused(why: str) -> InvalidInputError:
     return InvalidInputError(why, kind=ErrorKind.INVALID_OPTION)
-
-
-NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,20 +390,20 @@ def namespace_of(path: str, store: Store, *, files: FileSystem = OS) -> str:
 
 def find_pending(
     path: str, *, store: Store | None = None, files: FileSystem = OS
-) -> tuple[Position, Iterator[LogEntry]]:
+) -> tuple[LocalPosition, Iterator[LogEntry]]:
     """Return the position of a log, and the entries above it."""
     identity, noted = identity_of(path, files=files)
 
     def entries(first: int) -> Iterator[LogEntry]:
         return (entry for entry in dump_entries(path, files=files) if entry.index >= first)
 
-    position = Position(identity.id, noted, StreamHistory())
+    position = LocalPosition(identity.id, noted, StreamHistory())
     if store is not None:
         heads = locate_folder(store, identity.namespace)
         refuse_dropped(heads.names, heads.found.manifest)
         head = heads.found.manifest
         if identity.is_known and identity.stream not in head.stream_marks:
-            raise errors.foreign(identity, path, store.url)
+            raise stream.foreign_log_error(identity, path, store.url)
         rules = read_marks(Log(store, heads.names), head)
         position = find_position(
             entries, lambda name: rules.history(stream_of(name)), identity.id, noted

@@ -46,12 +46,16 @@ from typing import Any
 
 import msgspec
 
-from reef.engine.handles.batch import EncodedBatch
-from reef.engine.log.log import Log, LogRules, SlotGone
+from reef.engine.log.log import Log, LogRules, SlotGone, run_replay
+from reef.engine.rows.batch import EncodedBatch
 from reef.errors import (
     UNDECODABLE,
     CorruptionError,
+    ErrorKind,
+    FencedError,
+    InternalError,
     InvalidInputError,
+    OutcomeUnknownError,
     UnavailableError,
     UnsupportedFormatError,
 )
@@ -64,13 +68,21 @@ from reef.runtime import Runtime
 from reef.types import Receipt
 
 VERSION = 2
-"""Of batches with merges, which older releases must not upload."""
+"""Version of batches with merges, which older releases must not upload."""
 PLAIN_VERSION = 1
 CHECKSUM = struct.Struct("<I")
 HEADER_BYTES = 112
 """Approximate size of an entry besides its record."""
 DIGEST_BYTES = 16
 DIGEST_HEAD = struct.Struct("<QQB")
+IDENTITY = b"reef.front"
+UPLOADED = b"reef.uploaded"
+"""Every entry up to this index is in the bucket; later ones may be too."""
+LIVES_MAX = 16
+"""Openings that are remembered because they may have acquired the role."""
+BRANCH_BYTES = 16
+EntriesFrom = Callable[[int], Iterable[LogEntry]]
+"""Returns the entries of a log, starting at an index."""
 
 
 class _Stored(msgspec.Struct, frozen=True, array_like=True):
@@ -150,13 +162,6 @@ def decode_entry(entry: LogEntry, path: str) -> LocalBatch:
     return LocalBatch(stored.record, header, stored.schema_id)
 
 
-IDENTITY = b"reef.front"
-UPLOADED = b"reef.uploaded"
-"""Every entry up to this index is in the bucket; later ones may be too."""
-LIVES_MAX = 16
-"""Openings that are remembered because they may have acquired the role."""
-
-
 def stream_of(log_id: str) -> str:
     """Return the name of a log's stream in its bucket."""
     return f"local/{log_id}"
@@ -230,22 +235,16 @@ def own_log(log: LocalLog, namespace: str, url: str, runtime: Runtime) -> LogIde
     return identity
 
 
-BRANCH_BYTES = 16
-
-EntriesFrom = Callable[[int], Iterable[LogEntry]]
-"""Returns the entries of a log, starting at an index."""
-
-
 @dataclass(frozen=True, slots=True)
-class Position:
+class LocalPosition:
     """The last committed entry of a log."""
 
     id: str
-    """Of the log's stream, or of the branch to which its uncommitted entries belong."""
+    """Id of the log's stream, or of the branch to which its uncommitted entries belong."""
     uploaded: int
     """Every entry up to here is committed; it may be above the end of the log."""
     history: StreamHistory
-    """Of that stream or branch."""
+    """History of that stream or branch."""
     forked_from: str = ""
     """The log's own id, if it has forked."""
 
@@ -260,14 +259,14 @@ class Position:
 
 def find_position(
     entries: EntriesFrom, history: Callable[[str], StreamHistory], log_id: str, noted: int
-) -> Position:
+) -> LocalPosition:
     """Return the position of a log that has recorded its uploads up to `noted`."""
     branch_id, forked_from = log_id, ""
     while True:
         known = history(branch_id)
         fork = _find_fork(entries, known, noted)
         if fork is None:
-            return Position(branch_id, max(known.mark, noted), known, forked_from)
+            return LocalPosition(branch_id, max(known.mark, noted), known, forked_from)
         branch_id, noted, forked_from = _branch(branch_id, fork), fork.index - 1, log_id
 
 
@@ -305,8 +304,7 @@ def read_marks(log: Log, manifest: Manifest) -> LogRules:
     """
     rules = LogRules(manifest)
     try:
-        for _ in log.replay(rules):
-            pass
+        run_replay(log.replay(rules))
     except SlotGone as gone:
         raise UnavailableError(
             f"LSN {gone.lsn} was swept while the log was read", hint="Try again"
@@ -393,3 +391,114 @@ def _fields(receipt: Receipt) -> tuple[Any, ...]:
         receipt.replayed,
         receipt.idempotency_key,
     )
+
+
+def queue_full_error(namespace: str, why: str) -> UnavailableError:
+    """Return the error for a batch that was not admitted within its deadline."""
+    return UnavailableError(
+        f"{namespace}: write queue is full: {why}",
+        hint="Check whether the bucket is reachable, write more slowly, or raise "
+        "local_backlog_bytes_max",
+        namespace=namespace,
+    )
+
+
+def upload_timeout_error(
+    namespace: str, pending: PendingUploads, path: str, seconds: float
+) -> UnavailableError:
+    """Return the error for an upload that takes longer than the caller's timeout."""
+    return UnavailableError(
+        f"{_count(pending)} of {namespace} are not in the bucket after {seconds:g} s; "
+        f"they are safe in {path}",
+        hint="Wait longer: they are uploaded as soon as the bucket is reachable",
+        namespace=namespace,
+    )
+
+
+def not_uploaded_error(namespace: str, pending: PendingUploads, path: str) -> UnavailableError:
+    """Return the error for a writer that was closed before every batch was uploaded."""
+    return UnavailableError(
+        f"the writer of {namespace} is closed, and {_count(pending)} are not in the bucket; "
+        f"they are safe in {path}",
+        hint=f"Open the writer again with this local log; `reef log pending {path}` shows them",
+        namespace=namespace,
+    )
+
+
+def fenced_log_error(
+    cause: str, identity: LogIdentity, pending: PendingUploads, path: str
+) -> FencedError:
+    """Return the error for a local log whose namespace another writer has acquired."""
+    return FencedError(
+        f"{cause}; {_count(pending)} are on this disk only, in {path}",
+        hint=f"See them with `reef log pending {path}`; "
+        f"apply them with `reef log reapply {path} {identity.url}`",
+        namespace=identity.namespace,
+        path=path,
+    )
+
+
+def forked_log_error(identity: LogIdentity, pending: PendingUploads, path: str) -> FencedError:
+    """Return the error for a log whose copy has committed other entries."""
+    first = f", the first of them entry {pending.first_index}" if pending.batches else ""
+    return FencedError(
+        f"{path} has forked: a copy of this local log has uploaded other entries to "
+        f"{identity.namespace} under the same numbers; {_count(pending)} are on this disk only"
+        f"{first}",
+        kind=ErrorKind.LOG_FORKED,
+        hint=f"Nothing was changed. See them with `reef log pending {path} --url {identity.url}`; "
+        f"apply them with `reef log reapply {path} {identity.url}`",
+        namespace=identity.namespace,
+        path=path,
+        first_index=pending.first_index,
+    )
+
+
+def foreign_log_error(identity: LogIdentity, path: str, url: str) -> InvalidInputError:
+    """Return the error for a log whose stream a namespace does not know."""
+    return InvalidInputError(
+        f"{path} is a local log of another database: namespace {identity.namespace} of {url} "
+        f"does not know it; it was last used with {identity.url}",
+        hint="Choose another directory, or open the database that it belongs to; if this is the "
+        f"one, and it was rebuilt, `reef log reapply {path} {url}` applies the rest",
+        namespace=identity.namespace,
+        path=path,
+    )
+
+
+def missing_schema_error(
+    index: int, schema_id: int, identity: LogIdentity, path: str
+) -> InvalidInputError:
+    """Return the error for a batch whose schema its namespace does not have."""
+    return InvalidInputError(
+        f"batch {index} of {path} was written with schema {schema_id}, which namespace "
+        f"{identity.namespace} does not have: it was re-created since",
+        hint=f"The batches stay in {path}; `reef log dump {path}` shows them",
+        namespace=identity.namespace,
+        path=path,
+    )
+
+
+def unknown_outcome_error(
+    index: int, path: str, cause: BaseException, receipt: Receipt
+) -> OutcomeUnknownError:
+    """Return the error for a batch that was being written when the disk failed."""
+    return OutcomeUnknownError(
+        f"batch {index} of {path} may be on the disk: {cause}",
+        kind=cause.kind if isinstance(cause, OutcomeUnknownError) else None,
+        hint="Open the writer again: it recovers the batches on the disk",
+        receipt=receipt,
+    )
+
+
+def broken_writer_error(namespace: str, cause: BaseException) -> InternalError:
+    """Return the error for a writer whose state cannot be trusted any more."""
+    return InternalError(
+        f"the writer of {namespace} failed while it wrote its local log: {cause!r}",
+        hint="Open the writer again",
+        namespace=namespace,
+    )
+
+
+def _count(pending: PendingUploads) -> str:
+    return f"{pending.batches} batches ({pending.bytes} bytes)"

@@ -14,7 +14,7 @@ import math
 from contextlib import suppress
 
 from reef.engine.commit.inflight import Pending, StreamMark
-from reef.engine.local import errors
+from reef.engine.local import stream
 from reef.engine.local.buffer import BufferedBatch, LocalBuffer
 from reef.engine.local.stream import UPLOADED
 from reef.errors import ClosedError, FencedError, ReefError, UnavailableError
@@ -25,7 +25,7 @@ TRUNCATE_BYTES = 16 << 20
 TRUNCATE_S = 1.0
 """Or after so long; or with the last byte of a segment, whose disk space is then free."""
 RETRY_S = 0.05
-"""The pause when the bucket's log has no room."""
+"""The pause when the write queue is full."""
 IDLE_S = 5.0
 """How often it checks whether its writer was garbage-collected."""
 STOP_S = 5.0
@@ -86,7 +86,9 @@ class Uploader:
                 if not self.step():
                     self._rest()
         except Exception as error:
-            self._buffer.end_upload(errors.broken(self._buffer.identity.namespace, error))
+            self._buffer.end_upload(
+                stream.broken_writer_error(self._buffer.identity.namespace, error)
+            )
         if self._is_abandoned:
             self._committer.end(
                 ClosedError(f"{self._buffer.identity.namespace} was garbage-collected")
@@ -190,7 +192,9 @@ class Uploader:
     def _end(self, error: ReefError) -> None:
         buffer = self._buffer
         if isinstance(error, FencedError):
-            error = errors.fenced(error.message, buffer.identity, buffer.pending(), buffer.log.path)
+            error = stream.fenced_log_error(
+                error.message, buffer.identity, buffer.pending(), buffer.log.path
+            )
         if not isinstance(error, ClosedError):
             buffer.end_upload(error)
 

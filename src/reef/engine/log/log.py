@@ -151,13 +151,13 @@ class LogRules:
         self.marks = dict(manifest.stream_marks)
         """How far each stream was committed below `next_lsn`."""
         self.lineages = dict(manifest.stream_lineages)
-        """Which entries that were, by stream."""
+        """The entries of each stream that were committed."""
         self.skipped = frozenset(manifest.skipped_lsns)
         self._without_begin = frozenset(manifest.ingests_without_begin)
         self._first_schema_id = manifest.schemas[0].id
 
     def advance(self, header: WalHeader) -> Verdict:
-        """Pass the object at the next LSN, and return its verdict."""
+        """Advance past the object at the next LSN; return its verdict."""
         if header.lsn != self.next_lsn:
             raise ValueError(f"expected LSN {self.next_lsn}, got {header.lsn}")
         verdict = self.classify(header)
@@ -175,7 +175,7 @@ class LogRules:
         return verdict
 
     def classify(self, header: WalHeader) -> Verdict:
-        """Return the verdict of the object at the next LSN without passing it."""
+        """Return the verdict of the object at the next LSN without advancing."""
         if header.lsn in self.skipped:
             return Verdict.IGNORED
         if header.kind is WalKind.BATCHES:
@@ -194,6 +194,13 @@ class LogRules:
             raise ValueError(f"LSN {self.next_lsn} was not skipped by a repair")
         self._ids[self.next_lsn] = UNKNOWN_ID
         self.next_lsn += 1
+
+    def pass_slot(self, header: WalHeader | None) -> Verdict:
+        """Advance past an object, or past a slot that a repair has skipped: those are ignored."""
+        if header is not None:
+            return self.advance(header)
+        self.skip()
+        return Verdict.IGNORED
 
     def jump(self, lsn: int) -> None:
         """Continue at a later LSN: the slots in between were collected, and make nothing void."""
@@ -488,11 +495,14 @@ class Log:
 def replay(rules: LogRules, slots: Iterable[Scanned]) -> Iterator[Replayed]:
     """Pass scanned slots through the rules."""
     for slot in slots:
-        if slot.object is None:
-            rules.skip()
-            yield Replayed(slot.lsn, None, Verdict.IGNORED)
-        else:
-            yield Replayed(slot.lsn, slot.object, rules.advance(slot.object.header))
+        header = None if slot.object is None else slot.object.header
+        yield Replayed(slot.lsn, slot.object, rules.pass_slot(header))
+
+
+def run_replay(replayed: Iterable[object]) -> None:
+    """Run a replay to its end, for its effect on the rules only."""
+    for _ in replayed:
+        pass
 
 
 def contiguous(lsns: Iterable[int], first: int) -> list[int]:

@@ -26,10 +26,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from reef.engine.read.merge import count_keys, retained_versions, sorted_places
+from reef.engine.read.merge import RangeTombstones, count_keys, retained_versions, sorted_places
 from reef.engine.read.runs import Run, split_off
-from reef.engine.read.tombstones import RangeTombstones
-from reef.engine.rows.output import to_python
+from reef.engine.rows.convert import to_python
 from reef.formats.manifest import SegmentEntry
 from reef.formats.schema import Schema
 from reef.formats.versions import RangeTombstone, Versions, concat_versions, split_ops
@@ -69,7 +68,7 @@ class Entry(NamedTuple):
     values: Mapping[int, Any] = NO_VALUES
     """By field number; a column that is missing is null."""
     changes: Mapping[int, int] = NO_CHANGES
-    """Of a patch or merge: the columns that it changes, and how (`Operator`)."""
+    """Columns that a patch or merge changes, and how (`Operator`)."""
     expires_at_ms: int | None = None
     merged_at_ms: int | None = None
 
@@ -242,7 +241,7 @@ class Memtable:
         self._head: dict[bytes, HeadRow] = {}
         self._head_bytes = 0
         self._runs: tuple[Run, ...] = ()
-        self._merge: Merge | None = None
+        self._merge: RunMerge | None = None
         """The merge that reads do, part by part. Commits leave its runs alone."""
         self._is_merging = False
         """Whether a read does a part of it now."""
@@ -439,7 +438,7 @@ class Memtable:
                 self._reserved = 0 if self._merge is None else self._merge.end
         return small is not None
 
-    def _small_neighbours(self) -> "Merge | None":
+    def _small_neighbours(self) -> "RunMerge | None":
         """Choose many runs that together are no more than a part."""
         runs, end = self._runs, len(self._runs)
         rows = size = 0
@@ -451,7 +450,7 @@ class Memtable:
                 end, rows, size = place, 0, 0
         return self._merge_of(self._reserved, end) if end - self._reserved >= SMALL_RUNS else None
 
-    def _planned_merge(self) -> "Merge | None":
+    def _planned_merge(self) -> "RunMerge | None":
         """Return the merge that is in progress, or a new one if there are runs to merge."""
         if self._merge is None and 0 < self._unjoined_lsn <= self._settled_lsn:
             self._unjoined_lsn = 0
@@ -460,7 +459,7 @@ class Memtable:
             self._merge = self._plan(0)
         return self._merge
 
-    def _plan(self, start: int) -> "Merge | None":
+    def _plan(self, start: int) -> "RunMerge | None":
         """Choose runs to merge: the first one that has less than twice the rows of all newer ones,
         and these. None if all are larger than that.
         """
@@ -471,7 +470,7 @@ class Memtable:
             newer += self._runs[place].count
         return None if first is None else self._merge_of(first, len(self._runs))
 
-    def _merge_of(self, first: int, end: int) -> "Merge":
+    def _merge_of(self, first: int, end: int) -> "RunMerge":
         """Return the merge of some runs.
 
         Patches may be joined if no other version can be between them: their LSNs are above those of
@@ -481,10 +480,10 @@ class Memtable:
         runs = self._runs
         above = max([self._barrier, *(run.lsn_max for run in runs[:first])])
         up_to = min([self._settled_lsn, *(run.lsn_min - 1 for run in runs[end:])])
-        return Merge(first, end, above, up_to, False)
+        return RunMerge(first, end, above, up_to, False)
 
     def _merge_part(
-        self, merge: "Merge", runs: Sequence[Run], tombstones: RangeTombstones
+        self, merge: "RunMerge", runs: Sequence[Run], tombstones: RangeTombstones
     ) -> "Merged":
         """Merge the first rows that are not merged yet; changes nothing in here."""
         done = list(runs[:1]) if merge.is_begun else []
@@ -505,7 +504,7 @@ class Memtable:
                 unjoined_lsn = part.lsn_max
         return Merged(done, rest, len(rows) < sum(map(len, parts)), unjoined_lsn)
 
-    def _install(self, merge: "Merge", merged: "Merged") -> "Merge | None":
+    def _install(self, merge: "RunMerge", merged: "Merged") -> "RunMerge | None":
         """Replace the runs of a merge by its result; returns the rest of the merge."""
         runs = (*merged.done, *merged.rest)
         self._runs = (*self._runs[: merge.first], *runs, *self._runs[merge.end :])
@@ -518,7 +517,7 @@ class Memtable:
         return merge._replace(end=merge.first + len(runs), is_begun=bool(merged.done))
 
 
-class Merge(NamedTuple):
+class RunMerge(NamedTuple):
     """Neighbouring runs that become one."""
 
     first: int

@@ -39,7 +39,7 @@ PIECE_BYTES = 1 << 20
 FEW_KEYS = 8
 """So few keys are searched one by one."""
 ROW_BYTES = 13
-"""Of the LSN, the sequence and the kind of a row."""
+"""Bytes of the LSN, the sequence and the kind of a row."""
 
 Places = npt.NDArray[np.int64]
 

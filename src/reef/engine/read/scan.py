@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from reef.engine.read.segments import SegmentStore
-from reef.engine.rows.output import arrow_schema, check_columns, known_columns, to_record_batch
+from reef.engine.rows.convert import arrow_schema, check_columns, known_columns, to_record_batch
 from reef.engine.where import Where, parse
 from reef.formats.manifest import SegmentEntry
 from reef.formats.schema import Schema
@@ -28,7 +28,7 @@ from reef.formats.versions import KeysInOrder, Versions, key_place
 from reef.types import KeyRange
 
 PAGES_FIRST = 2
-"""Of the first read of a segment; each further read is twice as large."""
+"""Pages of the first read of a segment; each further read is twice as large."""
 READ_BYTES_MAX = 4 << 20
 """As stored: the size of the largest reads, if that is more than one page."""
 EXPECTED_MAX = 4

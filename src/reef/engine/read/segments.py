@@ -8,57 +8,51 @@ An object that is missing was swept, or the namespace was damaged; the caller kn
 How much of a gap between two blocks is read along depends on its cost. A directory reads each range
 by itself. A bucket is asked once for all blocks of a row, and scans leave out gaps that take longer
 to transfer than another request.
-
-Skipping: which groups a scan with conditions need not read.
-
-The bounds of its columns show that no row of a group can match. That alone is not enough to skip
-it: its rows may hide older ones that would match, and a patch may change them. Skipping the group
-changes nothing if one of these holds for each other source:
-
-    it is newer than the group, and has no patches: its versions of a key hide the group's anyway
-    between the group's first and last key nothing in it can match either
-
-Then the newest version of a key in the group is either in a newer source, and found there; or none
-of the versions that could come forward can match, and the caller filters them out. If there are
-patches, a row is made of several versions. Its columns may each come from another one, so one
-condition must fail in all of them. A merge computes values that no version has: it always matches.
 """
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
-from operator import attrgetter, lt
-from typing import Any, cast
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from reef.engine.read.blocks import (
+    COLUMN_KIND,
+    DELETE,
+    KEY_KIND,
+    Part,
+    add_columns,
+    assemble_rows,
+    block_kinds,
+    block_spans,
+    cut_spans,
+    decode_spans,
+    entry_at,
+    select_blocks,
+    values_at,
+)
 from reef.engine.read.caches import ByteCache
-from reef.engine.read.memtable import NO_CHANGES, Entry, changes_at
-from reef.engine.read.tombstones import RangeTombstones
-from reef.engine.rows.output import to_python
-from reef.engine.where import ArrowFilter, Predicate, Where
+from reef.engine.read.memtable import Entry
+from reef.engine.read.merge import RangeTombstones
 from reef.errors import ErrorKind, InvalidInputError
 from reef.formats.block import (
     BLOCK_HEAD_BYTES,
-    BlockKind,
-    decode_block,
     decode_block_bytes,
-    decode_blocks,
 )
-from reef.formats.centroids import CentroidSet, decode_centroids
 from reef.formats.coding import Buffer, corrupt, crc32c
 from reef.formats.index_block import IndexSpec
 from reef.formats.manifest import SegmentEntry
-from reef.formats.pages import KeyPage
 from reef.formats.schema import Schema
 from reef.formats.segment import IndexPlace, SegmentTail, check_identity, decode_tail
-from reef.formats.segment_index import KEYS, SegmentIndex, of_pages
+from reef.formats.segment_index import KEYS
+from reef.formats.vector_index import CentroidSet, decode_centroids
 from reef.formats.versions import Versions, concat_versions
-from reef.formats.wal_object import OpKind
 from reef.paths import Namespace
 from reef.stores import Store
 from reef.stores.base import coalesce, reread_if_damaged
@@ -78,17 +72,10 @@ SCAN_GAP_BYTES = 64 * 1024
 EXPANSION = 2
 """About how much larger blocks are in memory than as stored."""
 PAGES_AT_ONCE, PAGES_IN_PARALLEL = 64, 4096
-"""Of a lookup of many keys: a megabyte of memory is used again from step to step, more of it would
+"""Pages per step of a lookup: a megabyte of memory is reused from step to step, more of it would
 be returned to the kernel and faulted in again. A bucket is asked for many pages in parallel."""
-
-INDEXED_GROUPS_MIN = 4
-"""A scan of fewer groups does not read an index for it."""
 INDEX_RANGES_MAX = 8
 """Requests for the parts of one index that a search reads."""
-KEY_KIND, COLUMN_KIND = BlockKind.KEYS, BlockKind.COLUMN
-DELETE = int(OpKind.DELETE)
-Part = tuple[int, Sequence[int]]
-"""The number of a column, or `KEYS`, and pages whose blocks of it are read."""
 
 
 class KeyRanges:
@@ -217,7 +204,7 @@ class SegmentStore:
 
         def read() -> list[bytes]:
             bodies = self._checked_ranges(key, ranges)
-            parts = [bytes(part) for part in _cut(bodies, ranges, spans)]
+            parts = [bytes(part) for part in cut_spans(bodies, ranges, spans)]
             for part, (start, _) in zip(parts, spans, strict=True):
                 if checks:
                     check_part(part, key, start)
@@ -255,11 +242,11 @@ class SegmentStore:
             row, _, lsn, seq, kind = stamp
             values = {}
             if kind != DELETE:
-                values = _values_at(tail, page, row, zip(numbers, payloads, strict=True))
+                values = values_at(tail, page, row, zip(numbers, payloads, strict=True))
             return [Entry(entry.rows_lsn or lsn, seq, kind, values)]
         rows, source = tail.find(page, key, payloads[0])
         return [
-            _entry_at(tail, page, source, row, zip(numbers, payloads, strict=True), entry)
+            entry_at(tail, page, source, row, zip(numbers, payloads, strict=True), entry)
             for row in rows
         ]
 
@@ -297,7 +284,7 @@ class SegmentStore:
 
         def read() -> list[bytes]:
             bodies = self._checked_ranges(key, ranges)
-            data = bodies if ranges is spans else _cut(bodies, ranges, spans)
+            data = bodies if ranges is spans else cut_spans(bodies, ranges, spans)
             return [
                 decode_block_bytes(body, KEY_KIND if number == KEYS else COLUMN_KIND, key, start)
                 for number, (start, _), body in zip(numbers, spans, data, strict=True)
@@ -344,12 +331,12 @@ class SegmentStore:
         keep: bool,
     ) -> Versions:
         """Return the versions of sorted keys, given those that each page may have."""
-        parts = _parts_of(tail, pages, columns)
+        parts = select_blocks(tail, pages, columns)
         payloads = self._payloads(entry, tail, parts, ROW_GAP_BYTES, keep=keep)
         found = tail.pick(pages, sought, parts, payloads)
         if found is not None:
             return found
-        rows = _put_together(tail, pages, parts, payloads)
+        rows = assemble_rows(tail, pages, parts, payloads)
         keys = pa.array([key for some in sought for key in some], pa.binary())
         matches = pc.is_in(rows.keys, value_set=keys).to_numpy(zero_copy_only=False)
         return rows.take(np.flatnonzero(matches).astype(np.int64))
@@ -365,11 +352,11 @@ class SegmentStore:
     ) -> Versions:
         """Return the rows of pages with these columns; blocks that are read are kept in memory."""
         tail = self.tail(entry)
-        parts = _parts_of(tail, pages, columns)
+        parts = select_blocks(tail, pages, columns)
         if not keep and not self._has_some(entry, pages):
             return self._streamed(entry, tail, pages, parts)
         payloads = self._payloads(entry, tail, parts, SCAN_GAP_BYTES, keep=keep)
-        return _put_together(tail, pages, parts, payloads)
+        return assemble_rows(tail, pages, parts, payloads)
 
     def _has_some(self, entry: SegmentEntry, pages: Sequence[int]) -> bool:
         """Whether the first or the last of these pages is in memory, and others may be as well."""
@@ -380,16 +367,16 @@ class SegmentStore:
         self, entry: SegmentEntry, tail: SegmentTail, pages: Sequence[int], parts: Sequence[Part]
     ) -> Versions:
         """Read pages that are not kept: from stored blocks to columns, without payloads between."""
-        key, spans = tail.name, _spans_of(tail, parts)
+        key, spans = tail.name, block_spans(tail, parts)
         ranges = coalesce(spans, self._gap(SCAN_GAP_BYTES))
 
         def read() -> Versions:
             bodies = self._checked_ranges(key, ranges)
             found = tail.join(pages, parts, bodies, [start for start, _ in ranges])
             if found is not None:
-                return _finished(tail, pages, parts, *found)
-            payloads = _decoded_blocks(bodies, ranges, spans, _kinds_of(parts), key)
-            return _put_together(tail, pages, parts, payloads)
+                return add_columns(tail, pages, parts, *found)
+            payloads = decode_spans(bodies, ranges, spans, block_kinds(parts), key)
+            return assemble_rows(tail, pages, parts, payloads)
 
         return reread_if_damaged(read, lambda: self._store.forget(key, ranges))
 
@@ -403,7 +390,7 @@ class SegmentStore:
     ) -> tuple[str, list[tuple[int, int]]]:
         """Return the ranges that `rows` reads of an object, if none of it is in memory."""
         tail = self.tail(entry)
-        spans = _spans_of(tail, _parts_of(tail, pages, columns))
+        spans = block_spans(tail, select_blocks(tail, pages, columns))
         key = self.namespace.segment(entry.id, entry.home)
         return key, coalesce(spans, self._gap(SCAN_GAP_BYTES))
 
@@ -452,12 +439,12 @@ class SegmentStore:
         self, entry: SegmentEntry, tail: SegmentTail, parts: Sequence[Part], gap_bytes: int
     ) -> list[Buffer]:
         """Read and check blocks; a wrong checksum is read again, as it may be the network's."""
-        key, spans = tail.name, _spans_of(tail, parts)
+        key, spans = tail.name, block_spans(tail, parts)
         ranges = coalesce(spans, self._gap(gap_bytes))
 
         def read() -> list[Buffer]:
             bodies = self._checked_ranges(key, ranges)
-            return _decoded_blocks(bodies, ranges, spans, _kinds_of(parts), key)
+            return decode_spans(bodies, ranges, spans, block_kinds(parts), key)
 
         return reread_if_damaged(read, lambda: self._store.forget(key, ranges))
 
@@ -512,174 +499,6 @@ def _ends_early(error: InvalidInputError, key: str, offset: int) -> Exception:
     return corrupt(key, offset, "the object ends too early")
 
 
-def _parts_of(tail: SegmentTail, pages: Sequence[int], columns: Sequence[int] | None) -> list[Part]:
-    """Return the blocks of these pages' keys and columns, column by column."""
-    table, parts = tail.index.pages, [(KEYS, pages)]
-    lengths, complete = table.lengths, table.complete
-    for number in sorted(tail.fields if columns is None else columns):
-        if number in complete:
-            parts.append((number, pages))
-            continue
-        of_column = lengths.get(number)
-        if of_column is None:
-            continue
-        present = of_pages(of_column, pages) > 0
-        if present.all():
-            parts.append((number, pages))
-        elif present.any():
-            mask = present.tolist()
-            parts.append((number, [page for page, there in zip(pages, mask, strict=True) if there]))
-    return parts
-
-
-def _spans_of(tail: SegmentTail, parts: Sequence[Part]) -> list[tuple[int, int]]:
-    spans: list[tuple[int, int]] = []
-    for number, pages in parts:
-        starts, ends = tail.index.page_spans(number)
-        spans += zip(of_pages(starts, pages).tolist(), of_pages(ends, pages).tolist(), strict=True)
-    return spans
-
-
-def _kinds_of(parts: Sequence[Part]) -> bytes:
-    """Return the kind of each block, a byte for each."""
-    return b"".join(
-        bytes((KEY_KIND if number == KEYS else COLUMN_KIND,)) * len(pages)
-        for number, pages in parts
-    )
-
-
-def _decoded_blocks(
-    bodies: Sequence[Buffer],
-    ranges: Sequence[tuple[int, int]],
-    spans: Sequence[tuple[int, int]],
-    kinds: bytes,
-    key: str,
-) -> list[Buffer]:
-    """Return the payloads of the blocks that are at these spans of an object."""
-    payloads = decode_blocks(list(bodies), ranges, spans, kinds)
-    if None not in payloads:
-        return payloads  # type: ignore[return-value]
-    data = bodies if ranges == spans else _cut(bodies, ranges, spans)
-    blocks = zip(payloads, data, kinds, spans, strict=True)
-    return [
-        decode_block(body, BlockKind(kind), key, start) if payload is None else payload
-        for payload, body, kind, (start, _) in blocks
-    ]
-
-
-def _put_together(
-    tail: SegmentTail, pages: Sequence[int], parts: Sequence[Part], payloads: Sequence[Buffer]
-) -> Versions:
-    """Return the rows of pages from the payloads of their blocks."""
-    rows, start = tail.key_rows(pages, payloads[: len(pages)]), len(pages)
-    columns: list[pa.Array] = []
-    for number, present in parts[1:]:
-        end = start + len(present)
-        columns.append(tail.column(present, number, payloads[start:end]))
-        start = end
-    return _finished(tail, pages, parts, rows, columns)
-
-
-def _finished(
-    tail: SegmentTail,
-    pages: Sequence[int],
-    parts: Sequence[Part],
-    rows: Versions,
-    columns: Sequence[pa.Array],
-) -> Versions:
-    """Return rows with their columns, null in pages that have no block of one."""
-    fields = {
-        number: array if len(present) == len(pages) else _spread(tail, pages, present, array)
-        for (number, present), array in zip(parts[1:], columns, strict=True)
-    }
-    return Versions(
-        rows.keys,
-        rows.lsns,
-        rows.seqs,
-        rows.kinds,
-        fields,
-        rows.expires_at_ms,
-        rows.touched,
-        _is_distinct(tail, pages),
-        rows.merged_at_ms,
-    )
-
-
-def _cut(
-    bodies: Sequence[Buffer],
-    ranges: Sequence[tuple[int, int]],
-    spans: Sequence[tuple[int, int]],
-) -> list[Buffer]:
-    """Return the bytes of spans, each of which is in one of the sorted ranges."""
-    starts, views = [start for start, _ in ranges], [memoryview(body) for body in bodies]
-    cut: list[Buffer] = []
-    for start, end in spans:
-        place = bisect_right(starts, start) - 1
-        base = starts[place]
-        cut.append(views[place][start - base : end - base])
-    return cut
-
-
-def _spread(
-    tail: SegmentTail, pages: Sequence[int], present: Sequence[int], array: pa.Array
-) -> pa.Array:
-    """Return a column for all pages, null in those that have no block of it."""
-    rows, own = tail.index.pages.rows, set(present)
-    parts: list[pa.Array] = []
-    start = 0
-    for page in pages:
-        count = int(rows[page])
-        parts.append(array[start : start + count] if page in own else pa.nulls(count, array.type))
-        start += count if page in own else 0
-    return pa.concat_arrays(parts)
-
-
-def _is_distinct(tail: SegmentTail, pages: Sequence[int]) -> bool:
-    """Whether the keys of pages are in order, and no key comes twice."""
-    table = tail.index.pages
-    if not isinstance(pages, range) and not all(map(lt, pages, pages[1:])):
-        return False
-    if table.is_distinct:
-        return True
-    return bool((of_pages(table.distinct, pages) == of_pages(table.rows, pages)).all())
-
-
-def _entry_at(  # noqa: PLR0917 - each get comes here
-    tail: SegmentTail,
-    page: int,
-    source: KeyPage | Versions,
-    row: int,
-    columns: Iterable[tuple[int, Buffer]],
-    entry: SegmentEntry,
-) -> Entry:
-    """Return one version as Python values."""
-    changes, merged_at_ms = NO_CHANGES, None
-    expires_at_ms = None
-    if type(source) is KeyPage:
-        lsn, seq, kind = source.stamp(row)
-    else:
-        rows = cast(Versions, source)
-        lsn, seq, kind = int(rows.lsns[row]), int(rows.seqs[row]), int(rows.kinds[row])
-        if rows.expires_at_ms is not None:
-            expires_at_ms = rows.expires_at_ms[row].as_py()
-        changes, merged_at_ms = changes_at(rows, row, kind)
-    values = {} if kind == DELETE else _values_at(tail, page, row, columns)
-    lsn = entry.rows_lsn or lsn
-    return Entry(lsn, seq, kind, values, changes, expires_at_ms, merged_at_ms)
-
-
-def _values_at(
-    tail: SegmentTail, page: int, row: int, columns: Iterable[tuple[int, Buffer]]
-) -> dict[int, Any]:
-    """Return the values of a row by column, as Python has them."""
-    values: dict[int, Any] = {}
-    for number, payload in columns:
-        if payload and number != KEYS:
-            value = tail.value(page, number, payload, row)
-            values[number] = to_python(value) if isinstance(value, pa.Scalar) else value
-    return values
-
-
 def _memory_of(tail: SegmentTail) -> int:
     """Return about the memory of a tail: stored, its index may be compressed to very little."""
     index, pages = tail.index, tail.index.pages
@@ -697,135 +516,3 @@ def _memory_of(tail: SegmentTail) -> int:
         + sum(int(array.nbytes) for array in bounds)
         + deletes
     )
-
-
-NOTHING: frozenset[int] = frozenset()
-
-
-class Skipping:
-    """The groups that the sources of one scan may skip, decided for all sources together."""
-
-    def __init__(
-        self,
-        where: Where | None,
-        segments: SegmentStore,
-        entries: Sequence[SegmentEntry],
-        memory: Sequence[Versions],
-    ) -> None:
-        # A segment without rows has range tombstones only, which are always read.
-        self._entries = [entry for entry in entries if entry.rows]
-        self._segments = segments
-        self._bytes = sum(entry.size for entry in entries)
-        self._memory = [rows for rows in memory if len(rows)]
-        self._wheres = self._alternatives(where)
-        self._known: dict[tuple[int, str], _Groups] = {}
-        self._in_memory: dict[tuple[int, int], list[bytes]] = {}
-
-    def bytes_kept(self, entry: SegmentEntry) -> int:
-        """Return how much of a segment the scan keeps in memory."""
-        return self._segments.bytes_kept(self._bytes) * entry.size // max(1, self._bytes)
-
-    def needless(self, entry: SegmentEntry) -> frozenset[int]:
-        """Return the groups of a segment that need not be read."""
-        if not self._wheres or not entry.rows:
-            return NOTHING
-        others = [other for other in self._entries if _may_matter(other, entry)]
-        found: set[int] = set()
-        for number in range(len(self._wheres)):
-            groups = self._groups(number, entry)
-            left = np.flatnonzero(~groups.matching).tolist()
-            for other in others:
-                below = self._groups(number, other)
-                left = [group for group in left if not below.match(*groups.bounds(group))]
-            for place, rows in enumerate(self._memory):
-                if left and not _is_newer(rows, entry):
-                    keys = self._keys_in_memory(number, place)
-                    left = [group for group in left if not _within(keys, *groups.bounds(group))]
-            found.update(left)
-        return frozenset(found)
-
-    def _alternatives(self, where: Where | None) -> list[Where]:
-        """Return conditions of which any may fail, each of them in all sources alike."""
-        if where is None or not where.conditions:
-            return []
-        patched = any(entry.patches for entry in self._entries)
-        patched |= any(rows.has_partial for rows in self._memory)
-        return where.clauses() if patched else [where]
-
-    def _groups(self, number: int, entry: SegmentEntry) -> "_Groups":
-        known = self._known.get((number, entry.id))
-        if known is None:
-            tail = self._segments.tail(entry)
-            matching = self._wheres[number].groups(tail.index, tail.footer.schema)
-            if tail.footer.indexes and matching.sum() >= INDEXED_GROUPS_MIN:
-                matching = matching & self._by_index(number, entry)
-            if tail.footer.merges:  # the bounds of operands say nothing about sums and unions
-                matching = np.ones_like(matching)
-            known = _Groups(tail.index, matching, np.concatenate(([0], np.cumsum(matching))))
-            self._known[number, entry.id] = known
-        return known
-
-    def _by_index(self, number: int, entry: SegmentEntry) -> npt.NDArray[np.bool_]:
-        """Return which groups have matching rows, by the filter indexes of a segment."""
-        from reef.engine.search.filters import groups_with_matches
-
-        found = groups_with_matches(self._segments, entry, self._wheres[number])
-        return np.ones(len(self._segments.tail(entry).index), bool) if found is None else found
-
-    def _keys_in_memory(self, number: int, place: int) -> list[bytes]:
-        """Return the keys of the rows in memory that match, in order."""
-        keys = self._in_memory.get((number, place))
-        if keys is None:
-            rows = self._memory[place]
-            mask = self._wheres[number].fold(
-                lambda leaf: _mask(leaf, rows),
-                pc.and_,
-                pc.or_,
-                lambda known: pa.array(np.full(len(rows), known)),
-            )
-            mask = pc.or_(mask, pa.array(rows.kinds == OpKind.MERGE))
-            keys = sorted(rows.keys.filter(mask).to_pylist())
-            self._in_memory[number, place] = keys
-        return keys
-
-
-@dataclass(frozen=True, slots=True)
-class _Groups:
-    """The groups of a segment, and which of them may have rows that match."""
-
-    index: SegmentIndex
-    matching: npt.NDArray[np.bool_]
-    before: npt.NDArray[np.int64]
-    """How many match before each group, and at the end of all."""
-
-    def bounds(self, group: int) -> tuple[bytes, bytes]:
-        return self.index.first_keys[group], self.index.last_keys[group]
-
-    def match(self, low: bytes, high: bytes) -> bool:
-        """Whether a group with keys from `low` to `high` may have rows that match."""
-        first = bisect_left(self.index.last_keys, low)
-        last = bisect_right(self.index.first_keys, high)
-        return bool(first < last and self.before[last] > self.before[first])
-
-
-def _may_matter(other: SegmentEntry, entry: SegmentEntry) -> bool:
-    """Whether another segment may have older versions of the same keys, or patches on them."""
-    apart = other.max_key < entry.min_key or entry.max_key < other.min_key
-    newer = other.lsn_min > entry.lsn_max and not other.patches
-    return other is not entry and not apart and not newer
-
-
-def _is_newer(rows: Versions, entry: SegmentEntry) -> bool:
-    return bool(rows.lsns.min() > entry.lsn_max and not rows.has_partial)
-
-
-def _mask(condition: Predicate | ArrowFilter, rows: Versions) -> pa.Array:
-    """Return which rows may match; of a condition on the key all of a key's rows are alike."""
-    if isinstance(condition, ArrowFilter) or condition.is_key:
-        return pa.array(np.ones(len(rows), bool))
-    column = rows.fields.get(condition.number)
-    return condition.mask(pa.nulls(len(rows), condition.arrow) if column is None else column)
-
-
-def _within(keys: list[bytes], low: bytes, high: bytes) -> bool:
-    return bisect_left(keys, low) < bisect_right(keys, high)

@@ -35,7 +35,7 @@ import numpy as np
 import pyarrow as pa
 
 from reef.engine.read.memtable import Entry, Memtable, MemtableCut, entry_at, rows_of_key
-from reef.engine.read.merge import drop_deleted, newest_versions
+from reef.engine.read.merge import RangeTombstones, drop_deleted, newest_versions
 from reef.engine.read.scan import (
     EVERYTHING,
     Cursor,
@@ -45,8 +45,8 @@ from reef.engine.read.scan import (
     SegmentCursor,
     merged,
 )
-from reef.engine.read.segments import SegmentStore, Skipping
-from reef.engine.read.tombstones import RangeTombstones
+from reef.engine.read.segments import SegmentStore
+from reef.engine.read.skipping import Skipping
 from reef.errors import ErrorKind, NotFoundError
 from reef.formats.filter import hash_key, hash_keys
 from reef.formats.manifest import Manifest, SegmentEntry
@@ -196,11 +196,11 @@ def resolve(versions: Iterable[Entry], schema: Schema) -> Entry | None:
     ordered = sorted(versions, key=lambda entry: (entry.lsn, entry.seq), reverse=True)
     above = list(takewhile(lambda entry: not entry.is_whole, ordered))
     if any(entry.kind == OpKind.MERGE for entry in above):
-        return _merged(ordered[: len(above) + 1], schema)
+        return _merge_entries(ordered[: len(above) + 1], schema)
     return _with_patches(ordered[len(above)], above) if len(above) < len(ordered) else None
 
 
-def _merged(versions: Sequence[Entry], schema: Schema) -> Entry:
+def _merge_entries(versions: Sequence[Entry], schema: Schema) -> Entry:
     """Return the row of a key with merges, by the same function that scans use."""
     rows = newest_versions([rows_of_key(versions, schema)], schema)
     return entry_at(rows, 0)

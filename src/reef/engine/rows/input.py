@@ -29,8 +29,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from reef.engine.rows.convert import MISFITS, Misfit, fit_array, fit_numpy, fit_values, kind_of
-from reef.engine.rows.output import EXPIRES_AT, unknown_column
+from reef.engine.rows.convert import (
+    EXPIRES_AT,
+    MISFITS,
+    Misfit,
+    fit_array,
+    fit_numpy,
+    fit_values,
+    kind_of,
+    unknown_column,
+)
 from reef.errors import ErrorKind, InvalidInputError
 from reef.formats.schema import Field, Schema
 from reef.formats.wal_object import KEY_BYTES_MAX, OpKind, Ops
@@ -392,7 +400,7 @@ def to_ops(
         kinds=pa.array(np.full(given.rows, kind, np.uint8)),
         expires_at_ms=expiry_of(given, ttl_s, now_ms),
         fields={field.number: fit_column(given.columns[field.name], field) for field in named},
-        touched={field.number: _touched(given, field.name) for field in named}
+        touched={field.number: _touched_rows(given, field.name) for field in named}
         if kind is OpKind.PATCH
         else None,
     )
@@ -453,7 +461,7 @@ def _check_patch(given: InputColumns, schema: Schema, ttl_s: float | None) -> No
         )
 
 
-def _touched(given: InputColumns, name: str) -> pa.Array:
+def _touched_rows(given: InputColumns, name: str) -> pa.Array:
     if given.dicts is None:
         return pa.array(np.ones(given.rows, np.bool_))
     return pa.array([name in row for row in given.dicts], pa.bool_())

@@ -59,7 +59,8 @@ F64S = npt.NDArray[np.float64]
 Places = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Allowed = Callable[[int, U32S], Mask]
-"""Of a source's number and some ordinals: which may be returned. Called for few rows only."""
+"""Takes a source's number and ordinals; returns which may be in the result. Called for few rows
+only."""
 Matching = Sequence[Mask | None]
 """Per source: for each of its rows whether a filter matches; None for all."""
 
@@ -218,7 +219,7 @@ def top_k(
     weights = Weights(query, statistics)
     wanted, rows = k, sum(source.source.directory.rows for source in sources)
     while True:
-        search = _Search(sources, query, weights, wanted, matching)
+        search = _TermSearch(sources, query, weights, wanted, matching)
         hits = search.run()
         if allowed is not None:
             hits = hits.take(_allowed_mask(hits, allowed))
@@ -251,10 +252,10 @@ def exhaustive(
         if allowed is not None:
             ordinals = ordinals[allowed(number, ordinals)]
         hits.append(_best(number, scores[ordinals], ordinals, k))
-    return _cut(_merged(hits), k)
+    return _cut(_merge_hits(hits), k)
 
 
-class _Search:
+class _TermSearch:
     """One pass over all sources for the best rows, whether allowed or not."""
 
     def __init__(
@@ -290,7 +291,7 @@ class _Search:
                 self._truncated.add(number)
             self._keep(hits.scores)
             found.append(hits)
-        return _merged(found)
+        return _merge_hits(found)
 
     def _joined_from(self) -> list[int] | None:
         """Return the first row of each source in the rows of all; None if they are not joined."""
@@ -441,7 +442,7 @@ def _best(number: int, scores: F64S, ordinals: U32S, k: int) -> Hits:
     return Hits(scores[order], np.full(len(order), number), ordinals[order])
 
 
-def _merged(hits: Sequence[Hits]) -> Hits:
+def _merge_hits(hits: Sequence[Hits]) -> Hits:
     if len(hits) == 1:
         return hits[0]
     scores = np.concatenate([np.empty(0), *(part.scores for part in hits)])

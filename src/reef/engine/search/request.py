@@ -1,17 +1,17 @@
-"""The arguments of a search, checked against a schema."""
+"""A search's arguments, checked against a schema; its ranked rows, their fusion, and its report."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from operator import index
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from reef.engine.read.scan import Projection
-from reef.engine.rows.output import check_columns
-from reef.engine.search.specs import column_name
+from reef.engine.rows.convert import check_columns, to_record_batch
 from reef.engine.where import Where, parse
 from reef.errors import ErrorKind, InvalidInputError
 from reef.formats.index_block import IndexKind, IndexSpec
@@ -19,9 +19,15 @@ from reef.formats.manifest import Manifest
 from reef.formats.schema import Field, Schema
 from reef.formats.text_index import text_options
 from reef.formats.tokenize import Analyzer, TextOptions, TextQuery
+from reef.formats.versions import Versions, concat_versions
 
 K_MAX = 10_000
 DISTANCE, SCORE = "_distance", "_score"
+T = TypeVar("T")
+FUSION_CONSTANT = 60
+"""Constant of reciprocal rank fusion: the larger, the less the first ranks outweigh the next."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +62,11 @@ class SearchRequest:
     vector: VectorQuery | None
     text: TextSearch | None
     weights: tuple[float, float]
-    """Of the two rankings, if there are both."""
+    """Weights of vector and text, if the request has both."""
     where: Where | None
     k: int
     columns: tuple[str, ...]
-    """Of the result, the key first, without the distance."""
+    """Columns of the result, the key first, without the distance."""
     exact: bool
 
     @property
@@ -210,9 +216,97 @@ def _invalid(message: str, hint: str = "") -> InvalidInputError:
     return InvalidInputError(message, kind=ErrorKind.INVALID_OPTION, hint=hint)
 
 
-def index_names(manifest: Manifest) -> Mapping[str, list[str]]:
-    """Return the indexes of a namespace, by column."""
-    names: dict[str, list[str]] = {}
-    for spec in manifest.indexes:
-        names.setdefault(column_name(manifest.schema, spec.column), []).append(str(spec.kind))
-    return names
+@dataclass(slots=True)
+class SearchReport:
+    """How a search was run."""
+
+    plan: str = "exhaustive"
+    """`exhaustive` if all rows were read, otherwise `indexed`."""
+    segments_indexed: int = 0
+    segments_exhaustive: int = 0
+    segments_exact: int = 0
+    """Indexed segments with so few rows after the filter that all were compared."""
+    lists: int = 0
+    candidates: int = 0
+    """Rows that the indexes returned."""
+    rows_read: int = 0
+    """Candidates that were read."""
+    rows_stale: int = 0
+    """Candidates that had been replaced, deleted or expired, or did not meet the condition."""
+    rows_scanned: int = 0
+    """Rows of memory and of segments without index."""
+    documents: int = 0
+    """Rows that the statistics of a text search count, stored old versions included."""
+    tokens: int = 0
+    terms: dict[str, int] = field(default_factory=dict)
+    """By term of the query: how many of these rows have it."""
+    damaged: list[str] = field(default_factory=list)
+    """Segments whose index could not be read."""
+    results: int = 0
+    requests: int = 0
+    bytes: int = 0
+    milliseconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def add_damage(self, segment_id: str, error: Exception) -> None:
+        """Note that the index of a segment cannot be used, and log it once."""
+        if segment_id not in self.damaged:
+            self.damaged.append(segment_id)
+            _log.warning("segment %s is searched row by row: %s", segment_id, error)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """Rows in rank order, with their distances or scores."""
+
+    rows: Versions
+    values: npt.NDArray[np.float64]
+
+    @classmethod
+    def best(
+        cls, rows: Versions, values: npt.NDArray[np.float64], k: int, *, descending: bool = False
+    ) -> "Ranked":
+        """Return the k best rows with finite values; of equal values, the smaller keys."""
+        places = np.flatnonzero(np.isfinite(values))
+        order = -values[places] if descending else values[places]
+        if len(places) > 4 * k:  # only those that may be among the k best are sorted by key
+            bound = np.partition(order, k - 1)[k - 1]
+            places, order = places[order <= bound], order[order <= bound]
+        keys = rows.keys.take(pa.array(places)).to_pylist()
+        ranked = sorted(range(len(places)), key=lambda at: (order[at], keys[at]))[:k]
+        chosen = places[ranked].astype(np.int64)
+        return cls(rows.take(chosen), values[chosen])
+
+    def table(self, request: SearchRequest, name: str) -> pa.Table:
+        """Return the rows as a table with their values in a last column."""
+        batch = to_record_batch(self.rows, request.schema, list(request.columns))
+        return pa.Table.from_batches([batch]).append_column(name, pa.array(self.values))
+
+
+def fuse(rankings: Sequence[Ranked], weights: Sequence[float], request: SearchRequest) -> Ranked:
+    """Fuse rankings by reciprocal ranks: a row scores weight / (60 + rank) in each of them."""
+    scores: dict[bytes, float] = {}
+    rows = concat_versions([ranked.rows for ranked in rankings], request.schema)
+    for ranked, weight in zip(rankings, weights, strict=True):
+        for rank, key in enumerate(ranked.rows.keys.to_pylist(), 1):
+            scores[key] = scores.get(key, 0.0) + weight / (FUSION_CONSTANT + rank)
+    keys = rows.keys.to_pylist()
+    first = {key: at for at, key in reversed(list(enumerate(keys)))}
+    places = np.array([first[key] for key in scores], np.int64)
+    values = np.array(list(scores.values()), np.float64)
+    return Ranked.best(rows.take(places), values, request.k, descending=True)
+
+
+def matches(rows: Versions, request: SearchRequest) -> npt.NDArray[np.bool_]:
+    """Return which rows meet the condition."""
+    if request.where is None or not len(rows):
+        return np.ones(len(rows), bool)
+    batch = to_record_batch(rows, request.schema, list(request.where.columns))
+    return np.asarray(request.where.mask(batch).to_numpy(zero_copy_only=False))
+
+
+def one_by_one(call: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
+    """Call a function for each item: where reads do not wait, threads gain nothing."""
+    return [call(item) for item in items]

@@ -7,11 +7,18 @@ import pyarrow as pa
 
 from reef.engine.read.segments import SegmentStore
 from reef.engine.read.view import View
-from reef.engine.search.ranking import Ranked, SearchReport, fuse
-from reef.engine.search.request import DISTANCE, SCORE, SearchRequest, parse_request
-from reef.engine.search.search import VectorRanking
+from reef.engine.search.request import (
+    DISTANCE,
+    SCORE,
+    Ranked,
+    SearchReport,
+    SearchRequest,
+    fuse,
+    parse_request,
+)
 from reef.engine.search.state import SearchState
 from reef.engine.search.texts import TextRanking
+from reef.engine.search.vector_search import VectorRanking
 from reef.formats.versions import Versions
 from reef.runtime import Runtime
 from reef.stores.wrappers.base import Meter

@@ -14,12 +14,21 @@ from typing import Any
 
 import pyarrow as pa
 
-from reef.errors import ConflictError, ErrorKind, InvalidInputError
-from reef.formats.centroids import LISTS_MAX
-from reef.formats.index_block import IndexKind, IndexSpec
+from reef.errors import ConflictError, CorruptionError, ErrorKind, InvalidInputError, NotFoundError
+from reef.formats.filter_index import BuildableFilter
+from reef.formats.index_block import BuildableIndex, IndexKind, IndexSpec
 from reef.formats.schema import Field, Schema
+from reef.formats.text_index import BuildableText
 from reef.formats.tokenize import TextOptions
-from reef.formats.vector_index import METRICS
+from reef.formats.vector_index import (
+    LISTS_MAX,
+    METRICS,
+    BuildableVector,
+    CentroidSet,
+    decode_centroids,
+)
+from reef.paths import Namespace
+from reef.stores import Store
 
 Option = str | int | float | bool
 
@@ -205,3 +214,32 @@ def check_same_indexes(
             hint="Change them with alter(add_index=…) and alter(drop_index=…)",
             namespace=namespace,
         )
+
+
+def load_indexes(
+    store: Store, names: Namespace, specs: Sequence[IndexSpec]
+) -> tuple[BuildableIndex, ...]:
+    """Return the indexes that segments of a namespace get.
+
+    A centroid set that is lost or damaged must not stop folds: without it segments get no vector
+    index, and are searched row by row.
+    """
+    return tuple(_buildable(store, names, spec) for spec in specs)
+
+
+def _buildable(store: Store, names: Namespace, spec: IndexSpec) -> BuildableIndex:
+    if spec.kind is IndexKind.FILTER:
+        return BuildableFilter(spec)
+    if spec.kind is IndexKind.TEXT:
+        return BuildableText(spec)
+    return BuildableVector(spec, _centroids(store, names, spec))
+
+
+def _centroids(store: Store, names: Namespace, spec: IndexSpec) -> CentroidSet | None:
+    if not spec.centroids:
+        return None
+    key = names.centroids(spec.centroids, spec.home)
+    try:
+        return decode_centroids(store.get(key), key)
+    except (NotFoundError, CorruptionError):
+        return None

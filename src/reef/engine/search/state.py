@@ -103,7 +103,7 @@ class SearchState:
         )
 
     def are_looked_up(self, rows: Versions, entries: Sequence[SegmentEntry]) -> Mask:
-        """Return which rows have a key that `unindexed` looks up, and so yields as well."""
+        """Return which rows `unindexed` also yields, because it looks up their keys."""
         return np.asarray(
             pc.is_in(rows.keys, value_set=self._partial_keys(entries)).to_numpy(
                 zero_copy_only=False

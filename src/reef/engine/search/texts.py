@@ -16,12 +16,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from reef.engine.read.skipping import filter_indexes, matching_rows
 from reef.engine.search.bm25 import Hits, Statistics, exhaustive, top_k
-from reef.engine.search.filters import filter_indexes, matching_rows
-from reef.engine.search.ranking import Ranked, SearchReport, matches, one_by_one
-from reef.engine.search.request import SearchRequest, TextSearch
+from reef.engine.search.request import (
+    Ranked,
+    SearchReport,
+    SearchRequest,
+    TextSearch,
+    matches,
+    one_by_one,
+)
 from reef.engine.search.state import SearchState
-from reef.engine.search.text_sources import Request, TextSource, collect, index_cached
+from reef.engine.search.text_sources import PostingRead, TextSource, collect, index_cached
 from reef.errors import CorruptionError
 from reef.formats.block import BLOCK_HEAD_BYTES
 from reef.formats.coding import Buffer
@@ -163,7 +169,7 @@ class TextRanking:
         self.report.documents, self.report.tokens = statistics.documents, statistics.tokens
         self.report.terms = {t: statistics.frequencies.get(t, 0) for t in self.query.query.terms}
 
-    def _read(self, indexed: Sequence[_Indexed], requests: Sequence[Request]) -> list[Buffer]:
+    def _read(self, indexed: Sequence[_Indexed], requests: Sequence[PostingRead]) -> list[Buffer]:
         """Read ranges of the indexes, those of each segment together, all in parallel."""
         places: dict[int, list[int]] = {}
         for at, request in enumerate(requests):

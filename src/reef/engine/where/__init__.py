@@ -55,9 +55,8 @@ from reef.engine.where.parser import (
     quote_name,
 )
 from reef.errors import InvalidInputError
-from reef.formats.schema import Field, Schema
+from reef.formats.schema import Field, Schema, arrow_type
 from reef.formats.segment_index import SegmentIndex
-from reef.formats.type_names import arrow_type
 from reef.types import KeyRange
 
 __all__ = [
@@ -80,7 +79,7 @@ __all__ = [
 T = TypeVar("T")
 NO_KEYS = KeyRange(b"", b"")
 CLAUSES_MAX = 64
-"""Of `Where.clauses`; a filter with more of them uses weaker ones."""
+"""Most clauses of `Where.clauses`; a filter with more uses weaker ones."""
 INVERSE = {
     Op.EQ: Op.NE,
     Op.IN: Op.NOT_IN,

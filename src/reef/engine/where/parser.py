@@ -41,7 +41,7 @@ ALLOWED = (
     "column [NOT] LIKE 'prefix%', or column IS [NOT] NULL"
 )
 DEPTH_MAX = 100
-"""Of nested parentheses; deeper ones would exhaust the stack."""
+"""Most nested parentheses; deeper ones would exhaust the stack."""
 RESERVED = frozenset(("AND", "OR", "NOT", "IN", "IS", "NULL", "LIKE", "BETWEEN", "TRUE", "FALSE"))
 NULL_HINT = "NULL is equal to nothing: write IS NULL or IS NOT NULL"
 SHOWN_CHARS = 48
@@ -62,7 +62,7 @@ TIMES: dict[str, Callable[[str], Literal]] = {
     "TIMESTAMP": parse_timestamp,
     "TIME": parse_clock,
 }
-"""Of literals with a type in front of them, by its name."""
+"""Parsers of literals with a type in front of them, by its name."""
 
 
 class Op(StrEnum):
@@ -242,13 +242,13 @@ class _Parser:
         parts = [self._both(depth)]
         while self.took("OR"):
             parts.append(self._both(depth))
-        return _joined(RawOr, parts)
+        return _join_parts(RawOr, parts)
 
     def _both(self, depth: int) -> Raw:
         parts = [self._negated(depth)]
         while self.took("AND"):
             parts.append(self._negated(depth))
-        return _joined(RawAnd, parts)
+        return _join_parts(RawAnd, parts)
 
     def _negated(self, depth: int) -> Raw:
         negated = False
@@ -347,7 +347,7 @@ class _Parser:
 J = TypeVar("J", RawAnd, RawOr)
 
 
-def _joined(kind: type[J], parts: list[Raw]) -> Raw:
+def _join_parts(kind: type[J], parts: list[Raw]) -> Raw:
     return parts[0] if len(parts) == 1 else kind(tuple(parts))
 
 
@@ -391,7 +391,7 @@ WORDS = {
 def parse_tuples(conditions: Sequence[Any]) -> Raw:
     """Parse a list of tuples, all of which must match."""
     parts = [_from_tuple(SourcePosition(None, n), given) for n, given in enumerate(conditions)]
-    return _joined(RawAnd, parts)
+    return _join_parts(RawAnd, parts)
 
 
 def _from_tuple(place: SourcePosition, given: Any) -> Raw:

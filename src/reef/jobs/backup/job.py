@@ -2,7 +2,7 @@
 
     1  pin       a lease on the generation: writers, jobs and sweeps continue
     2  segments  those that the set does not have yet; on threads, or on Spark
-    3  log       from the floor to its end, in pieces (`reef.jobs.backup.shipping`)
+    3  log       from the floor to its end, in pieces (`reef.jobs.backup.copying`)
     4  seal      the manifest, then the descriptor: from here on the backup exists
 
 Segments are named by id, wherever they are stored in the source: a backup of a branch holds those
@@ -45,8 +45,7 @@ from reef.formats.backup import BackedUp, Backup, StoredPiece, encode_backup
 from reef.formats.coding import crc32c
 from reef.formats.manifest import Manifest, SegmentEntry, encode_manifest
 from reef.jobs.backup.archive import Archive, ArchivedLog, identify_bucket
-from reef.jobs.backup.copying import TASKS_AT_ONCE, Copier, Counts, Tally
-from reef.jobs.backup.shipping import LogShipper
+from reef.jobs.backup.copying import TASKS_AT_ONCE, Copier, Counts, LogShipper, Tally
 from reef.jobs.transfer.export import open_files
 from reef.manifest.head import HeadFinder
 from reef.manifest.invariants import total
@@ -81,7 +80,7 @@ class BackupReport:
     """Objects of logs that were sent, in `pieces` objects of the backup."""
     pieces: int
     last_lsn: int
-    """Of the only namespace, the last LSN that can be restored; 0 if there are several."""
+    """Last LSN that can be restored, if there is only one namespace; otherwise 0."""
     backups: int
     """Descriptors that were written; more than one if `follow` has backed up later generations."""
     seconds: float
@@ -124,7 +123,7 @@ def backup(
     until.check(follow)
     _check_state(namespace, as_of, snapshot, follow)
     db._prove_store()
-    run = _Run(db, open_files(target), executor)
+    run = _BackupRun(db, open_files(target), executor)
     with (
         operation(db.metrics, "backup"),
         db._working("backup", namespace or "*") as working,
@@ -167,7 +166,7 @@ class Until:
 
 
 @dataclass
-class _Run:
+class _BackupRun:
     """One call of `backup`."""
 
     db: Database
@@ -275,7 +274,7 @@ class _Run:
 class _NamespaceBackup:
     """Copies one namespace while a lease pins it."""
 
-    def __init__(self, run: _Run, heads: HeadFinder, target: ReadTarget) -> None:
+    def __init__(self, run: _BackupRun, heads: HeadFinder, target: ReadTarget) -> None:
         self._run, self._target = run, target
         self.names: Namespace = heads.names
         self._dropped = heads.found.manifest.successor is not None

@@ -1,6 +1,6 @@
 """Restore a namespace from a backup, at any LSN or time that is covered.
 
-    1  choose   a backup, and the log up to one LSN (`reef.jobs.backup.planning`)
+    1  choose   a backup, and the log up to one LSN (`reef.jobs.backup.archive`)
     2  copy     its segments, and those of loads in the log, into the folder of the new namespace
     3  fold     the log from the floor to the LSN into segments, by the fold's own task
     4  check    every block of every segment, and the set hashes
@@ -10,7 +10,7 @@ Before step 5 there are only segments that no manifest names. A restore that is 
 crash finds those of step 2 by name and size, and does not copy them again.
 
 The log itself is not restored. LSNs, epochs and write ids of the source would otherwise be valid in
-both; the restored log begins far behind them (`reef.manifest.restoring.restored_manifest`).
+both; the restored log begins far behind them (`reef.manifest.branching.restored_manifest`).
 """
 
 import os
@@ -32,17 +32,16 @@ from reef.formats.manifest import Manifest, SegmentEntry, encode_manifest
 from reef.formats.schema import Schema
 from reef.formats.segment import SetHash
 from reef.formats.wal_object import WalHeader, WalKind, WalObject
-from reef.jobs.backup.archive import Archive, LogRange
+from reef.jobs.backup.archive import Archive, LogRange, RestorePoint, candidates, choose, position
 from reef.jobs.backup.copying import TASKS_AT_ONCE, Copier, Counts, Tally
-from reef.jobs.backup.planning import RestorePoint, candidates, choose, position
 from reef.jobs.fold.task import FoldTask, run_fold_task, write_trace
 from reef.jobs.transfer.export import open_files
 from reef.jobs.verify.chain import ProblemKind
 from reef.jobs.verify.objects import check_segments
 from reef.manifest import edits
-from reef.manifest.indexes import without_centroids
+from reef.manifest.branching import RESTORED_LSNS, restored_manifest
+from reef.manifest.edits import without_centroids
 from reef.manifest.invariants import is_balanced, total
-from reef.manifest.restoring import RESTORED_LSNS, restored_manifest
 from reef.paths import BackupNames, Namespace, number_of
 from reef.runtime import Executor
 from reef.stores import Meter, Store, Wrapper
@@ -119,7 +118,7 @@ def restore(
             kind=ErrorKind.INVALID_OPTION,
         )
     db._prove_store()
-    run = _Run(db, open_files(source), executor, verify)
+    run = _RestoreRun(db, open_files(source), executor, verify)
     with operation(db.metrics, "restore"), db._working("restore", name or "*"):
         if name is None:
             done = tuple(run.whole_bucket(backup))
@@ -131,7 +130,7 @@ def restore(
 
 
 @dataclass
-class _Run:
+class _RestoreRun:
     """One call of `restore`."""
 
     db: Database
@@ -170,7 +169,7 @@ class _Run:
         scanned = _scan(point.log, names)
         state = self._state(point, scanned)
         self._copy([*state.segments, *scanned.ingested(state, names)], names)
-        state = self._folded(state, point, scanned, names)
+        state = self._fold_log(state, point, scanned, names)
         state = self._with_trace(state, names)
         self._check(state, names)
         self.store.runtime.reach("restore copied")
@@ -226,12 +225,12 @@ class _Run:
         copier.copy(entries, there, keys)
 
     # --- the log --------------------------------------------------------------------
-    def _folded(
+    def _fold_log(
         self, state: Manifest, point: RestorePoint, scanned: "_ScannedLog", names: Namespace
     ) -> Manifest:
-        """Fold the log up to the chosen LSN, in stretches of bounded size."""
+        """Fold the log up to the chosen LSN, in rounds of bounded size."""
         settings = FoldSettings()
-        for end in scanned.stretches(point.log, settings.log_bytes):
+        for end in scanned.rounds(point.log, settings.log_bytes):
             view = _LogView(self.store, names, state, point.log)
             task = FoldTask(view, names, state.generation, settings, end)
             folded = edits.fold(state, run_fold_task(task).result)
@@ -307,8 +306,8 @@ class _ScannedLog:
             )
         return entries
 
-    def stretches(self, log: LogRange, bytes_max: int) -> Iterator[int]:
-        """Yield the ends of stretches of the log, each of at most so many bytes or one object."""
+    def rounds(self, log: LogRange, bytes_max: int) -> Iterator[int]:
+        """Yield the ends of the rounds of a fold, each of at most so many bytes or one object."""
         size, first = 0, log.first
         for lsn in range(log.first, log.last + 1):
             length = self.sizes.get(lsn, 0)

@@ -25,8 +25,7 @@ from reef.formats.backup import BackedUp, Backup
 from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.segment import SetHash
 from reef.formats.wal_object import WalKind, WalObject
-from reef.jobs.backup.archive import Archive, ArchivedLog, LogRange, Piece
-from reef.jobs.backup.planning import Candidate
+from reef.jobs.backup.archive import Archive, ArchivedLog, ArchivePiece, BackupCandidate, LogRange
 from reef.jobs.transfer.export import open_files
 from reef.jobs.verify.objects import check_segments
 from reef.manifest.invariants import total
@@ -103,17 +102,17 @@ class _Check:
 
     def run(self) -> None:
         sizes = self.archive.segments()
-        sources: dict[tuple[str, str], list[Candidate]] = {}
+        sources: dict[tuple[str, str], list[BackupCandidate]] = {}
         for backup in self._backups():
             for member in backup.namespaces:
                 found = sources.setdefault((backup.bucket, member.root), [])
-                found.append(Candidate(backup, member))
+                found.append(BackupCandidate(backup, member))
         for source, found in sorted(sources.items()):
             self._source(self.archive.log(*source), found)
         self._segments(sizes)
         self._orphans(sizes)
 
-    def _source(self, log: ArchivedLog, found: list[Candidate]) -> None:
+    def _source(self, log: ArchivedLog, found: list[BackupCandidate]) -> None:
         """Check the log of one namespace, and all backups of it."""
         skipped: set[int] = set()
         for piece in log.pieces:
@@ -144,7 +143,7 @@ class _Check:
             self.report.backups += 1
             yield backup
 
-    def _manifest(self, one: Candidate, log: ArchivedLog) -> Manifest | None:
+    def _manifest(self, one: BackupCandidate, log: ArchivedLog) -> Manifest | None:
         """Check the generation of a backup; None if it cannot be read."""
         member, backup_id = one.member, one.backup.id
         self.known.add(member.manifest)
@@ -173,7 +172,7 @@ class _Check:
                 self._problem(piece.key, message, backup.id)
 
     # --- logs -------------------------------------------------------------------------
-    def _piece(self, log: ArchivedLog, piece: Piece, skipped: set[int]) -> None:
+    def _piece(self, log: ArchivedLog, piece: ArchivePiece, skipped: set[int]) -> None:
         """Read a piece, and every object in it."""
         self.known.add(piece.key)
         self.report.pieces += 1

@@ -224,7 +224,7 @@ class CompactJob:
         ]
 
     def _ancestors(self, outlines: Sequence[_Outline]) -> tuple[str, ...]:
-        """Return the inputs, and of theirs those that no sweep has taken yet."""
+        """Return the inputs and their ancestors that have not been swept."""
         older = self._present({a for outline in outlines for a in outline.ancestors})
         return tuple(sorted(older | {segment.id for segment in self.plan.inputs}))
 
@@ -342,7 +342,7 @@ def compact(
                 break
         if full:
             compactor.let_origin_go()
-    return _summed(reports) if reports else compactor.idle()
+    return _sum_reports(reports) if reports else compactor.idle()
 
 
 class Compactor:
@@ -467,7 +467,7 @@ class Compactor:
         try:
             results = job.run(self._executor)
         except NotFoundError as error:
-            return self._step_down(self._gone(plan, error))
+            return self._step_down(self._handle_missing_input(plan, error))
         done = job.checked(results)
         self._db.store.runtime.reach("compact staged")
         try:
@@ -497,7 +497,7 @@ class Compactor:
         """Return the head after it, and whether this job is in it or was overtaken."""
         return self._publisher.publish_once(lambda head: edits.compact(head, done))
 
-    def _gone(self, plan: CompactPlan, error: NotFoundError) -> Manifest:
+    def _handle_missing_input(self, plan: CompactPlan, error: NotFoundError) -> Manifest:
         """An input is gone: another compactor was first and it was swept, or it is damage."""
         self._publisher.heads.forget()
         head = self._publisher.heads.find().manifest
@@ -509,7 +509,7 @@ class Compactor:
         return head
 
 
-def _summed(reports: list[CompactReport]) -> CompactReport:
+def _sum_reports(reports: list[CompactReport]) -> CompactReport:
     """Return one report of several jobs: counts and set hashes add up."""
     last = reports[-1]
     sums: dict[str, Any] = {}

@@ -48,11 +48,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reef.config import CompactSettings
-from reef.engine.read.merge import joined_versions, newest_versions, sorted_places
+from reef.engine.read.merge import fragments, joined_versions, newest_versions, sorted_places
 from reef.engine.read.runs import rows_bytes
 from reef.engine.read.scan import Cursor, merged
-from reef.engine.read.tombstones import fragments
-from reef.engine.search.building import load_indexes
+from reef.engine.search.specs import load_indexes
 from reef.errors import ErrorKind, InvalidInputError
 from reef.formats.block import Codec
 from reef.formats.coding import Buffer, corrupt
@@ -127,7 +126,7 @@ class Merger:
         self.tally.rows += len(rows)
         if rows.has_partial:
             rows = rows if order is None else rows.take(order)
-            return self._without_deleted(self._applied(rows))
+            return self._without_deleted(self._combine_versions(rows))
         # Sort only keys, LSNs and sequences until it is known which rows are kept.
         thin = rows.with_fields({})
         thin = thin if order is None else thin.take(order)
@@ -184,7 +183,7 @@ class Merger:
         deleted = expired & ~needless
         kinds = np.where(deleted, np.uint8(OpKind.DELETE), rows.kinds)
         self.tally.made += _hash(rows, deleted, kinds)
-        return _emptied(replace(rows, kinds=kinds), np.flatnonzero(~needless), deleted)
+        return _empty_deleted(replace(rows, kinds=kinds), np.flatnonzero(~needless), deleted)
 
     def _expired(self, rows: Versions) -> Mask:
         if rows.expires_at_ms is None or not self.expired_before_ms:
@@ -230,7 +229,7 @@ class Merger:
                 yield other, slice(first, bisect_right(in_order, other.max_key))
 
     # --- patches and merges -----------------------------------------------------------
-    def _applied(self, rows: Versions) -> Versions:
+    def _combine_versions(self, rows: Versions) -> Versions:
         """Make one version of those of each key, if no other version can be in between."""
         before = _hash_all(rows)
         rows = rows.take(np.flatnonzero(~self._covered(rows)))
@@ -302,7 +301,7 @@ def _matters(rows: Versions) -> Mask:
     return matters
 
 
-def _emptied(rows: Versions, kept: npt.NDArray[np.int64], deleted: Mask) -> Versions:
+def _empty_deleted(rows: Versions, kept: npt.NDArray[np.int64], deleted: Mask) -> Versions:
     """Return the kept rows; those that became deletes lose their columns."""
     if not deleted.any():
         return rows.take(kept)
@@ -499,19 +498,19 @@ def run_compact_task(task: CompactTask) -> TaskResult:
     joins = task.join and not task.indexes
     groups = can_join(task.inputs, tails, task.key_range, task.schema) if joins else None
     if groups is not None:
-        return _joined(task, groups)
+        return _join_segments(task, groups)
     deleted = fragments(clipped(range_tombstones(task.inputs, tails), task.key_range))
     kept = needed(deleted, task.others, task.hold_lsn)
     merger = Merger(task.schema, task.others, deleted, task.hold_lsn, task.expired_before_ms)
     merger.tally.dropped_lsn = max((t.lsn for t in set(deleted) - set(kept)), default=0)
-    pieces = _merged(task, tails, merger)
+    pieces = _merge_runs(task, tails, merger)
     first = next(pieces, None)
     if first is None and not kept:
         return TaskResult(None, merger.tally)
     return TaskResult(write_segment(task, _again(first, pieces), kept), merger.tally)
 
 
-def _joined(task: CompactTask, groups: Sequence[Groups]) -> TaskResult:
+def _join_segments(task: CompactTask, groups: Sequence[Groups]) -> TaskResult:
     writer = _writer(task, ())
     segment_id = task.lineage.write_id
     tally = join(task.store, task.namespace.segment(segment_id), writer, groups)
@@ -532,7 +531,9 @@ def range_tombstones(
             yield replace(tombstone, lsn=entry.rows_lsn or tombstone.lsn)
 
 
-def _merged(task: CompactTask, tails: Sequence[SegmentTail], merger: Merger) -> Iterator[Versions]:
+def _merge_runs(
+    task: CompactTask, tails: Sequence[SegmentTail], merger: Merger
+) -> Iterator[Versions]:
     bytes_each = task.settings.merge_bytes // max(1, len(tails))
     runs: list[Cursor] = [
         SegmentRun(

@@ -35,8 +35,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from reef.config import CompactSettings
-from reef.engine.read.merge import sorted_places
-from reef.engine.read.tombstones import fragments
+from reef.engine.read.merge import fragments, sorted_places
 from reef.errors import ErrorKind, InvalidInputError
 from reef.formats.coding import shared_bytes
 from reef.formats.manifest import SegmentEntry
@@ -206,10 +205,12 @@ def _merge_level0(zero: Segments, settings: CompactSettings) -> CompactPlan | No
     if len(zero) < settings.level0_segments_max:
         return None
     smallest = sorted(zero, key=lambda s: (data_bytes(s), s.lsn_max, s.id))
-    return _merge(_alike(smallest, settings.inputs_max), 0, f"{len(zero)} segments in level 0")
+    return _merge(
+        _take_similar(smallest, settings.inputs_max), 0, f"{len(zero)} segments in level 0"
+    )
 
 
-def _alike(smallest: Segments, count_max: int) -> Segments:
+def _take_similar(smallest: Segments, count_max: int) -> Segments:
     """Return the smallest segments, up to one that is far larger than those before it.
 
     Merged each time, its bytes would be rewritten for every few new ones.

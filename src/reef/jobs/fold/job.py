@@ -37,7 +37,7 @@ from reef.telemetry import operation
 
 @dataclass(frozen=True, slots=True)
 class FoldPlan:
-    """Which part of the log to fold, as of which manifest."""
+    """The part of the log to fold, and the manifest it was planned on."""
 
     manifest: Manifest
     lsns: tuple[int, ...]
@@ -77,36 +77,36 @@ def fold(
 ) -> FoldReport:
     """Fold the log as it is now; safe while writers, readers and other folds run.
 
-    A long log is folded in stretches, each with a publish of its own, so that memory is bounded.
+    A long log is folded in rounds, each with a publish of its own, so that memory is bounded.
     """
     options = FoldSettings().changed(settings)
     db._prove_store()
     shown = db._working("fold", namespace) if executor is not None else nullcontext()
     executor = executor or db.store.runtime
     with operation(db.metrics, "fold"), shown:
-        report, more = _fold_stretch(db, namespace, executor, options)
+        report, more = _fold_round(db, namespace, executor, options)
         for _ in range(1, options.stretches_max):
             if not more or not report.published:
                 break
-            stretch, more = _fold_stretch(db, namespace, executor, options)
-            report = _added(report, stretch) if stretch.published else report
-            more = more and stretch.published
+            latest, more = _fold_round(db, namespace, executor, options)
+            report = _add_reports(report, latest) if latest.published else report
+            more = more and latest.published
     db.events.emit("folded", **report.to_dict())
     return report
 
 
-def _added(report: FoldReport, stretch: FoldReport) -> FoldReport:
-    """Return the report of two consecutive stretches."""
+def _add_reports(report: FoldReport, latest: FoldReport) -> FoldReport:
+    """Return the report of two consecutive rounds."""
     sums = ("objects", "voided", "rows", "segments", "bytes")
     return replace(
-        stretch,
+        latest,
         first_lsn=report.first_lsn,
         published=report.published,
-        **{name: getattr(report, name) + getattr(stretch, name) for name in sums},
+        **{name: getattr(report, name) + getattr(latest, name) for name in sums},
     )
 
 
-def _fold_stretch(
+def _fold_round(
     db: Database, namespace: str, executor: Executor, settings: FoldSettings
 ) -> tuple[FoldReport, bool]:
     store, publisher = db.store, db._namespaces.publisher(namespace)
@@ -127,7 +127,7 @@ def _fold_stretch(
             (folded,) = executor.map(run_fold_task, [task])
         return _publish(db, publisher, manifest, folded), plan.more
     except (NotFoundError, CorruptionError) as error:
-        raise _gone(publisher, manifest, error, folded) from error
+        raise _missing_object_error(publisher, manifest, error, folded) from error
 
 
 def _shuffler(
@@ -200,7 +200,7 @@ def fold_memory(
             folded = _fold_cut(task, manifest, cut, contents)
             report = _publish(db, publisher, manifest, folded)
         except NotFoundError as error:
-            raise _gone(publisher, manifest, error, folded) from error
+            raise _missing_object_error(publisher, manifest, error, folded) from error
     db.events.emit("folded", **report.to_dict())
     if report.published:
         slots.add(folded)
@@ -255,7 +255,7 @@ def _publish(
     )
 
 
-def _gone(
+def _missing_object_error(
     publisher: Publisher,
     manifest: Manifest,
     error: NotFoundError | CorruptionError,

@@ -29,8 +29,7 @@ import pyarrow as pa
 
 from reef.config import FoldSettings
 from reef.engine.log.log import Log, LogRules, replay_headers
-from reef.engine.read.merge import newest_versions
-from reef.engine.read.tombstones import RangeTombstones
+from reef.engine.read.merge import RangeTombstones, newest_versions
 from reef.errors import InternalError
 from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.operators import as_codes

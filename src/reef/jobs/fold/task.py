@@ -16,6 +16,7 @@ from a shuffle, one key range at a time (`reef.jobs.fold.shuffle`).
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 import msgspec
 import numpy as np
@@ -24,11 +25,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reef.config import FoldSettings
-from reef.engine.log.log import Log, LogRules, RulesState, SlotGone, Verdict
+from reef.engine.log.log import Log, LogRules, RulesState, Scanned, SlotGone, Verdict, replay
 from reef.engine.log.tail import ingested_segments
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.memtable import Memtable
 from reef.engine.read.merge import (
+    RangeTombstones,
     drop_covered,
     drop_superseded,
     joined_versions,
@@ -36,9 +38,8 @@ from reef.engine.read.merge import (
     sorted_places,
 )
 from reef.engine.read.segments import SegmentStore
-from reef.engine.read.tombstones import RangeTombstones
 from reef.engine.read.view import View, key_versions, newest_rows
-from reef.engine.search.building import load_indexes
+from reef.engine.search.specs import load_indexes
 from reef.errors import NotFoundError
 from reef.formats.block import Codec
 from reef.formats.covers import Cover
@@ -81,7 +82,8 @@ class FoldTask:
     ingested: tuple[SegmentEntry, ...] = ()
     """Segments that ingests in this part made visible; set once the part is replayed."""
     begins: tuple[int, ...] = ()
-    """Of loads with `live_wins` that are open at the end of the part: their rows come in there."""
+    """Begins of loads with `live_wins` that are open at the end of the part: rows may come in
+    there."""
     key_range: KeyRange = field(default_factory=KeyRange)
     """The keys of this task. Range tombstones are written by the first task."""
 
@@ -106,6 +108,10 @@ class LogPart:
         return not header.schema_id or any(
             schema.id == header.schema_id for schema in self.manifest.schemas
         )
+
+    def can_decode(self, slot: Scanned) -> bool:
+        """Whether the manifest has the schema of a slot's object; a newer one may be needed."""
+        return slot.object is None or self.knows_schema(slot.object.header)
 
     def add(self, header: WalHeader, verdict: Verdict) -> None:
         """Add an object; the segments of an ingest that applies become part of the result."""
@@ -170,18 +176,13 @@ def run_fold_task(task: FoldTask) -> FoldedLog:
     rows: list[Versions] = [Versions.empty(manifest.schema)]
     tombstones: list[RangeTombstone] = []
     try:
-        for slot in Log(task.store, task.namespace).scan(
-            manifest.wal_floor, rules.skipped, task.end
-        ):
+        slots = Log(task.store, task.namespace).scan(manifest.wal_floor, rules.skipped, task.end)
+        for slot in replay(rules, takewhile(part.can_decode, slots)):
             if slot.object is None:
-                rules.skip()
                 continue
             header = slot.object.header
-            if not part.knows_schema(header):  # only a newer manifest has it
-                break
-            verdict = rules.advance(header)
-            part.add(header, verdict)
-            if verdict is Verdict.APPLIES and header.kind.has_rows:
+            part.add(header, slot.verdict)
+            if slot.verdict is Verdict.APPLIES and header.kind.has_rows:
                 versions, deletes = decoded(slot.object, manifest, task.namespace)
                 rows += versions
                 tombstones += deletes
@@ -224,7 +225,7 @@ def write_folded(
 def write_trace(
     task: FoldTask, manifest: Manifest, tombstones: Sequence[RangeTombstone]
 ) -> tuple[SegmentEntry, ...]:
-    """Write a segment without rows for a key range of which no row is left.
+    """Write a segment without rows for a key range that has none.
 
     The segments of a fold cover all keys together; a rebuild recognises them by that (H49).
     """
@@ -271,10 +272,10 @@ def _resolved_below_begins(
     The row of an open load with `live_wins` comes in below them, unless a whole row is in between.
     """
     if not task.begins:
-        return _resolved(task, manifest, rows, tombstones)
+        return _resolve_patches(task, manifest, rows, tombstones)
     rows = drop_superseded(drop_covered(rows, [RangeTombstones.of(tombstones)]))
     held = _are_held(rows, np.array(task.begins, np.int64))
-    rest = _resolved(task, manifest, rows.take(np.flatnonzero(~held)), tombstones)
+    rest = _resolve_patches(task, manifest, rows.take(np.flatnonzero(~held)), tombstones)
     # Between two of these LSNs nothing comes in: patches there become one.
     edges = sorted({*task.begins, *(entry.rows_lsn for entry in task.ingested)})
     places = np.searchsorted(np.array(edges, np.int64), rows.lsns)
@@ -302,7 +303,7 @@ def _are_held(rows: Versions, begins: npt.NDArray[np.int64]) -> npt.NDArray[np.b
     return held
 
 
-def _resolved(
+def _resolve_patches(
     task: FoldTask, manifest: Manifest, rows: Versions, tombstones: Sequence[RangeTombstone]
 ) -> Versions:
     """Apply patches and merges to the rows below them, in the log or in segments."""
@@ -329,7 +330,7 @@ def _resolved(
     rest = rows.take(np.flatnonzero(hidden).astype(np.int64))
     if not len(rest):
         return kept
-    below_load = _resolved(replace(task, ingested=older), manifest, rest, tombstones)
+    below_load = _resolve_patches(replace(task, ingested=older), manifest, rest, tombstones)
     both = concat_versions([kept, below_load], manifest.schema)
     return both.take(sorted_places(both))
 

@@ -20,13 +20,23 @@ is decided by the marks alone: a batch that was committed before does not count 
 
 A writer is never fenced by this, and never waits for it: an object that takes its slot has epoch 0,
 and the writer continues behind it. Batches that it sent behind such a slot are void, and resent.
+
+Batches of streams are rows that count once, however often their batch is sent (H40).
+A stream numbers its batches. A commit carries the number as the stream's mark, in the same WAL
+object as the rows, and the rules of the log ignore every later object that does not move the mark.
+So a batch that is replayed after a crash is skipped by its number, never by its content: a source
+may return other rows at the second time.
+
+Small batches go into the log as they are, one PUT each; large ones are staged by a bulk job, whose
+ingest carries the mark. Neither needs the writer role, and neither disturbs a live writer.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
+from reef.engine.handles.database import Database
 from reef.engine.handles.transaction import Reads, WriteSet, write_set_of
 from reef.engine.history.as_of import with_skipped
 from reef.engine.log.log import Log, LogRules, SlotGone, Verdict, replay_headers
@@ -57,7 +67,8 @@ from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
 from reef.runtime import Stopwatch
 from reef.stores import Outcome, Store
-from reef.types import KeyRange
+from reef.telemetry import operation
+from reef.types import KeyRange, Receipt
 
 ENDS = (WalKind.INGEST, WalKind.ABORT)
 LOSSES_BEFORE_AIMING = 3
@@ -67,6 +78,7 @@ TRIES_MAX = 100
 READS_MAX = 10
 DEADLINE_S = 120.0
 """How long a PUT without a response is sent again."""
+__all__ = ["StreamAppender"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +95,7 @@ class Unchanged:
     """The condition of an ingest: no object behind an LSN has written keys in some ranges."""
 
     generation: int
-    """Of the manifest that was read. A lease keeps it, and the log from its floor on."""
+    """Generation that was read. A lease keeps it, and the log from its floor on."""
     lsn: int
     """The last LSN that was read."""
     ranges: tuple[KeyRange, ...] = (KeyRange(),)
@@ -191,7 +203,7 @@ class Appender:
         self._headers: dict[int, WalHeader] = {}
         self._tries: dict[tuple[WalKind, str], _Tries] = {}
         self._checked: LogRules | None = None
-        """Of a conditional ingest: the rules, up to the last object that was checked."""
+        """Rules of a conditional ingest, up to the last object that was checked."""
 
     def append_rows(
         self,
@@ -570,3 +582,41 @@ def _outcome_of_abort(job: Job, seen: UnfoldedLog) -> JobState | None:
     committed = end.committed if end is not None else known is not None
     lsn = end.lsn if end is not None else known.lsn if known is not None else 0
     return JobState(lsn, counts=not committed, known=known)
+
+
+class StreamAppender:
+    """Appends batches of streams to the log of one namespace. Not for several threads at once."""
+
+    def __init__(self, db: Database, namespace: str) -> None:
+        db._prove_store()  # it writes into the log, as a writer does (H4)
+        self._metrics = db.metrics
+        heads = db._namespaces.use(namespace).heads
+        self.schema: Schema = heads.found.manifest.schema
+        self._name = namespace
+        self._appender = Appender(db.store, heads.names)
+
+    def marks(self) -> dict[str, int]:
+        """Return how many batches of each stream were committed."""
+        return self._appender.read_log().marks
+
+    def append(
+        self,
+        stream: str,
+        number: int,
+        batches: Sequence[AnyOps],
+        *,
+        schema: Schema | None = None,
+        also: Collection[str] = (),
+        check: Callable[[Mapping[str, int]], None] = lambda marks: None,
+    ) -> Receipt:
+        """Commit the rows as a stream's batch; the first one has number 1.
+
+        The receipt is `replayed`, with LSN 0, if this batch or a later one was committed before.
+        `schema` is that of the rows, if it may have grown since. `also` are further marks that the
+        same commit moves to this number; `check` may refuse the batch by the marks of all streams.
+        """
+        marks = {name: number for name in (stream, *also)}
+        with operation(self._metrics, "append"):
+            state = self._appender.append_rows(marks, batches, schema or self.schema, check)
+        ops = 0 if state.replayed else sum(map(len, batches))
+        return Receipt(self._name, state.lsn, 0, 0, state.write_id, ops, state.replayed)

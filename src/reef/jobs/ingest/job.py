@@ -37,9 +37,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reef.config import IngestOptions, IngestSettings
-from reef.engine.handles.batch import check_idempotency_key, check_live_wins
 from reef.engine.handles.database import Database
 from reef.engine.read.merge import combined_merges, sorted_places
+from reef.engine.rows.batch import check_idempotency_key, check_live_wins
 from reef.engine.rows.input import to_ops
 from reef.engine.rows.merges import merge_rows_ops
 from reef.engine.running_jobs import BULK_LOAD
@@ -135,7 +135,7 @@ class BulkJob:
         # A job always has a key: below the floor only the dedup window proves its commit.
         self.key = self.id if idempotency_key is None else idempotency_key
         self._digest = "" if digest is None or idempotency_key is None else digest(self.schema)
-        """Of the rows, if the caller knows all of them before it begins."""
+        """Digest of the rows, if the caller knows all of them before it begins."""
         self._digest_of, self._schemas_before = digest, manifest.schemas[:-1]
         self.receipt: Receipt | None = None
         """The result of the commit; set from the start if the key was committed before."""
@@ -244,7 +244,7 @@ class BulkJob:
         try:
             if self.receipt is None:
                 self._appender.append(WalKind.ABORT, self._job(), self.schema)
-                self._take_back()
+                self._drop_if_unused()
         finally:
             self._release()
 
@@ -282,7 +282,7 @@ class BulkJob:
             return self._db._namespaces.use(name)
         return self._db._namespaces.ensure(name, make, made_for=self.id)
 
-    def _take_back(self) -> None:
+    def _drop_if_unused(self) -> None:
         if not self._made:
             return
         with suppress(ReefError):  # it stays, without rows
@@ -290,7 +290,9 @@ class BulkJob:
             ours = seen.manifest.made_for == self.id
             over = not seen.open_jobs and not any(end.committed for end in seen.ended.values())
             if ours and over:
-                self._db._namespaces.take_back(self._names, self.id, seen.open_slot, seen.last_ids)
+                self._db._namespaces.drop_if_unused(
+                    self._names, self.id, seen.open_slot, seen.last_ids
+                )
 
     def _begin(self) -> None:
         self._lease.renew_in_background()

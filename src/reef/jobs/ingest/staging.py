@@ -28,7 +28,7 @@ from reef.engine.log.tail import entry_at
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.scan import Cursor, SegmentCursor, merged
 from reef.engine.read.segments import SegmentStore
-from reef.engine.search.building import load_indexes
+from reef.engine.search.specs import load_indexes
 from reef.errors import ErrorKind, InvalidInputError
 from reef.formats.block import Codec
 from reef.formats.filter import hash_keys
@@ -45,7 +45,8 @@ from reef.stores import Store
 from reef.types import KeyRange
 
 ROW_SEQ = 1
-"""Of every row: the range tombstones of a replaced range have 0, and so hide only older rows."""
+"""Sequence of every row: range tombstones of a replaced range have 0, so they hide older rows
+only."""
 PIECE_ROWS = 65_536
 """Larger pieces are cut, so that segments can end near their size."""
 KEY_BYTES_MAX = 65_535

@@ -7,7 +7,7 @@
     4  fold      the log behind both
     5  rewrite   the segments that hold the keys, without tombstones   (`reef.jobs.purge.rewrite`)
     6  sweep     retaining nothing but the head and pins; earlier incarnations at once
-    7  scan      again; explain every object that still holds a row      (`reef.jobs.purge.pins`)
+    7  scan      again; explain every object that still holds a row      (`reef.jobs.purge.scan`)
 
 Steps 3 to 6 are the commits and jobs of every day: a live writer, readers and other jobs are not
 disturbed, a crash at any step leaves a namespace without the rows and with more garbage, and the
@@ -29,18 +29,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reef.config import CompactOptions, CompactSettings, SweepSettings
-from reef.engine.handles.batch import check_text, encode_keys
 from reef.engine.handles.database import Database
 from reef.engine.read.view import newest_rows
+from reef.engine.rows.batch import check_text, encode_keys
 from reef.engine.stats import branch_heads
 from reef.errors import ConflictError, CorruptionError, ErrorKind, InvalidInputError, NotFoundError
 from reef.formats.manifest import Manifest
 from reef.formats.wal_object import OpKind, Ops
 from reef.jobs.fold.job import fold
-from reef.jobs.ingest.streams import StreamAppender
-from reef.jobs.purge.pins import Pin, Pins, Place
+from reef.jobs.ingest.append import StreamAppender
 from reef.jobs.purge.rewrite import DeadVersions, Rewriter, check_backfills, figures, rewrite
-from reef.jobs.purge.scan import ScannedObject, scan_objects, sorted_keys
+from reef.jobs.purge.scan import Pin, Pins, PurgedChain, ScannedObject, scan_objects, sorted_keys
 from reef.jobs.sweep.job import sweep_with
 from reef.manifest.edits import drop_snapshot
 from reef.manifest.head import HeadFinder, locate
@@ -83,10 +82,10 @@ class PurgeReport:
     keys: int
     generation: int
     origin: str | None = None
-    """Of a branch: the namespace that it was made of, which has rows of its own."""
+    """Namespace that a branch was made from, which has rows of its own."""
     independent: tuple[str, ...] = ()
-    """Branches that were not searched, since they share no object any more: they have rows of their
-    own. With `include_branches` they are purged too."""
+    """Branches that were not searched: they share no object any more, and have rows of their own.
+    With `include_branches` they are purged too."""
     rows_deleted: int = 0
     """Keys that had a row, and were deleted by a commit."""
     segments_rewritten: int = 0
@@ -97,7 +96,7 @@ class PurgeReport:
     remaining: tuple[RemainingObject, ...] = ()
     """Objects that still hold rows, and who pins them."""
     unreadable: tuple[str, ...] = ()
-    """Objects of which nothing is proved, because they cannot be decoded."""
+    """Objects that cannot be decoded, so that nothing is proved about them."""
     bounds: tuple[str, ...] = ()
     """Objects that name one of the keys as the bound of a range, and hold no row of it."""
     objects_scanned: int = 0
@@ -134,7 +133,7 @@ def purge(
     that they keep. Objects are deleted after a grace period: `wait_s` is how long to wait for it at
     most; otherwise run the purge again at `continue_at`.
     """
-    wanted = _checked(keys, wait_s)
+    wanted = _check_arguments(keys, wait_s)
     CompactSettings().changed(settings)
     job = _Purge(db, namespace, wanted, executor, settings, include_branches)
     job.check_text()
@@ -147,7 +146,7 @@ def purge(
     return report
 
 
-def _checked(keys: Iterable[bytes | str], wait_s: float) -> pa.Array:
+def _check_arguments(keys: Iterable[bytes | str], wait_s: float) -> pa.Array:
     wanted = sorted_keys(encode_keys(keys))
     if not len(wanted):
         raise InvalidInputError("keys is empty: name the keys to erase", kind=ErrorKind.INVALID_KEY)
@@ -250,7 +249,7 @@ class _Purge:
         return report, missed
 
     def _missed(
-        self, place: Place, read: Set[str], found: Iterable[ScannedObject]
+        self, place: PurgedChain, read: Set[str], found: Iterable[ScannedObject]
     ) -> Iterator[str]:
         """Yield objects that a head needed and that were not read: their rows are elsewhere now.
 
@@ -258,7 +257,7 @@ class _Purge:
         never collected.
         """
         head, names = place.head, place.names
-        now = _found(self.db, names) if head.dropped is None else None
+        now = _find_head(self.db, names) if head.dropped is None else None
         if now is None or now.found.manifest.generation == head.generation:
             return
         floor, moved_to = head.wal_floor, now.found.manifest.wal_floor
@@ -272,11 +271,13 @@ class _Purge:
                 needed |= {names.segment(segment_id, home) for segment_id in one.ingested}
         yield from sorted(needed - read)
 
-    def _sweeps(self, place: Place) -> bool:
+    def _sweeps(self, place: PurgedChain) -> bool:
         """Whether this purge sweeps a place: not a branch, unless asked, and no dropped one."""
         return not place.is_branch or (self.include_branches and place.head.dropped is None)
 
-    def _objects(self, places: Sequence[Place], pins: Mapping[str, Pins]) -> Iterator[ObjectInfo]:
+    def _objects(
+        self, places: Sequence[PurgedChain], pins: Mapping[str, Pins]
+    ) -> Iterator[ObjectInfo]:
         """List the folder of the name with all incarnations, those of its branches, and objects of
         other namespaces that one of them reads.
         """
@@ -309,12 +310,12 @@ class _Purge:
         live = [one for one in places if one.is_branch and one.head.dropped is None]
         return [one.head.name_in(one.names.folder) for one in reversed(live)]
 
-    def _places(self) -> list[Place]:
+    def _places(self) -> list[PurgedChain]:
         """Return the places to search; independent branches are places if branches are purged."""
         made_of = self.made_of.roots() if self.include_branches else {}
         return list(_places(self.db, self.namespace, made_of))
 
-    def _independent(self, places: Sequence[Place]) -> tuple[str, ...]:
+    def _independent(self, places: Sequence[PurgedChain]) -> tuple[str, ...]:
         """Return the names of branches that no pin leads to, and of their own branches."""
         roots = {place.root for place in places}
         every = _places(self.db, self.namespace, self.made_of.roots())
@@ -430,33 +431,33 @@ class _MadeOf:
 
 def _places(
     db: Database, namespace: str, made_of: Mapping[str, list[Namespace]]
-) -> Iterator[Place]:
+) -> Iterator[PurgedChain]:
     """Yield the current incarnation, earlier ones, and all branches; origins before branches.
 
     Branches are found by their pins, and by `made_of` if they have released their origin.
     """
     current = locate(db.store, namespace)
-    waiting = [Place(current)]
+    waiting = [PurgedChain(current)]
     for number in current.found.manifest.predecessors:
-        heads = _found(db, current.names.at(number))
-        waiting += [Place(heads)] if heads is not None else []
+        heads = _find_head(db, current.names.at(number))
+        waiting += [PurgedChain(heads)] if heads is not None else []
     seen = {place.root for place in waiting}
     while waiting:
         place = waiting.pop(0)
         yield place
         for branch_id, pin in place.head.branches.items():
-            heads = _found(db, Namespace.of_root(pin.root)) if pin.root not in seen else None
+            heads = _find_head(db, Namespace.of_root(pin.root)) if pin.root not in seen else None
             if heads is not None and _is_branch(heads.found.manifest, branch_id):
                 seen.add(pin.root)
-                waiting.append(Place(heads, is_branch=True))
+                waiting.append(PurgedChain(heads, is_branch=True))
         for names in made_of.get(place.root, ()):
-            heads = _found(db, names) if names.root not in seen else None
+            heads = _find_head(db, names) if names.root not in seen else None
             if heads is not None:
                 seen.add(names.root)
-                waiting.append(Place(heads, is_branch=True))
+                waiting.append(PurgedChain(heads, is_branch=True))
 
 
-def _found(db: Database, names: Namespace) -> HeadFinder | None:
+def _find_head(db: Database, names: Namespace) -> HeadFinder | None:
     heads = HeadFinder(db.store, names)
     try:
         heads.find(fallback=True, dropped=True)
@@ -478,7 +479,7 @@ def _origin_of(head: Manifest) -> str | None:
 
 
 def _remaining(
-    places: Sequence[Place], pins: Mapping[str, Pins], found: Iterable[ScannedObject]
+    places: Sequence[PurgedChain], pins: Mapping[str, Pins], found: Iterable[ScannedObject]
 ) -> Iterator[RemainingObject]:
     """Yield the objects with rows, each with its pins; the bytes of another namespace only count
     as long as a generation here needs them.
@@ -505,7 +506,7 @@ def _free_at(one: RemainingObject) -> str | None:
     return max((end for end in ends if end is not None), key=datetime.fromisoformat, default=None)
 
 
-def _place_of(key: str, places: Sequence[Place]) -> Place | None:
+def _place_of(key: str, places: Sequence[PurgedChain]) -> PurgedChain | None:
     """Return the place whose folder has an object; None if no chain there can be read."""
     folder, _, rest = key.partition("/incarnations/")
     root = f"{folder}/incarnations/{rest.partition('/')[0]}" if rest else None
@@ -515,7 +516,7 @@ def _place_of(key: str, places: Sequence[Place]) -> Place | None:
     return None
 
 
-def _release(db: Database, place: Place, snapshot_id: str) -> None:
+def _release(db: Database, place: PurgedChain, snapshot_id: str) -> None:
     Publisher(db.store, place.names).publish(
         lambda head: drop_snapshot(head, snapshot_id), dropped=True
     )

@@ -132,7 +132,7 @@ class RewriteTask(CompactTask):
 
 
 def run_rewrite_task(task: RewriteTask) -> TaskResult:
-    """Write a segment again; no segment if nothing is left."""
+    """Rewrite a segment; return nothing if no row remains."""
     (entry,) = task.inputs
     tail = read_tail(task.store, task.namespace, entry)
     tombstones = tuple(range_tombstones([entry], [tail]))

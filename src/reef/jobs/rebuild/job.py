@@ -1,9 +1,9 @@
 """Rebuild: derive a manifest from the segments and the log.
 
-    1  gather    footers of segments, headers of the log    (`reef.jobs.rebuild.evidence`)
-    2  choose    which segments are live                    (`reef.jobs.rebuild.choice`, pure)
+    1  gather    footers of segments, headers of the log    (`reef.jobs.evidence.gather`)
+    2  choose    which segments are live                    (`reef.jobs.evidence.gather`, pure)
     3  derive    floor, end of the log, epoch, schemas, dedup window, jobs
-                                                            (`reef.jobs.rebuild.state`, pure)
+                                                            (`reef.jobs.evidence.derive`, pure)
     4  compare   the rows with those of the published head, if there is one: a hash over key, LSN,
                  sequence and kind of every row that a full scan returns
     5  publish   only with `apply`, and only without an intact head, or by force; a head is replaced
@@ -50,21 +50,21 @@ from reef.formats.manifest import (
 from reef.formats.segment import EMPTY, Lineage, SetHash, set_hash
 from reef.formats.segment_writer import SegmentWriter
 from reef.formats.versions import Versions
-from reef.jobs.ingest.staging import entry_of
-from reef.jobs.rebuild.evidence import (
+from reef.jobs.evidence.derive import Derived, derive
+from reef.jobs.evidence.gather import (
     MARGIN,
     Evidence,
+    find_inheritance,
     gather_evidence,
     read_checksums,
     readable_manifests,
 )
-from reef.jobs.rebuild.inheritance import find_inheritance
-from reef.jobs.rebuild.state import Derived, derive
+from reef.jobs.ingest.staging import entry_of
 from reef.jobs.repair.head import fence_off, restore_ends, store_record
 from reef.jobs.repair.segments import write_saved
 from reef.manifest.dedup import merge_streams
+from reef.manifest.edits import index_specs
 from reef.manifest.head import HeadFinder, newest_incarnation
-from reef.manifest.indexes import index_specs
 from reef.manifest.invariants import check_loaded
 from reef.manifest.repairs import merged_window
 from reef.paths import Namespace, number_of
@@ -122,7 +122,7 @@ class RebuildReport:
     namespace: str
     applied: bool
     generation: int
-    """Of the head: the new one if it was applied; 0 if there is none."""
+    """Generation of the head, after the rebuild if it was applied; 0 if there is none."""
     wal_floor: int
     last_lsn: int
     writer_epoch: int

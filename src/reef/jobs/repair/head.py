@@ -46,8 +46,8 @@ from reef.formats.manifest import (
     encode_successor,
 )
 from reef.formats.segment import covers_of
-from reef.jobs.ingest.staging import entry_of
-from reef.jobs.rebuild.evidence import (
+from reef.jobs.evidence.derive import Derived, derive
+from reef.jobs.evidence.gather import (
     MARGIN,
     Evidence,
     compactor_epoch_of,
@@ -56,7 +56,7 @@ from reef.jobs.rebuild.evidence import (
     read_successor,
     readable_manifests,
 )
-from reef.jobs.rebuild.state import Derived, derive
+from reef.jobs.ingest.staging import entry_of
 from reef.jobs.verify.chain import Problem
 from reef.jobs.verify.job import NamespaceSurvey
 from reef.manifest.invariants import check_loaded, check_next
@@ -208,7 +208,7 @@ def _rebuilt(base: Manifest, derived: Derived, segments: Sequence[SegmentEntry])
     )
 
 
-def _following(store: Store, base: Manifest, found: Restart) -> Manifest:
+def _restart_manifest(store: Store, base: Manifest, found: Restart) -> Manifest:
     now_ms = int(store.runtime.wall_s() * 1000)
     return check_next(base, restart_after(base, found, store.runtime.ulid(), now_ms))
 
@@ -218,7 +218,7 @@ class Published(Wrapper):
 
     def __init__(self, inner: Store, names: Namespace, base: Manifest, found: Restart) -> None:
         super().__init__(inner)
-        following = _following(inner, base, found)
+        following = _restart_manifest(inner, base, found)
         self._key, self._body = names.manifest(following.generation), encode_manifest(following)
         self._date_s = inner.now()
 
@@ -241,7 +241,7 @@ class Published(Wrapper):
 
 def publish_after_damage(context: NamespaceContext, base: Manifest, found: Restart) -> Manifest:
     """Publish the generation after the damaged ones; ConflictError if another repair was first."""
-    following = _following(context.store, base, found)
+    following = _restart_manifest(context.store, base, found)
     key, body = context.names.manifest(following.generation), encode_manifest(following)
     for _ in range(RESENDS_MAX):
         outcome = context.store.create(key, body).outcome
@@ -360,7 +360,7 @@ def _record_of(current: Manifest) -> Successor:
 
 
 def _publish_end(context: NamespaceContext, record: Successor, last: Manifest | None) -> Manifest:
-    """Publish the last manifest of a chain; `last` is the newest one that is left."""
+    """Publish the last manifest of a chain; `last` is the newest that can be read."""
     now_ms, write_id = int(context.store.now() * 1000), context.runtime.ulid()
     # Above all that its sweeps have published since.
     generation = max(record.generation, 0 if last is None else last.generation) + MARGIN

@@ -178,7 +178,7 @@ def replay_damaged_log(
     log.end, log.open_jobs, log.last_ids = rules.next_lsn, rules.open_jobs, rules.last_ids()
     log.marks, log.lineages = rules.marks, rules.lineages
     replayed = {lost.lsn for lost in log.lost}
-    log.lost += [_lost(names, one, head) for one in remains.values() if one.lsn not in replayed]
+    log.lost += [_lost_lsn(names, one, head) for one in remains.values() if one.lsn not in replayed]
     log.lost.sort(key=lambda lost: lost.lsn)
     return log
 
@@ -285,7 +285,7 @@ def _lost_of(names: Namespace, header: WalHeader, left: Remains, verdict: Verdic
     )
 
 
-def _lost(names: Namespace, left: Remains, head: Manifest) -> LostLsn:
+def _lost_lsn(names: Namespace, left: Remains, head: Manifest) -> LostLsn:
     kind = left.header.kind.value if left.header is not None else None
     folded = left.lsn < head.wal_floor
     return LostLsn(left.lsn, names.wal_object(left.lsn), kind, None, None, history_only=folded)

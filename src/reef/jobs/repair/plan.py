@@ -272,7 +272,7 @@ class RepairPlanner:
             snapshots=frozenset(snapshots),
             cursors=cursors,
             branches=self._branches(),
-            fold=log.fold_result(self._folded(log, saved)) if log.needs_fold else None,
+            fold=log.fold_result(self._fold_log(log, saved)) if log.needs_fold else None,
         )
         lsns = [*(lost for lost in unseen if lost.lsn not in counted), *ingests, *log.lost]
         lost = Lost(
@@ -319,7 +319,7 @@ class RepairPlanner:
         damaged = {*self.survey.damaged_segments(), *(problem.segment for problem in wrong)}
         return frozenset(n for n, es in entries.items() if damaged.isdisjoint(e.id for e in es))
 
-    def _folded(
+    def _fold_log(
         self, log: RescuedLog, saved: dict[str, tuple[SegmentEntry, ...]]
     ) -> list[SegmentEntry]:
         """Return the segments of the log from the floor on."""

@@ -19,7 +19,7 @@ class LostLsn:
     """How many batches are lost with it; None if that is unknown."""
     rows: int | None
     idempotency_keys: tuple[str, ...] = ()
-    """Of lost batches: sending one again applies it."""
+    """Keys of lost batches: sending such a batch again applies it."""
     saved_rows: int = 0
     """Rows of intact batches in it: they are in a segment now."""
     history_only: bool = False
@@ -114,7 +114,7 @@ class RepairReport:
     namespace: str
     applied: bool
     generation: int
-    """Of the head, after the repair."""
+    """Generation of the head after the repair."""
     problems: tuple[Problem, ...]
     actions: tuple[str, ...]
     quarantined: tuple[str, ...]

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reef.engine.context import NamespaceContext
-from reef.engine.read.tombstones import fragments
+from reef.engine.read.merge import fragments
 from reef.engine.read.view import range_tombstones_of
 from reef.errors import NotFoundError
 from reef.formats.covers import Cover
@@ -126,7 +126,7 @@ class SalvageTask:
 
     context: NamespaceContext
     generation: int
-    """Of the manifest with its schemas."""
+    """Generation of the manifest with its schemas."""
     entry: SegmentEntry
     covers: tuple[Cover, ...] = ()
     """The LSNs and keys that it covers; more if its footer is lost."""
@@ -162,7 +162,7 @@ class _VersionSource:
     rows: list[Versions] = field(default_factory=list)
     tombstones: list[RangeTombstone] = field(default_factory=list)
     loads: list[tuple[int, Versions]] = field(default_factory=list)
-    """Of loads: the slot of the ingest, and its rows, which may sort at another one."""
+    """Loads: the slot of each ingest, and its rows, which may sort at another LSN."""
 
     def since(self, lsn: int) -> "_VersionSource":
         """Return the versions of slots from an LSN on."""
@@ -175,7 +175,7 @@ class _VersionSource:
         return [*self.rows, *(rows for _, rows in self.loads)]
 
     def without(self, groups: Sequence[Versions]) -> "_VersionSource":
-        """Return the versions of other keys than those of intact groups, which have all of theirs.
+        """Return versions of keys outside intact groups, which have all versions of their keys.
 
         A group may have several merges as one: together with the merges it would count twice.
         """
@@ -217,10 +217,14 @@ def run_salvage_task(task: SalvageTask) -> Salvaged:
             manifest.schema, task.entry.level, lineage, range_tombstones=saved.tombstones
         )
         entries = (write_saved(task.context, writer, saved.rows),)
-    return Salvaged(task.entry.id, entries, _lost(task, own, len(saved.rows), whole=saved.whole))
+    return Salvaged(
+        task.entry.id, entries, _lost_segment(task, own, len(saved.rows), whole=saved.whole)
+    )
 
 
-def _lost(task: SalvageTask, own: SegmentRemains, saved_rows: int, *, whole: bool) -> LostSegment:
+def _lost_segment(
+    task: SalvageTask, own: SegmentRemains, saved_rows: int, *, whole: bool
+) -> LostSegment:
     return LostSegment.of(
         task.entry,
         task.context.names.segment(task.entry.id, task.entry.home),
@@ -249,13 +253,13 @@ def _saved(task: SalvageTask, manifest: Manifest, own: SegmentRemains) -> _Saved
     mine = _VersionSource(groups, own.tombstones)
     if task.ancestors:
         source = _from_segments(task, task.ancestors, manifest).without(groups)
-        return _merged(task, manifest, [mine, source], whole=True)
+        return _merge_sources(task, manifest, [mine, source], whole=True)
     log = _from_log(task, manifest).without(groups)
     if _is_complete(task, manifest, log):
-        return _merged(task, manifest, [mine, log.since(task.log_from)], whole=True)
-    newer = _merged(task, manifest, [log.since(task.log_from)], whole=False)
+        return _merge_sources(task, manifest, [mine, log.since(task.log_from)], whole=True)
+    newer = _merge_sources(task, manifest, [log.since(task.log_from)], whole=False)
     rest = [_whole_rows(source, _ranges(task, own)) for source in (log, newer.source())]
-    return _merged(task, manifest, [mine, *rest], whole=False)
+    return _merge_sources(task, manifest, [mine, *rest], whole=False)
 
 
 def _is_complete(task: SalvageTask, manifest: Manifest, log: _VersionSource) -> bool:
@@ -269,7 +273,7 @@ def _is_complete(task: SalvageTask, manifest: Manifest, log: _VersionSource) -> 
         return False  # rows of a load are in no other place
     if task.log_from <= min(cover.first for cover in task.covers):
         return True
-    found = _merged(task, manifest, [log.since(task.log_from)], whole=False)
+    found = _merge_sources(task, manifest, [log.since(task.log_from)], whole=False)
     return task.log_from <= task.entry.lsn_min and not found.rows.has_partial
 
 
@@ -334,7 +338,7 @@ def _from_log(task: SalvageTask, manifest: Manifest) -> _VersionSource:
 # --- merging ----------------------------------------------------------------------------
 
 
-def _merged(
+def _merge_sources(
     task: SalvageTask, manifest: Manifest, sources: Sequence[_VersionSource], *, whole: bool
 ) -> _Saved:
     """Merge some sources, and cut the result to the segment's own keys and LSNs."""

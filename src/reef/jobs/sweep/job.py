@@ -186,7 +186,7 @@ def _with_earlier(report: "SweepReport", names: Namespace, earlier: "SweepReport
 
 
 def _is_finished(store: Store, heads: HeadFinder, report: "SweepReport") -> bool:
-    """Whether only old manifests are left to delete of a dropped incarnation.
+    """Whether a dropped incarnation has only old manifests left to delete.
 
     The last manifests are kept for ever; each publish of a sweep supersedes one and adds one.
     """

@@ -179,7 +179,7 @@ class SweepPlan:
     garbage: tuple[GarbageObject, ...]
     kept: Counter[str]
     segment_bytes: int
-    """Of all segments that are not condemned yet, needed or not."""
+    """Bytes of all segments that are not condemned yet, needed or not."""
     expired: frozenset[str] = frozenset()
     """Snapshots that have expired."""
     open_jobs: tuple[OpenJob, ...] = ()

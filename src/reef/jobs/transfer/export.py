@@ -29,7 +29,7 @@ from reef.engine.handles.database import Database
 from reef.engine.handles.pinned import PinnedReader
 from reef.engine.history.snapshots import Snapshot
 from reef.engine.read.scan import Projection
-from reef.engine.rows.output import EXPIRES_AT, to_record_batch
+from reef.engine.rows.convert import EXPIRES_AT, to_record_batch
 from reef.engine.running_jobs import JobHeartbeat
 from reef.errors import ConflictError, ErrorKind, InvalidInputError, ReefError
 from reef.formats.schema import Schema
@@ -278,7 +278,7 @@ class ExportSeal(msgspec.Struct, frozen=True):
     generation: int
     last_lsn: int
     fingerprint: str
-    """Of the namespace's schema."""
+    """Fingerprint of the namespace's schema."""
     key: tuple[str, str]
     """Name and type."""
     fields: list[tuple[str, str]]

@@ -26,10 +26,9 @@ import pyarrow as pa
 
 from reef.engine.handles.database import Database
 from reef.engine.handles.writer import Writer
-from reef.engine.rows.output import EXPIRES_AT
+from reef.engine.rows.convert import EXPIRES_AT
 from reef.errors import UNDECODABLE, CorruptionError, ErrorKind, InvalidInputError, NotFoundError
-from reef.formats.schema import DEFAULT_SCHEMA, Schema
-from reef.formats.type_names import arrow_type
+from reef.formats.schema import DEFAULT_SCHEMA, Schema, arrow_type
 from reef.jobs.transfer.export import SEAL, ExportSeal, open_files
 from reef.jobs.transfer.source_files import SUFFIXES, SourceFile
 from reef.stores import Store
@@ -130,7 +129,7 @@ class ImportProgress:
     files_done: int
     files: int
     rows: int
-    """Of all files so far, including rows that an earlier run applied."""
+    """Rows of all files so far, including those that an earlier run applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +232,7 @@ class _Import:
             receipt: Receipt = self._write(table, idempotency_key=f"{key}/{self._mode}")
         except InvalidInputError as error:
             if not error.message.startswith(TOO_LARGE) or len(table) < 2:
-                raise _located(error, file, first) from error
+                raise _name_row(error, file, first) from error
             half = len(table) // 2
             self._commit(file, table.slice(0, half), first, f"{key}.0")
             self._commit(file, table.slice(half), first + half, f"{key}.1")
@@ -248,7 +247,7 @@ class _Import:
             self._progress(ImportProgress(file, self._done, self._files, self.rows))
 
 
-def _located(error: InvalidInputError, file: SourceFile, first: int) -> InvalidInputError:
+def _name_row(error: InvalidInputError, file: SourceFile, first: int) -> InvalidInputError:
     """Return an error that names the file, and the row by its position in it."""
     message = ROW.sub(lambda found: f"row {first + int(found[1])}", error.message)
     if not ROW.match(message):

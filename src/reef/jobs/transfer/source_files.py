@@ -195,7 +195,7 @@ class _CsvRows(FileRows):
                 ),
             )
         except pa.ArrowInvalid as error:
-            raise self._located(error) from error
+            raise self._name_row(error) from error
 
     def _field(self, field: pa.Field) -> pa.Field:
         return field.with_type(self._types.get(field.name, _suggested(field.type)))
@@ -208,7 +208,7 @@ class _CsvRows(FileRows):
             except StopIteration:
                 return
             except pa.ArrowInvalid as error:
-                raise self._located(error) from error
+                raise self._name_row(error) from error
             columns = [
                 self._parsed(column, field, first)
                 for column, field in zip(batch.columns, self.schema, strict=True)
@@ -231,7 +231,7 @@ class _CsvRows(FileRows):
             values.append(value)
         return pa.array(values, field.type)
 
-    def _located(self, error: pa.ArrowInvalid) -> InvalidInputError:
+    def _name_row(self, error: pa.ArrowInvalid) -> InvalidInputError:
         """Return an error with the row and the column; Arrow numbers lines, the header is 1."""
         match = CSV_ROW.match(str(error))
         if match is None:
@@ -282,7 +282,7 @@ class _JsonRows(FileRows):
                 parse_options=_json_options(types),
             )
         except pa.ArrowInvalid as error:
-            raise self._located(error, types, 0) from error
+            raise self._name_row(error, types, 0) from error
 
     def _read(self, rows: int) -> Iterator[pa.RecordBatch]:
         first = 0
@@ -296,11 +296,11 @@ class _JsonRows(FileRows):
             except StopIteration:
                 return
             except pa.ArrowInvalid as error:
-                raise self._located(error, self._types, first) from error
+                raise self._name_row(error, self._types, first) from error
             yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
             first += len(batch)
 
-    def _located(self, error: pa.ArrowInvalid, types: pa.Schema, first: int) -> InvalidInputError:
+    def _name_row(self, error: pa.ArrowInvalid, types: pa.Schema, first: int) -> InvalidInputError:
         """Return an error with the row: Arrow numbers the rows of a block. Parse line by line."""
         known = set(getattr(self, "schema", pa.schema([])).names) or None
         text = io.TextIOWrapper(self._source.stream(), encoding="utf-8", errors="replace")

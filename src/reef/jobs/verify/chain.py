@@ -109,7 +109,8 @@ class Roots:
     logs: frozenset[int]
     skipped: frozenset[int]
     branched: frozenset[int] = frozenset()
-    """Of these only the manifest is checked here; their branches check the rest."""
+    """Generations that only branches pin: their manifests are checked here, the rest by the
+    branches."""
 
     @classmethod
     def of(cls, head: Manifest, now_ms: int) -> "Roots":

@@ -14,14 +14,18 @@ import pyarrow.compute as pc
 
 from reef.errors import CorruptionError, NotFoundError
 from reef.formats.block import BlockKind, decode_block
-from reef.formats.centroids import CentroidSet, decode_centroids
 from reef.formats.coding import Buffer, corrupt
 from reef.formats.filter_index import FilterDirectory, FilterIndex
 from reef.formats.index_block import IndexKind
 from reef.formats.manifest import Manifest
 from reef.formats.segment import IndexPlace, SegmentTail
 from reef.formats.text_index import TextDirectory
-from reef.formats.vector_index import VectorDirectory, vectors_in_lists
+from reef.formats.vector_index import (
+    CentroidSet,
+    VectorDirectory,
+    decode_centroids,
+    vectors_in_lists,
+)
 from reef.jobs.verify.chain import Problem, ProblemKind, Severity
 from reef.paths import Namespace
 from reef.stores import Store

@@ -251,7 +251,7 @@ class VerifyReport:
     namespace: str
     deep: bool
     generation: int
-    """Of the newest intact manifest."""
+    """Generation of the newest intact manifest."""
     generations: int
     objects: int
     """WAL objects, from the lowest floor that is needed."""

@@ -36,7 +36,6 @@ from reef.engine.context import NamespaceContext
 from reef.engine.log.log import IDS_KEPT, LogRules, Verdict, listed_slots, replay_headers
 from reef.engine.log.tail import ingested_segments
 from reef.errors import CorruptionError, InvalidInputError, NotFoundError, UnsupportedFormatError
-from reef.formats.centroids import CentroidSet, decode_centroids
 from reef.formats.coding import corrupt, crc32c_extend
 from reef.formats.filter import hash_keys
 from reef.formats.group import distinct_keys, same_as_next
@@ -53,6 +52,7 @@ from reef.formats.segment import (
     decode_tail,
     set_hash,
 )
+from reef.formats.vector_index import CentroidSet, decode_centroids
 from reef.formats.versions import KeysInOrder, Versions
 from reef.formats.wal_object import OpKind, WalHeader, WalKind, WalObject, decode_records
 from reef.jobs.verify.chain import ManifestChain, Problem, ProblemKind, problem_of

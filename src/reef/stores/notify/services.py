@@ -222,13 +222,13 @@ class HttpListener:
             except (BlockingIOError, ConnectionError):  # none left, or it is gone again
                 return
             except OSError:  # EMFILE, ENFILE, ENOBUFS, ENOMEM: readable again at once
-                self._starve()
+                self._pause_accepting()
                 return
             # Numbers are given out lowest first: a high one shows how many are in use.
             limit = descriptor_limit()
             if limit is not None and client.fileno() >= limit:
                 client.close()
-                self._starve()
+                self._pause_accepting()
                 return
             self._admit(client)
 
@@ -251,7 +251,7 @@ class HttpListener:
                 return True
         return False
 
-    def _starve(self) -> None:
+    def _pause_accepting(self) -> None:
         """Stop accepting for a while, and return descriptors to the process."""
         while self._evict():
             pass

@@ -27,8 +27,15 @@ from botocore.exceptions import (
 )
 
 from reef.errors import ErrorKind, InvalidInputError, ReefError, UnavailableError
-from reef.runtime import REAL, leaf_lock
-from reef.stores.two_phase.register import INCARNATION, PAGE, RESERVED, Holding, Record, Register
+from reef.runtime import REAL
+from reef.stores.two_phase.register import (
+    INCARNATION,
+    PAGE,
+    RESERVED,
+    DatabaseRegister,
+    Holding,
+    Record,
+)
 
 IDENTITY = {"scope": {"S": RESERVED}, "destination": {"S": "id"}}
 INCARNATION_KEY = {"scope": {"S": RESERVED}, "destination": {"S": INCARNATION}}
@@ -70,15 +77,15 @@ class DynamoOptions:
         )
 
 
-class DynamoRegister(Register):
+class DynamoRegister(DatabaseRegister):
     """Records of one bucket in a table."""
 
+    kind = "dynamodb"
+
     def __init__(self, table: str, options: DynamoOptions, scope: str) -> None:
-        self.table, self.options, self.scope = table, options, scope
-        self._lock = leaf_lock()
+        super().__init__(table, options, scope)
+        self.table, self.options = table, options
         self._client: Any = None
-        self._process_id = -1
-        self._name: str | None = None
         self._made = False
 
     @classmethod
@@ -99,18 +106,6 @@ class DynamoRegister(Register):
                 hint="Write dynamodb://table?region=eu-west-1",
             )
         return cls(table, DynamoOptions(**words), scope)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return DynamoRegister, (self.table, self.options, self.scope)
-
-    @property
-    def name(self) -> str:
-        if self._name is None:
-            self._name = self.current_name()
-        return self._name
-
-    def current_name(self) -> str:
-        return f"dynamodb-{self._identity()} for {self.scope}"
 
     def _identity(self) -> str:
         with self._session() as client:

@@ -114,7 +114,7 @@ class Finisher:
         return Finish.FINISHED if self.seal(record) else Finish.DONE
 
     def place(self, record: Record, put_again: Callable[[], object] | None = None) -> Placement:
-        """Copy the source to the destination, if it may be.
+        """Copy the source to the destination, if both checks pass.
 
         The winner of the insert has the bytes, and puts its source again if that is gone;
         another process checks the source before the copy, and the destination after it.

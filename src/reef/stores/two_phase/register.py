@@ -76,7 +76,7 @@ class Record:
     destination: str
     source: str
     checksum: str
-    """Of the object's bytes."""
+    """Checksum of the object's bytes."""
     committed: bool = False
     """Whether the object was seen at the destination: the source is not needed any more."""
 
@@ -168,7 +168,7 @@ class Register(ABC):
 
     @abstractmethod
     def insert(self, record: Record) -> bool:
-        """Add a record; False if the destination has one, be it this very one."""
+        """Add a record; False if the destination has one already, even the same."""
 
     @abstractmethod
     def read(self, destinations: Sequence[str]) -> list[Record]:
@@ -196,7 +196,7 @@ class Register(ABC):
         return Holding(self.read_one(destination), self.incarnation())
 
     def commit_in(self, record: Record, incarnation: str) -> bool:
-        """Commit; False unless this very record is committed now, in this incarnation."""
+        """Commit; False unless exactly this record is now committed, in this incarnation."""
         self.commit(record)
         now = self.holding(record.destination)
         is_there = now.record is not None and now.record.source == record.source
@@ -220,6 +220,36 @@ class Register(ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} for {self.scope}>"
+
+
+class DatabaseRegister(Register):
+    """A register in a database that has an id of its own. Picklable; connects after a fork."""
+
+    kind: str
+
+    def __init__(self, *arguments: Any) -> None:
+        """Keep the arguments that a copy is made with, the last of them the scope."""
+        self._arguments = arguments
+        self.scope = arguments[-1]
+        self._lock = leaf_lock()
+        self._process_id = -1
+        self._name: str | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._arguments
+
+    @property
+    def name(self) -> str:
+        if self._name is None:
+            self._name = self.current_name()
+        return self._name
+
+    def current_name(self) -> str:
+        return f"{self.kind}-{self._identity()} for {self.scope}"
+
+    @abstractmethod
+    def _identity(self) -> str:
+        """Read the id of the database."""
 
 
 class RetryingRegister(Register):
@@ -317,31 +347,21 @@ _abandoned: list[Any] = []
 """Connections from before a fork. Closing one would drop the locks of the parent."""
 
 
-class SqliteRegister(Register):
+class SqliteRegister(DatabaseRegister):
     """Records of one bucket in a file."""
+
+    kind = "sqlite"
 
     def __init__(self, path: str, scope: str) -> None:
         self.path = os.path.abspath(path)
-        self.scope = scope
-        self._lock = leaf_lock()
+        super().__init__(self.path, scope)
         self._connection: sqlite3.Connection | None = None
-        self._process_id = -1
         self._inode = ""
-        self._name: str | None = None
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return SqliteRegister, (self.path, self.scope)
-
-    @property
-    def name(self) -> str:
-        if self._name is None:
-            self._name = self.current_name()
-        return self._name
-
-    def current_name(self) -> str:
+    def _identity(self) -> str:
         with self._connected() as connection:
             ((number,),) = connection.execute("SELECT id FROM reef_register")
-        return f"sqlite-{number} for {self.scope}"
+        return str(number)
 
     def insert(self, record: Record) -> bool:
         row = (self.scope, record.destination, record.source, record.checksum)

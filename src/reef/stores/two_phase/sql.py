@@ -24,14 +24,14 @@ from sqlalchemy.engine import Connection, Dialect, Engine, make_url
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from reef.errors import ErrorKind, InvalidInputError, ReefError, UnavailableError
-from reef.runtime import REAL, leaf_lock
+from reef.runtime import REAL
 from reef.stores.two_phase.register import (
     INCARNATION,
     PAGE,
     RESERVED,
+    DatabaseRegister,
     Holding,
     Record,
-    Register,
     end_of,
 )
 
@@ -131,31 +131,16 @@ _abandoned: list[Any] = []
 """Pools from before a fork: their connections belong to the parent."""
 
 
-class SqlRegister(Register):
+class SqlRegister(DatabaseRegister):
     """Records of one bucket in a table."""
 
     def __init__(self, url: str, scope: str) -> None:
-        self.scope = scope
+        super().__init__(url, scope)
         self._url = url
-        self._lock = leaf_lock()
         self._engine: Engine | None = None
-        self._process_id = -1
-        self._name: str | None = None
         self._made = False
         kind = self._connect().dialect.name  # a missing driver raises here
-        self._kind = "mysql" if kind == "mariadb" else kind  # one server has both names
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return SqlRegister, (self._url, self.scope)
-
-    @property
-    def name(self) -> str:
-        if self._name is None:
-            self._name = self.current_name()
-        return self._name
-
-    def current_name(self) -> str:
-        return f"{self._kind}-{self._identity()} for {self.scope}"
+        self.kind = "mysql" if kind == "mariadb" else kind  # one server has both names
 
     def _identity(self) -> str:
         with self._session() as connection:
@@ -238,7 +223,7 @@ class SqlRegister(Register):
         return self.incarnation()
 
     def _witnessed(self) -> sa.ColumnElement[str]:
-        return sa.literal_column(f"({WITNESSED[self._kind]})", sa.String())
+        return sa.literal_column(f"({WITNESSED[self.kind]})", sa.String())
 
     def delete(self, records: Sequence[Record]) -> None:
         for record in records:

@@ -359,7 +359,7 @@ class RegisterRecovery:
     """After a restore: temporary objects that no record names."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields; those that only a restore fills are left out while they are empty."""
+        """Return all fields, without those of restores while they are empty."""
         fields = asdict(self)
         restored = ("superseded", "sources_removed")
         return {name: value for name, value in fields.items() if value or name not in restored}

@@ -5,7 +5,7 @@ retries, so that it counts the requests that are sent; ranges from the disk cach
 A policy overrides `Hooked.around`; wrappers for tests are in `reef.testing`.
 """
 
-from reef.stores.wrappers.base import Hooked, Meter, Operation, Request, Send, Wrapper
+from reef.stores.wrappers.base import Hooked, Meter, Operation, Send, StoreRequest, Wrapper
 from reef.stores.wrappers.disk_cache import DiskCache
 from reef.stores.wrappers.policies import (
     Pace,
@@ -28,10 +28,10 @@ __all__ = [
     "Paced",
     "Proved",
     "ReadBack",
-    "Request",
     "Retry",
     "RetryPolicy",
     "Send",
+    "StoreRequest",
     "Throttle",
     "Wrapper",
 ]

@@ -1,4 +1,4 @@
-"""Stores around stores: `Wrapper` forwards each call, `Hooked` sends each call as a `Request`.
+"""Stores around stores: `Wrapper` forwards each call, `Hooked` sends each call as a `StoreRequest`.
 
 A policy is a `Hooked` store that overrides one function:
 
@@ -166,12 +166,12 @@ READS = frozenset({GET, GET_RANGE, GET_RANGES, HEAD, LIST})
 CONDITIONAL = frozenset({CREATE, Operation.REPLACE})
 
 
-class Request(msgspec.Struct, frozen=True, gc=False):
+class StoreRequest(msgspec.Struct, frozen=True, gc=False):
     """One call of a store method. Fields that an operation does not have are empty."""
 
     operation: Operation
     key: str = ""
-    """Of a listing the prefix, of a copy the target, of a deletion the first of `keys`."""
+    """Prefix of a listing, target of a copy, first of `keys` of a deletion."""
     body: bytes = b""
     start: int = 0
     end: int = 0
@@ -181,21 +181,21 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     source: str = ""
     keys: Sequence[str] = ()
     parts: Iterable[bytes] = ()
-    """Of an upload; read once."""
+    """Parts of an upload; read once."""
     pieces: Sequence[Part] = ()
-    """Of an object to be composed."""
+    """Pieces of an object to be composed."""
     older_than_s: float = 0.0
 
-    def with_parts(self, parts: Iterable[bytes]) -> "Request":
+    def with_parts(self, parts: Iterable[bytes]) -> "StoreRequest":
         """Return the same upload, reading other parts."""
         return msgspec.structs.replace(self, parts=parts)
 
-    def after(self, key: str) -> "Request":
+    def after(self, key: str) -> "StoreRequest":
         """Return the same listing, from the key after `key`."""
         return msgspec.structs.replace(self, start_after=key)
 
 
-Send = Callable[[Request], Any]
+Send = Callable[[StoreRequest], Any]
 """Sends a request to the store inside; returns or raises as its method does."""
 
 
@@ -209,11 +209,11 @@ class Hooked(Wrapper):
         super().__init__(inner)
         self._sends = self._link()
 
-    def around(self, request: Request, send: Send) -> Any:
+    def around(self, request: StoreRequest, send: Send) -> Any:
         """Send a request, or not, or several times; return the response."""
         return send(request)
 
-    def around_list(self, request: Request, send: Send) -> Iterator[ObjectInfo]:
+    def around_list(self, request: StoreRequest, send: Send) -> Iterator[ObjectInfo]:
         """Return a listing; `send(request)` returns that of the store inside."""
         infos: Iterator[ObjectInfo] = send(request)
         return infos
@@ -227,65 +227,65 @@ class Hooked(Wrapper):
 
     # --- store methods --------------------------------------------------------------
     def get_tagged(self, key: str) -> Tagged:
-        found: Tagged = self._sends[GET](Request(GET, key))
+        found: Tagged = self._sends[GET](StoreRequest(GET, key))
         return found
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
-        body: bytes = self._sends[GET_RANGE](Request(GET_RANGE, key, b"", start, end))
+        body: bytes = self._sends[GET_RANGE](StoreRequest(GET_RANGE, key, b"", start, end))
         return body
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         if not self.passes_ranges or not self.capabilities.many_ranges:
             return super().get_ranges(key, ranges)
-        bodies: list[bytes] = self._sends[GET_RANGES](Request(GET_RANGES, key, ranges=ranges))
+        bodies: list[bytes] = self._sends[GET_RANGES](StoreRequest(GET_RANGES, key, ranges=ranges))
         return bodies
 
     def head(self, key: str) -> ObjectInfo:
-        info: ObjectInfo = self._sends[HEAD](Request(HEAD, key))
+        info: ObjectInfo = self._sends[HEAD](StoreRequest(HEAD, key))
         return info
 
     def list(self, prefix: str = "", start_after: str = "") -> Iterator[ObjectInfo]:
         infos: Iterator[ObjectInfo] = self._sends[LIST](
-            Request(LIST, prefix, start_after=start_after)
+            StoreRequest(LIST, prefix, start_after=start_after)
         )
         return infos
 
     def put(self, key: str, body: bytes) -> str | None:
-        tag: str | None = self._sends[PUT](Request(PUT, key, body))
+        tag: str | None = self._sends[PUT](StoreRequest(PUT, key, body))
         return tag
 
     def create(self, key: str, body: bytes) -> WriteResult:
-        result: WriteResult = self._sends[CREATE](Request(CREATE, key, body))
+        result: WriteResult = self._sends[CREATE](StoreRequest(CREATE, key, body))
         return result
 
     def replace(self, key: str, body: bytes, tag: str) -> WriteResult:
-        request = Request(Operation.REPLACE, key, body, tag=tag)
+        request = StoreRequest(Operation.REPLACE, key, body, tag=tag)
         result: WriteResult = self._sends[Operation.REPLACE](request)
         return result
 
     def upload(self, key: str, parts: Iterable[bytes]) -> int:
-        request = Request(Operation.UPLOAD, key, parts=parts)
+        request = StoreRequest(Operation.UPLOAD, key, parts=parts)
         size: int = self._sends[Operation.UPLOAD](request)
         return size
 
     def copy(self, source: str, target: str) -> None:
-        self._sends[Operation.COPY](Request(Operation.COPY, target, source=source))
+        self._sends[Operation.COPY](StoreRequest(Operation.COPY, target, source=source))
 
     def _compose(self, key: str, parts: Sequence[Part]) -> int:
-        request = Request(Operation.COMPOSE, key, pieces=parts)
+        request = StoreRequest(Operation.COMPOSE, key, pieces=parts)
         size: int = self._sends[Operation.COMPOSE](request)
         return size
 
     def delete_many(self, keys: Sequence[str]) -> None:
         first = keys[0] if keys else ""
-        self._sends[Operation.DELETE](Request(Operation.DELETE, first, keys=keys))
+        self._sends[Operation.DELETE](StoreRequest(Operation.DELETE, first, keys=keys))
 
     def now(self) -> float:
-        now_s: float = self._sends[Operation.NOW](Request(Operation.NOW))
+        now_s: float = self._sends[Operation.NOW](StoreRequest(Operation.NOW))
         return now_s
 
     def abort_stale(self, older_than_s: float) -> int:
-        request = Request(Operation.ABORT_STALE, older_than_s=older_than_s)
+        request = StoreRequest(Operation.ABORT_STALE, older_than_s=older_than_s)
         removed: int = self._sends[Operation.ABORT_STALE](request)
         return removed
 
@@ -313,7 +313,7 @@ METHODS: Mapping[Operation, str] = {
     Operation.COMPOSE: "_compose",
     Operation.DELETE: "delete_many",
 }
-CALLS: Mapping[Operation, Callable[[Store, Request], Any]] = {
+CALLS: Mapping[Operation, Callable[[Store, StoreRequest], Any]] = {
     GET: lambda store, r: store.get_tagged(r.key),
     GET_RANGE: lambda store, r: store.get_range(r.key, r.start, r.end),
     GET_RANGES: lambda store, r: store.get_ranges(r.key, r.ranges),
@@ -374,7 +374,7 @@ class Meter(Hooked):
     def __reduce__(self) -> tuple[Any, ...]:
         return Meter, (self.inner,)  # a copy in another process counts its own requests
 
-    def around(self, request: Request, send: Send) -> Any:
+    def around(self, request: StoreRequest, send: Send) -> Any:
         kind = SINGLE.get(request.operation)
         if kind is None:
             return MULTIPLE[request.operation](self, request, send)
@@ -389,7 +389,7 @@ class Meter(Hooked):
             self.metrics.histogram(HISTOGRAMS[kind]).record(took_s)
         return response
 
-    def around_list(self, request: Request, send: Send) -> Iterator[ObjectInfo]:
+    def around_list(self, request: StoreRequest, send: Send) -> Iterator[ObjectInfo]:
         try:
             infos = send(request)
         except UnavailableError:
@@ -419,7 +419,7 @@ class Meter(Hooked):
             yield info
 
     # --- operations of several requests ----------------------------------------------
-    def _upload(self, request: Request, send: Send) -> Any:
+    def _upload(self, request: StoreRequest, send: Send) -> Any:
         """Count a failed upload as far as it was read: the start, its parts and the abort."""
         counted = CountedParts(request.parts)
         try:
@@ -428,22 +428,22 @@ class Meter(Hooked):
             requests = _upload_requests(counted, self.capabilities.part_bytes)
             self.meter.count(RequestKind.PUT, requests=requests, bytes=counted.bytes)
 
-    def _compose_parts(self, request: Request, send: Send) -> Any:
+    def _compose_parts(self, request: StoreRequest, send: Send) -> Any:
         """Only the store inside knows which parts it copies, and which it reads and sends."""
         for kind, (requests, size) in self.inner.compose_cost(request.pieces).items():
             self.meter.count(RequestKind(kind), requests=requests, bytes=size)
         return self._timed("compose", request, send)
 
-    def _delete(self, request: Request, send: Send) -> Any:
+    def _delete(self, request: StoreRequest, send: Send) -> Any:
         requests = -(-len(request.keys) // self.capabilities.delete_page)
         self.meter.count(RequestKind.DELETE, requests=requests)
         return self._timed("delete", request, send)
 
-    def _now(self, request: Request, send: Send) -> Any:
+    def _now(self, request: StoreRequest, send: Send) -> Any:
         self._count_all(self.capabilities.now_requests)
         return send(request)
 
-    def _abort_stale(self, request: Request, send: Send) -> Any:
+    def _abort_stale(self, request: StoreRequest, send: Send) -> Any:
         self._count_all(self.capabilities.abort_stale_requests)
         removed = send(request)
         if self.capabilities.abort_stale_requests:
@@ -454,7 +454,7 @@ class Meter(Hooked):
         for kind in kinds:
             self.meter.count(RequestKind(kind))
 
-    def _timed(self, name: str, request: Request, send: Send) -> Any:
+    def _timed(self, name: str, request: StoreRequest, send: Send) -> Any:
         start_s = self.runtime.monotonic_s()
         try:
             return send(request)
@@ -480,7 +480,7 @@ SINGLE: Mapping[Operation, RequestKind] = {
     Operation.COPY: RequestKind.COPY,
 }
 """Operations that are one request each."""
-MULTIPLE: Mapping[Operation, Callable[[Meter, Request, Send], Any]] = {
+MULTIPLE: Mapping[Operation, Callable[[Meter, StoreRequest, Send], Any]] = {
     Operation.UPLOAD: Meter._upload,
     Operation.COMPOSE: Meter._compose_parts,
     Operation.DELETE: Meter._delete,

@@ -74,8 +74,8 @@ from reef.stores.wrappers.base import (
     CountedParts,
     Hooked,
     Operation,
-    Request,
     Send,
+    StoreRequest,
     Wrapper,
 )
 
@@ -130,7 +130,7 @@ class Retry(Hooked):
     def handles(self, operation: Operation) -> bool:
         return operation.is_idempotent
 
-    def around(self, request: Request, send: Send) -> Any:
+    def around(self, request: StoreRequest, send: Send) -> Any:
         started_s = self.runtime.boottime_s()
         backoff: Backoff | None = None
         while True:
@@ -147,7 +147,7 @@ class Retry(Hooked):
                     error.context["attempts"] = backoff.attempts
                     raise
 
-    def around_list(self, request: Request, send: Send) -> Iterator[ObjectInfo]:
+    def around_list(self, request: StoreRequest, send: Send) -> Iterator[ObjectInfo]:
         """Resume after the last key that was received; each key resets the backoff."""
         last_key, progress_s = request.start_after, self.runtime.boottime_s()
         backoff: Backoff | None = None
@@ -163,7 +163,7 @@ class Retry(Hooked):
                     raise
 
 
-def _check_length(request: Request, body: bytes) -> None:
+def _check_length(request: StoreRequest, body: bytes) -> None:
     expected = request.end - request.start
     if len(body) != expected:
         raise short_read(request.key, len(body), expected)
@@ -184,7 +184,7 @@ class ReadBack(Hooked):
     def handles(self, operation: Operation) -> bool:
         return not operation.is_idempotent
 
-    def around(self, request: Request, send: Send) -> Any:
+    def around(self, request: StoreRequest, send: Send) -> Any:
         """Send until the outcome is definite. `doubt`: an earlier attempt may have landed.
 
         Nothing is raised once there is doubt, not even a denied access: the credentials may have
@@ -216,7 +216,7 @@ class ReadBack(Hooked):
         return WriteResult(Outcome.UNKNOWN, cause=cause, doubt=doubt)
 
     def _resolve(
-        self, request: Request, result: WriteResult, doubt: bool
+        self, request: StoreRequest, result: WriteResult, doubt: bool
     ) -> tuple[WriteResult | None, Exception | None, bool]:
         """Return the outcome if it is definite, why not otherwise, and whether there is doubt."""
         if result.outcome is Outcome.UNKNOWN:
@@ -226,13 +226,13 @@ class ReadBack(Hooked):
         except ReefError as error:  # the object that is there may be our own
             return None, error, True
 
-    def _read_back(self, request: Request, doubt: bool) -> WriteResult | None:
+    def _read_back(self, request: StoreRequest, doubt: bool) -> WriteResult | None:
         """Return the outcome by the object that is there; None if the write is to be sent again."""
         if request.operation is CREATE:
             return self._read_created(request)
         return self._read_replaced(request, doubt)
 
-    def _read_created(self, request: Request) -> WriteResult | None:
+    def _read_created(self, request: StoreRequest) -> WriteResult | None:
         try:
             found = self._read_twice(request.key, request.body)
         except NotFoundError:
@@ -241,7 +241,7 @@ class ReadBack(Hooked):
             return WriteResult(Outcome.CREATED, found.tag)
         return WriteResult(Outcome.EXISTS, winner=found.body)
 
-    def _read_replaced(self, request: Request, doubt: bool) -> WriteResult | None:
+    def _read_replaced(self, request: StoreRequest, doubt: bool) -> WriteResult | None:
         found: Tagged | None = None
         with suppress(NotFoundError):
             found = self.inner.get_tagged(request.key)
@@ -259,7 +259,7 @@ class ReadBack(Hooked):
         may_be = len(found.body) == len(body) or body.startswith(found.body)
         return self.inner.get_tagged(key) if may_be and not is_ours else found
 
-    def _upload(self, request: Request, send: Send) -> int:
+    def _upload(self, request: StoreRequest, send: Send) -> int:
         """A lost response to the last request hides a finished upload (H3): check for it."""
         counted = CountedParts(request.parts)
         try:
@@ -331,7 +331,7 @@ START_PER_S = 10.0
 DOUBLING_S = 0.5
 CUT = 0.8
 STEEPNESS = 0.4
-"""Of the cubic curve: one more request a second after some 1.4 s, 50 more after 5 s."""
+"""Steepness of the cubic curve: one more request a second after 1.4 s, 50 more after 5 s."""
 RATE_MIN_PER_S = 0.2
 BURST_S = 0.05
 """Unused turns are kept this long: threads do not arrive at exact intervals."""
@@ -425,7 +425,7 @@ class Throttle(Hooked):
             return bool(self.capabilities.abort_stale_requests)
         return True
 
-    def around(self, request: Request, send: Send) -> Any:
+    def around(self, request: StoreRequest, send: Send) -> Any:
         sent_s = self._wait(*_lane_of(request)) if self._lanes else -math.inf
         try:
             response = send(request)
@@ -436,7 +436,7 @@ class Throttle(Hooked):
             self._check(response.cause, request, sent_s)
         return response
 
-    def around_list(self, request: Request, send: Send) -> Iterator[ObjectInfo]:
+    def around_list(self, request: StoreRequest, send: Send) -> Iterator[ObjectInfo]:
         """The first page waits for its turn; a refusal of any page counts."""
         infos = self.around(request, send)
         while True:
@@ -479,7 +479,7 @@ class Throttle(Hooked):
     def _sent_s(self) -> float:
         return self.runtime.monotonic_s() if self._lanes else -math.inf
 
-    def _check(self, error: Exception, request: Request, sent_s: float) -> None:
+    def _check(self, error: Exception, request: StoreRequest, sent_s: float) -> None:
         """Cut the rate if the service has throttled a request."""
         if isinstance(error, UnavailableError) and error.kind is ErrorKind.THROTTLED:
             self._refused(*_lane_of(request), sent_s)
@@ -495,7 +495,7 @@ class Throttle(Hooked):
         lane.refused(sent_s, now_s)
 
 
-def _lane_of(request: Request) -> tuple[str, str]:
+def _lane_of(request: StoreRequest) -> tuple[str, str]:
     """Return the kind of a request, and the key whose folder it counts for."""
     if request.operation in (Operation.NOW, Operation.ABORT_STALE):
         return "write", paths.clock()
@@ -623,7 +623,7 @@ class Paced(Hooked):
     def handles(self, operation: Operation) -> bool:
         return operation not in (Operation.NOW, Operation.ABORT_STALE)
 
-    def around(self, request: Request, send: Send) -> Any:
+    def around(self, request: StoreRequest, send: Send) -> Any:
         match request.operation:
             case Operation.GET:
                 self.pace.take()
@@ -643,7 +643,7 @@ class Paced(Hooked):
                 self.pace.take(len(request.body))
         return send(request)
 
-    def around_list(self, request: Request, send: Send) -> Iterator[ObjectInfo]:
+    def around_list(self, request: StoreRequest, send: Send) -> Iterator[ObjectInfo]:
         self.pace.take()
         for position, info in enumerate(send(request)):
             if position and position % self.capabilities.list_page == 0:

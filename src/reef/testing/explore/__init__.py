@@ -104,7 +104,7 @@ def explore_states(
         scenario, chaos=chaos, footprint=footprint, switches_max=switches_max, reduced=reduced
     )
     try:
-        return _Search(walk, states_max, progress).run()
+        return _StateSearch(walk, states_max, progress).run()
     finally:
         walk.close()
 
@@ -139,7 +139,7 @@ def _follow(walk: Walk, script: list[int]) -> None:
         raise ExplorationFailed(script, error, trace) from error
 
 
-class _Search:
+class _StateSearch:
     """Depth-first search through all states, each once."""
 
     def __init__(self, walk: Walk, states_max: int, progress: Callable[[Explored], object]) -> None:

@@ -167,7 +167,7 @@ class ExploredProcess:
     def number(self, node: Node, undelivered: tuple[tuple[PendingRequest, int], ...] = ()) -> int:
         """Return the number of a process at a node; of one that has ended, by its witness."""
         if node.done and not node.pending:
-            return self._gone(node)
+            return self._ended_number(node)
         key = (node, undelivered)
         number = self._numbers.get(key)
         if number is None:
@@ -176,7 +176,7 @@ class ExploredProcess:
             number = self._add(key, ProcessState(node, undelivered, pending, node.done, gone=False))
         return number
 
-    def _gone(self, node: Node) -> int:
+    def _ended_number(self, node: Node) -> int:
         """Return the number of a process that has ended or crashed."""
         key = (
             ("witness", node.witness)
@@ -227,7 +227,7 @@ class ExploredProcess:
         fresh = None
         if before is not None and self.states[before].node.witness == state.node.witness:
             fresh = set(sent) - {one.request for one in self.states[before].pending}
-        gone = self._gone(state.node)
+        gone = self._ended_number(state.node)
         for landing in chain.from_iterable(combinations(sent, n) for n in range(len(sent) + 1)):
             if fresh is None or not fresh.isdisjoint(landing):
                 description = f"death  crash, {len(landing)} requests in flight"
@@ -419,7 +419,7 @@ class Walk:
         return [after for after, _ in self._steps(state)]
 
     def without_switches(self, state: State) -> tuple[State, int]:
-        """Return a state without how many switches are left, and that."""
+        """Split a state into the number of remaining switches and the rest."""
         if not self._bounded:
             return state, 0
         return (*state[:SWITCHES], *state[PROCESSES:]), state[SWITCHES]

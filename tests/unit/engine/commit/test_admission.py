@@ -53,7 +53,7 @@ def seconds(call):
 
 
 def full_queue(**settings):
-    """Return a store that holds up PUTs, and a writer whose queue has no room behind one."""
+    """Return a store that holds up PUTs, and a writer whose queue is full with one."""
     store = Holds(stores.open("memory://"))
     writer = reef.Database(store).writer(NAME, queue_bytes_max=300, **settings)
     store.go.clear()

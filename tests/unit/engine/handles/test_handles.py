@@ -351,7 +351,7 @@ def test_backpressure_ends_in_an_error(tmp_path):
     """Past the bound writers wait, and past the deadline they get an error; a fold makes room."""
     db = reef.open(str(tmp_path))
     with db.writer("users", unfolded_bytes_max=2000, write_deadline_s=0.2) as writer:
-        with pytest.raises(UnavailableError, match="no room"):
+        with pytest.raises(UnavailableError, match="write queue is full"):
             _fill(writer)
         fold(db, "users")
         writer.refresh()

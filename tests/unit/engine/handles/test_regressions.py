@@ -300,7 +300,7 @@ def test_unfolded_bytes_count_after_reopening(db):
             writer.put(f"k{number}", bytes(1000))
     with db.writer(NAME, unfolded_bytes_max=5000, write_deadline_s=0.1) as again:
         assert again._committer.tail.bytes >= 10_000
-        with pytest.raises(reef.UnavailableError, match="no room"):
+        with pytest.raises(reef.UnavailableError, match="write queue is full"):
             again.put("k", b"v")
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import reef
-from reef.engine.handles.batch import encode_batch
 from reef.engine.log.log import Log
+from reef.engine.rows.batch import encode_batch
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.segment import Lineage
 from reef.formats.segment_writer import SegmentWriter

@@ -5,8 +5,8 @@ import random
 import pytest
 
 import reef
-from reef.engine.handles.batch import encode_batch
 from reef.engine.log.log import Log
+from reef.engine.rows.batch import encode_batch
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.wal_object import BatchHeader, Job, WalHeader, WalKind, WalObject
 from reef.paths import Namespace

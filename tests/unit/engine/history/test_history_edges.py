@@ -9,7 +9,7 @@ from reef.engine.log.log import Log
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.segments import SegmentStore
 from reef.errors import CorruptionError, NotFoundError
-from reef.formats.manifest import Condemned, CondemnedRange, OpenJob, Snapshot
+from reef.formats.manifest import Condemned, CondemnedRange, OpenJob, SnapshotEntry
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.wal_object import OpKind, WalKind, WalObject
 from reef.jobs.repair.segments import in_order
@@ -68,7 +68,7 @@ def test_H18_a_generation_that_a_repair_skipped_is_not_active():
 
 def test_H30_a_snapshot_that_has_expired_is_not_found():
     """H30: as soon as the store's clock says so, whether it was swept or not."""
-    head = changed(snapshots=(Snapshot("id", 7, "name", expires_at_ms=100),))
+    head = changed(snapshots=(SnapshotEntry("id", 7, "name", expires_at_ms=100),))
     assert find_snapshot(head, "name", 99).id == "id"
     with pytest.raises(NotFoundError, match="expired"):
         find_snapshot(head, "name", 100)

@@ -9,9 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reef.engine.read import merge
-from reef.engine.read.merge import drop_covered, drop_deleted, newest_versions, sorted_places
+from reef.engine.read.merge import (
+    RangeTombstones,
+    drop_covered,
+    drop_deleted,
+    newest_versions,
+    sorted_places,
+)
 from reef.engine.read.scan import Cursor, RowsCursor, merged
-from reef.engine.read.tombstones import RangeTombstones
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.versions import Versions, concat_versions
 from tests.unit.engine.model import few, keys, ranges, to_rows, to_versions, tombstone, values

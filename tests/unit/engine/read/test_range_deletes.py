@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import reef
-from reef.engine.read.tombstones import RangeTombstones
+from reef.engine.read.merge import RangeTombstones
 from tests.support.cpu_time import processor_s
 from tests.unit.engine.model import KEYS, LAST, few, ranges, tombstone
 

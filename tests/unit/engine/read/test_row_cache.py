@@ -2,8 +2,8 @@
 
 import pytest
 
-from reef.engine.handles.batch import Batch, encode_batch
 from reef.engine.read.caches import KEYS_DROPPED_MAX, MISSING, RowCache
+from reef.engine.rows.batch import Batch, encode_batch
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.wal_object import OneOp
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from reef.engine.rows import input as rows_fit
+from reef.engine.rows.convert import to_record_batch
 from reef.engine.rows.input import to_ops
-from reef.engine.rows.output import to_record_batch
 from reef.errors import ErrorKind, InvalidInputError
 from reef.formats.schema import DEFAULT_SCHEMA, Schema
 from reef.formats.versions import Versions

@@ -11,8 +11,8 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from reef.engine.rows.convert import to_python, to_record_batch, to_row
 from reef.engine.rows.input import to_ops
-from reef.engine.rows.output import to_python, to_record_batch, to_row
 from reef.errors import CorruptionError, InvalidInputError
 from reef.formats.schema import DEFAULT_SCHEMA, Schema
 from reef.formats.wal_object import OpKind
@@ -198,7 +198,7 @@ class NoPandas:
             raise ImportError(name)
 sys.meta_path.insert(0, NoPandas())
 import pyarrow as pa
-from reef.engine.rows.output import to_python
+from reef.engine.rows.convert import to_python
 from reef.errors import InvalidInputError
 print(to_python(pa.scalar(1000, pa.timestamp("ns"))))
 try:

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from reef.engine.where import Bounds, bound_array, parse
 from reef.formats.block import Codec
-from reef.formats.schema import Field, Schema
+from reef.formats.schema import Field, Schema, type_name
 from reef.formats.segment import Lineage
 from reef.formats.segment_index import bounds_of
 from reef.formats.segment_writer import SegmentWriter
-from reef.formats.type_names import type_name
 from reef.formats.versions import Versions
 from reef.types import KeyRange
 from tests.support.segment_checks import check_segment

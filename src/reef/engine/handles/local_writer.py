@@ -12,39 +12,24 @@ to an ordinary writer:
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from reef.config import WriterSettings
 from reef.engine.commit.resync import Outcomes
-from reef.engine.handles.batch import Batch, EncodedBatch
 from reef.engine.handles.conditions import Condition
 from reef.engine.handles.transaction import Transaction
 from reef.engine.handles.writer import Writer
-from reef.engine.local import errors
+from reef.engine.local import stream
 from reef.engine.local.buffer import LocalBuffer
+from reef.engine.local.open import LocalRecovery
 from reef.engine.local.stream import LocalBatch, LocalReceipt, PendingUploads, read_marks
 from reef.engine.local.uploader import Uploader, truncate
 from reef.engine.read.view import View
+from reef.engine.rows.batch import Batch, EncodedBatch
 from reef.errors import ClosedError, FencedError, OutcomeUnknownError, ReefError
-from reef.locallog import LogRecoveryReport
 from reef.paths import Namespace
 from reef.runtime import Future
 from reef.types import Receipt
-
-
-@dataclass(frozen=True, slots=True)
-class LocalRecovery:
-    """The batches that an opening has loaded from a local log (H27)."""
-
-    log: LogRecoveryReport
-    """The recovery of the log itself."""
-    uploaded_index: int
-    """Every entry up to this index was in the bucket already."""
-    replayed: int
-    """Batches that were on the disk only: they are visible, and will be uploaded."""
-    repeated: int = 0
-    """Batches whose keys another writer has committed meanwhile: they are not applied again."""
 
 
 class LocalWriter(Writer):
@@ -171,7 +156,9 @@ class LocalWriter(Writer):
         if pending.batches:
             if isinstance(failure, FencedError):
                 raise failure
-            raise errors.left_behind(self.namespace, pending, self._buffer.log.path) from failure
+            raise stream.not_uploaded_error(
+                self.namespace, pending, self._buffer.log.path
+            ) from failure
 
     def _release(self) -> None:
         closed = ClosedError(f"the writer of {self.namespace} is closed", hint="Open another one")

@@ -13,9 +13,9 @@ from typing import Any, Self
 
 import pyarrow as pa
 
+from reef.engine.display import human_count
 from reef.engine.rows.input import to_ops
 from reef.engine.rows.merges import Operand, merge_ops, merge_rows_ops
-from reef.engine.stats import human_count
 from reef.errors import ErrorKind, InvalidInputError
 from reef.formats.schema import Schema
 from reef.formats.wal_object import (
@@ -347,7 +347,7 @@ class _RowPiece:
         """Append another piece of keyed rows if both are of the same kind."""
         if not isinstance(other, _RowPiece) or self.kind != other.kind:
             return False
-        return self.ttl_s == other.ttl_s and _joined(self.data, other.data)
+        return self.ttl_s == other.ttl_s and _extend_rows(self.data, other.data)
 
     def to_ops(self, schema: Schema, now_ms: int) -> Ops:
         data = self.data
@@ -369,7 +369,7 @@ class _MergePiece:
         """Append another piece of keys with operands."""
         if not isinstance(other, _MergePiece) or self.ttl_s != other.ttl_s:
             return False
-        return _joined(self.data, other.data)
+        return _extend_rows(self.data, other.data)
 
     def to_ops(self, schema: Schema, now_ms: int) -> Ops:
         if self.operators is not None:
@@ -388,7 +388,7 @@ def _is_keyed(data: Any) -> bool:
     return isinstance(data, _KeyedRows)
 
 
-def _joined(data: Any, other: Any) -> bool:
+def _extend_rows(data: Any, other: Any) -> bool:
     """Append keyed rows to others, which are not shared with the caller."""
     if _is_keyed(data) and _is_keyed(other):
         data.extend(other)

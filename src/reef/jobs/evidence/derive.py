@@ -3,7 +3,7 @@
     1  leave out late begins, ingests and aborts: objects that landed in slots already folded (H67)
     2  find the end of the log
     3  replay the headers: which ingests count
-    4  choose the live segments (`reef.jobs.rebuild.choice`); the floor follows from their covers
+    4  choose the live segments (`reef.jobs.evidence.gather`); the floor follows from their covers
     5  replay up to the floor: dedup window, open jobs, stream marks
     6  report LSNs that no segment covers and no slot has
 
@@ -34,7 +34,7 @@ from itertools import count, pairwise
 
 import msgspec
 
-from reef.engine.log.log import LogRules, Verdict, replay_headers
+from reef.engine.log.log import LogRules, Verdict, replay_headers, run_replay
 from reef.engine.log.tail import ingested_segments
 from reef.errors import NotFoundError
 from reef.formats.covers import Cover, overlap, tidied, without
@@ -42,8 +42,7 @@ from reef.formats.manifest import DedupEntry, Lineage, Manifest, OpenJob, Segmen
 from reef.formats.schema import Schema
 from reef.formats.segment import Footer, covers_of
 from reef.formats.wal_object import JobSegment, WalHeader, WalKind
-from reef.jobs.rebuild.choice import Candidate, Choice, choose
-from reef.jobs.rebuild.evidence import Evidence, FoundSegment
+from reef.jobs.evidence.gather import Choice, Evidence, FoundSegment, SegmentCandidate, choose
 from reef.paths import Namespace
 
 
@@ -60,7 +59,7 @@ class Derived:
     ingested: tuple[SegmentEntry, ...]
     written: tuple[FoundSegment, ...]
     inherited: tuple[SegmentEntry, ...]
-    """Of a branch: segments of its first manifest that are live."""
+    """Live segments of a branch's first manifest."""
     left_out: tuple[str, ...]
     """Superseded or never published segments; which of the two is not always known."""
     staged: tuple[str, ...]
@@ -287,8 +286,7 @@ def _in_order(evidence: Evidence, end: int) -> Iterator[WalHeader]:
 def _rules_at(evidence: Evidence, floor: int) -> LogRules:
     """Return the rules after a replay up to the floor."""
     rules = LogRules(_blank(evidence), disputes={})  # which `_ingests` collects
-    for _ in replay_headers(rules, evidence.headers, end=floor, gaps=True):
-        pass
+    run_replay(replay_headers(rules, evidence.headers, end=floor, gaps=True))
     if rules.next_lsn < floor:
         rules.jump(floor)
     return rules
@@ -496,12 +494,12 @@ def _covers(segment: FoundSegment) -> tuple[Cover, ...]:
     return (Cover(footer.lsn_min, footer.lsn_max + 1, footer.min_key, footer.max_key + b"\0"),)
 
 
-def _written(evidence: Evidence) -> Iterator[Candidate]:
+def _written(evidence: Evidence) -> Iterator[SegmentCandidate]:
     there = {segment.id for segment in evidence.segments}
     for segment in evidence.segments:
         footer = segment.footer
         if not segment.is_staged:
-            yield Candidate(
+            yield SegmentCandidate(
                 segment.id,
                 # Generations of an origin are others: its segments are older than the branch's own.
                 1 if segment.entry is not None else 1 + max(1, footer.generation),
@@ -533,12 +531,12 @@ def _unit(segment: FoundSegment) -> str:
     return min((segment.id, *footer.siblings))
 
 
-def _ingested(evidence: Evidence, ingests: Sequence[WalHeader]) -> Iterator[Candidate]:
+def _ingested(evidence: Evidence, ingests: Sequence[WalHeader]) -> Iterator[SegmentCandidate]:
     visible = {s.id: ingest.lsn for ingest in ingests for s in _job_segments(ingest)}
     for segment in evidence.segments:
         lsn = visible.get(segment.id, 0)
         if lsn:
-            yield Candidate(segment.id, 0, covers_of(segment.footer, lsn), unit=segment.id)
+            yield SegmentCandidate(segment.id, 0, covers_of(segment.footer, lsn), unit=segment.id)
 
 
 def _job_segments(ingest: WalHeader) -> Sequence[JobSegment]:
