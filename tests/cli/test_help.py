@@ -121,8 +121,12 @@ def test_every_example_runs(prepared, request, path, command):
     if path[0] in ("put", "delete") or path == ("log", "reapply"):
         words.append("--take-over")
     if path[0] == "snapshot":
+        for of_bucket in db.bucket_snapshots():
+            db.release_snapshot_all(of_bucket.name)
         for found in db.snapshots("users"):
             found.release()
+    if path == ("snapshot", "release-all"):
+        db.snapshot_all("nightly")
     if path in (("snapshot", "extend"), ("snapshot", "release")):
         db.snapshot("users", "monday")
     if path == ("indexes", "drop"):

@@ -9,7 +9,9 @@ import pyarrow as pa
 import pytest
 
 import reef
+from reef.engine.handles import bucket_snapshots
 from reef.engine.handles.database import Database
+from reef.engine.registry import Registry
 from reef.jobs import compact, fold, ingest
 from reef.stores import Wrapper
 
@@ -406,6 +408,116 @@ def test_all_namespaces_are_pinned_under_one_name(db):
     assert len(db.snapshots("main")) == 1, "a refused one leaves no snapshot behind"
     with pytest.raises(reef.NotFoundError, match="no snapshot"):
         db.snapshots_all("weekly")
+
+
+def test_a_name_of_all_snapshots_is_free_again_when_none_is_left(db):
+    """Its record stayed in the catalog for ever: a nightly snapshot worked once."""
+    for pin in db.snapshot_all("nightly").values():
+        pin.release()
+    assert db.snapshots_all("nightly") == {}
+    put(db, "main", k1=b"1")
+    taken = db.snapshot_all("nightly")
+    assert rows_of(db, "main", snapshot=taken["main"])[b"k1"] == b"1"
+    taken["main"].release()
+    with pytest.raises(reef.ConflictError, match="release_snapshot_all"):
+        db.snapshot_all("nightly")  # one of them is left
+
+
+def test_all_snapshots_are_listed_and_released(db):
+    """Also those of a namespace that was renamed or dropped since."""
+    db.create("other")
+    db.snapshot_all("nightly")
+    db.snapshot_all("weekly", ttl_s=3600)
+    assert [(one.name, one.is_complete) for one in db.bucket_snapshots()] == [
+        ("nightly", True),
+        ("weekly", True),
+    ]
+    assert db.bucket_snapshots()[0].namespaces == ("child", "main", "other")
+    assert db.bucket_snapshots()[0].taken_at is not None
+    db.rename("main", "renamed")
+    db.drop("other")
+    assert sorted(db.snapshots_all("nightly")) == ["child", "renamed"]
+    db.release_snapshot_all("nightly")
+    db.undrop("other")
+    for name in ("renamed", "child", "other"):
+        assert [pin.name for pin in db.snapshots(name)] == ["weekly"]
+    assert [one.name for one in db.bucket_snapshots()] == ["weekly"]
+    with pytest.raises(reef.NotFoundError, match="no snapshot 'nightly'"):
+        db.release_snapshot_all("nightly")
+    db.snapshot_all("nightly")
+
+
+class _Killed(BaseException):
+    """The process has died: nothing of it runs any more."""
+
+
+@pytest.fixture
+def dying(db, monkeypatch):
+    """Let a process die after it has pinned one of two namespaces, and leave everything as it is."""
+    take = bucket_snapshots.take_snapshot
+    taken = []
+
+    def once(*args, **options):
+        if taken:
+            raise _Killed
+        taken.append(take(*args, **options))
+        return taken[0]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bucket_snapshots, "take_snapshot", once)
+        patched.setattr(bucket_snapshots, "_release", lambda *_: (_ for _ in ()).throw(_Killed))
+        with pytest.raises(_Killed):
+            db.snapshot_all("nightly")
+    return taken[0]
+
+
+def test_pins_of_a_process_that_died_are_found_and_released(db, dying):
+    """They never expired, and no record named them."""
+    assert [pin.id for pin in db.snapshots(dying.namespace)] == [dying.id]
+    assert [(one.name, one.is_complete) for one in db.bucket_snapshots()] == [("nightly", False)]
+    with pytest.raises(reef.NotFoundError, match="not complete"):
+        db.snapshots_all("nightly")
+    with pytest.raises(reef.ConflictError, match="already"):
+        db.snapshot_all("nightly")  # it may be alive
+    db.release_snapshot_all("nightly")
+    assert db.snapshots(dying.namespace) == []
+    assert sorted(db.snapshot_all("nightly")) == ["child", "main"]
+
+
+def test_a_name_that_a_dead_process_has_taken_is_free_after_an_hour(db, dying, monkeypatch):
+    """Its pins are released first."""
+    monkeypatch.setattr(bucket_snapshots, "SILENT_MS", -1000)
+    taken = db.snapshot_all("nightly")
+    assert sorted(taken) == ["child", "main"]
+    assert db.snapshots(dying.namespace) == [taken[dying.namespace]]
+
+
+def test_a_process_whose_record_was_removed_releases_its_pins(db, monkeypatch):
+    """It took longer than an operator has waited."""
+    take = bucket_snapshots.take_snapshot
+
+    def slow(*args, **options):
+        taken = take(*args, **options)
+        if len(db.bucket_snapshots()) == 1:
+            db.release_snapshot_all("nightly")
+        return taken
+
+    monkeypatch.setattr(bucket_snapshots, "take_snapshot", slow)
+    with pytest.raises(reef.ConflictError):
+        db.snapshot_all("nightly")
+    assert db.bucket_snapshots() == []
+    assert [db.snapshots(name) for name in ("main", "child")] == [[], []]
+
+
+def test_a_record_of_an_earlier_release_can_be_read_and_released(db):
+    """It has no folders, and no time."""
+    pin = db.snapshot("main", "nightly")
+    registry = Registry(db.store)
+    registry.catalog.transact(lambda session: session.put("snapshot/nightly", {"main": pin.id}))
+    assert db.snapshots_all("nightly") == {"main": pin}
+    assert db.bucket_snapshots()[0].taken_at is None
+    db.release_snapshot_all("nightly")
+    assert db.snapshots("main") == []
 
 
 class Ranges:

@@ -29,11 +29,12 @@ from reef.engine.commit.committer import Committer
 from reef.engine.commit.open_writer import check_role_is_free, open_writer
 from reef.engine.commit.resync import Outcomes
 from reef.engine.display import html_table
-from reef.engine.handles.branches import (
-    branch_job,
-    differences,
+from reef.engine.handles.branches import branch_job, differences, make_branch
+from reef.engine.handles.bucket_snapshots import (
+    BucketSnapshot,
     find_all,
-    make_branch,
+    list_all,
+    release_all,
     take_all,
 )
 from reef.engine.handles.local_writer import LocalWriter
@@ -585,7 +586,8 @@ class Database:
 
         The snapshots are recorded together in the catalog, in one serializable commit, and returned
         by namespace; `snapshots_all(name)` finds them again. A snapshot can be read, branched,
-        backed up and released like any other. ConflictError if there is one of that name.
+        backed up and released like any other. ConflictError if there is one of that name; the name
+        is free again when all of its snapshots were released or have expired.
         """
         self._prove_store()
         return take_all(self, name, ttl_s)
@@ -594,6 +596,23 @@ class Database:
         """Return the snapshots that `snapshot_all(name)` has taken and that are still there."""
         self._check_open()
         return find_all(self, name)
+
+    def bucket_snapshots(self) -> list[BucketSnapshot]:
+        """Return the snapshots of the whole bucket by name, as `snapshot_all` has recorded them.
+
+        One that is not complete is being taken, or its process has died: `release_snapshot_all`
+        releases what it has pinned.
+        """
+        self._check_open()
+        return list_all(self)
+
+    def release_snapshot_all(self, name: str) -> None:
+        """Release all snapshots that `snapshot_all(name)` has taken, and free the name.
+
+        NotFoundError if there is none of that name.
+        """
+        self._prove_store()
+        release_all(self, name)
 
     def branch(self, source: str, namespace: str, at: Any = None) -> NamespaceInfo:
         """Create a namespace with the rows that another one has now, or had at a point in time.
