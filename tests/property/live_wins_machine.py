@@ -344,7 +344,8 @@ def batch_of(ops):
 def apply_change(rows, change):
     """Apply a change as a consumer does."""
     if change.op == "delete_range":
-        for key in [key for key in rows if change.key <= key < change.end_key]:
+        end = change.end_key
+        for key in [k for k in rows if change.key <= k and (end is None or k < end)]:
             del rows[key]
     elif change.op == "delete":
         rows.pop(change.key, None)

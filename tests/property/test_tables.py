@@ -230,7 +230,8 @@ class Tables(RuleBasedStateMachine):
     def apply_change(self, change):
         if change.op == "delete_range":
             end = change.end_key
-            self.copy = {k: r for k, r in self.copy.items() if not change.key <= k < end}
+            is_deleted = [k for k in self.copy if change.key <= k and (end is None or k < end)]
+            self.copy = {k: r for k, r in self.copy.items() if k not in is_deleted}
         elif change.op == "delete" or change.expires_at is not None:
             self.copy.pop(change.key, None)
         elif change.op == "put":

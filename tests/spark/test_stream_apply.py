@@ -87,6 +87,20 @@ def test_changes_of_one_commit_are_applied_in_their_order(db, url):
     assert {key: row["n"] for key, row in contents(db).items()} == {"k5": 2, "k61": 3}
 
 
+def test_H40_a_load_that_replaces_everything_empties_the_copy(db, url):
+    """H40: a range without an end deletes every row of the copy, whatever the last key is."""
+    db.create("t", data.SCHEMA)
+    with db.writer("t", background=False) as writer:
+        writer.upsert([{"id": "a", "n": 1}, {"id": "\U0010ffff", "n": 2}])
+    reef.jobs.ingest(db, "t", [{"id": "b", "n": 3}], replace=True)
+    stream = Stream(url, startingLsn=0)
+    changes = stream.next()
+    (deleted,) = [change for change in changes if change["_op"] == "delete_range"]
+    assert (bytes(deleted["_key"]), deleted["_end_key"]) == (b"", None)
+    copying(url, stream).run(0, changes)
+    assert set(contents(db, "copy")) == {"b"}
+
+
 def test_the_checkpoint_of_a_copy_is_checked(db, url):
     """As that of any other query."""
     db.create("t", data.SCHEMA)

@@ -630,7 +630,7 @@ class Database(Handle[database.Database]):
 
     async def bucket_snapshots(self) -> list[BucketSnapshot]:
         """Return the snapshots of the whole bucket by name; see `reef.Database`."""
-        return await self._run(lambda: self._sync.bucket_snapshots())
+        return await self._run(self._sync.bucket_snapshots)
 
     async def release_snapshot_all(self, name: str) -> None:
         """Release all snapshots of one name, and free the name; see `reef.Database`."""

@@ -218,8 +218,9 @@ def _print(output: Output, found: Iterator[Change], limit: int | None) -> None:
 def _line(output: Output, change: Change) -> str:
     where = f"{change.lsn}.{change.seq}"
     key = output.cell(change.key)
-    if change.end_key is not None:
-        key = f"{key} … {output.cell(change.end_key)}"
+    if change.op == "delete_range":
+        end = "" if change.end_key is None else f" {output.cell(change.end_key)}"
+        key = f"{key} …{end}"
     return f"{where:<10} {change.op:<12} {key}  {output.cell(change.row)}".rstrip()
 
 

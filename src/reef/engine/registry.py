@@ -9,7 +9,8 @@ an entry that is looked up.
 
 The first change in a bucket without a registry, or whose registry was lost, adds all listed
 namespaces in the same transaction. While the registry is damaged no name is created or dropped,
-because its entry could not be changed; `rebuild` replaces it.
+because its entry could not be changed; `rebuild` replaces it. Repairs and rebuilds of namespaces
+go ahead without it, and register a change like the others: they may bring a dropped name back.
 """
 
 from collections.abc import Iterator
@@ -60,6 +61,17 @@ class Registry:
     def _state(self, name: str, entry: Entry) -> str | None:
         return namespace_state(self._store, name) if entry["changes"] else entry["state"]
 
+    def has_drop(self, name: str) -> bool:
+        """Whether a namespace is registered as dropped, without a look at its manifests.
+
+        Where those are lost this is the only trace of the drop.
+        """
+        try:
+            entry = self.catalog.get_latest(PREFIX + name)
+        except CorruptionError:
+            return False
+        return bool(entry) and not entry["changes"] and entry["state"] == NamespaceState.DROPPED
+
     # --- changing -----------------------------------------------------------------
     @contextmanager
     def changing(self, name: str) -> Iterator[None]:
@@ -75,6 +87,24 @@ class Registry:
         with suppress(ReefError):  # the change is published; until closed, the entry is looked up
             self._close_change(name, change)
             compact_if_due(self.catalog)
+
+    @contextmanager
+    def recovering(self, name: str) -> Iterator[None]:
+        """Register a change like `changing`, for a repair or rebuild.
+
+        A damaged registry does not stop it: `rebuild` derives that from the manifests.
+        """
+        change = self._store.runtime.ulid()
+        try:
+            self._open_change(name, change)
+        except CorruptionError:
+            yield
+            return
+        self._store.runtime.reach("registry noted")
+        yield
+        self._store.runtime.reach("registry behind")
+        with suppress(ReefError):
+            self._close_change(name, change)
 
     def _open_change(self, name: str, change: str) -> None:
         try:

@@ -244,6 +244,11 @@ KIND_AND_OFFSETS = struct.Struct("<B7x2I")
 KIND_ALONE = struct.Struct("<B7x")
 
 
+def end_of_keys(schema: Schema) -> bytes:
+    """Return a bound above every key: text never has the byte 255, bytes may be full of them."""
+    return b"\xff" if schema.key.type == "string" else b"\xff" * (KEY_BYTES_MAX + 1)
+
+
 class OpKind(IntEnum):
     """The kind of an operation."""
 

@@ -62,10 +62,9 @@ from reef.errors import ErrorKind, InternalError, InvalidInputError
 from reef.formats.operators import Operator, as_flags
 from reef.formats.schema import Schema
 from reef.formats.versions import Versions
-from reef.formats.wal_object import OpKind, Ops
+from reef.formats.wal_object import OpKind, Ops, end_of_keys
 from reef.jobs.ingest.append import StreamAppender
 from reef.jobs.ingest.job import BulkJob, JobHandle, batch_of
-from reef.jobs.ingest.staging import end_of_keys
 from reef.spark.options import check_replacing
 from reef.spark.rows import RowSorter, RowsPlan, bytes_of, from_batch, to_table
 from reef.spark.session import error_boundary
@@ -498,12 +497,18 @@ def _ops(changes: pa.Table, schema: Schema, now_ms: int) -> Ops:
     return Ops(
         keys,
         kinds,
-        _whole(changes, "_end_key"),
+        _ends(_whole(changes, "_end_key"), kinds, schema),
         _expiry(changes),
         fields,
         _touched_columns(changes, schema),
         pa.repeat(now_ms, len(keys)) if pc.any(pc.equal(kinds, OpKind.MERGE)).as_py() else None,
     )
+
+
+def _ends(end_keys: pa.Array, kinds: pa.Array, schema: Schema) -> pa.Array:
+    """Return the ends of ranges; one without an end reaches behind every key."""
+    has_none = pc.and_(pc.equal(kinds, OpKind.DELETE_RANGE), end_keys.is_null())
+    return pc.if_else(has_none, pa.scalar(end_of_keys(schema), pa.binary()), end_keys)
 
 
 def _touched_columns(changes: pa.Table, schema: Schema) -> dict[int, pa.Array] | None:

@@ -453,7 +453,7 @@ class _Killed(BaseException):
 
 @pytest.fixture
 def dying(db, monkeypatch):
-    """Let a process die after it has pinned one of two namespaces, and leave everything as it is."""
+    """Let a process die after it has pinned one of two namespaces; nothing is cleaned up."""
     take = bucket_snapshots.take_snapshot
     taken = []
 

@@ -2,7 +2,7 @@
 
     _op          put, patch, merge, delete or delete_range
     _key         the key's bytes; the start of a deleted range
-    _end_key     the end of a deleted range, exclusive
+    _end_key     the end of a deleted range, exclusive; null for one that has none
     _lsn, _seq   the LSN, and the number of the row within it, from 0
     _touched     the names of the columns that a patch sets or a merge changes
     _operators   of a merge: the operator of each touched column; the columns have the operands
@@ -52,7 +52,15 @@ from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.operators import NAMES, Operator, codes_of
 from reef.formats.schema import Schema
 from reef.formats.versions import RangeTombstone, Versions, concat_versions
-from reef.formats.wal_object import OpKind, Ops, WalHeader, WalKind, WalObject, decode_records
+from reef.formats.wal_object import (
+    OpKind,
+    Ops,
+    WalHeader,
+    WalKind,
+    WalObject,
+    decode_records,
+    end_of_keys,
+)
 from reef.types import KeyRange
 
 OP_NAMES = ["put", "delete", "delete_range", "patch", "merge"]
@@ -154,7 +162,8 @@ class Change:
     """For a put: bytes in a plain namespace, else a dict of all columns. For a patch: a dict of
     the columns that it sets; for a merge: of operands, as `Writer.merge` takes them."""
     end_key: Any = None
-    """The end of a deleted range, exclusive."""
+    """The end of a deleted range, exclusive; like `key`. None if the range has no end, as that of a
+    load with `replace=True`, and for other operations."""
     expires_at: datetime | pa.Scalar | None = None
 
     def __repr__(self) -> str:
@@ -321,13 +330,21 @@ def _to_batch(rows: Versions, end_keys: pa.Array | None, schema: Schema) -> pa.R
     own = [
         pa.array(OP_NAMES, pa.string()).take(pa.array(rows.kinds)),
         rows.keys,
-        pa.nulls(len(rows), pa.binary()) if end_keys is None else end_keys,
+        _ends(end_keys, len(rows), schema),
         pa.array(rows.lsns),
         pa.array(rows.seqs.astype(np.int64)),
         *_changed_columns(rows, schema),
         pa.nulls(len(rows), EXPIRES) if expires is None else expires.cast(EXPIRES),
     ]
     return pa.RecordBatch.from_arrays([*own, *columns], schema=change_schema(schema))
+
+
+def _ends(end_keys: pa.Array | None, count: int, schema: Schema) -> pa.Array:
+    """Return the ends of ranges, null where it is behind every key: that bound is no key itself."""
+    if end_keys is None or end_keys.null_count == count:
+        return pa.nulls(count, pa.binary())
+    has_none = pc.greater_equal(end_keys, pa.scalar(end_of_keys(schema), pa.binary()))
+    return pc.if_else(has_none, pa.scalar(None, pa.binary()), end_keys)
 
 
 def _columns(rows: Versions, is_range: pa.Array, schema: Schema) -> list[pa.Array]:

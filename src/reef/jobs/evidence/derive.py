@@ -117,7 +117,8 @@ class _Deriving:
         # The slot below the floor is read too, for its time, by `as_of` and by verify.
         skipped = sorted({*skipped, *gone, *(found.damaged & {floor - 1})})
         self._note_aborts(floor)
-        self._note_schemas(schemas, floor, end)
+        unknown = self._unknown_schemas(schemas, floor, end)
+        skipped = sorted({*skipped, *unknown})
         chosen = {candidate.id for candidate in choice.chosen}
         own = {s.id for s in found.segments if s.entry is None}
         staged = {s.id for s in found.segments if s.is_staged}
@@ -264,14 +265,20 @@ class _Deriving:
                     f"first, and the ingest is left out"
                 )
 
-    def _note_schemas(self, schemas: Sequence[Schema], floor: int, end: int) -> None:
-        known = {0, *(schema.id for schema in schemas)}
+    def _unknown_schemas(self, schemas: Sequence[Schema], floor: int, end: int) -> list[int]:
+        """Report the LSNs from the floor on whose rows no schema describes, and return them.
+
+        No process can read them, whether the schema is older or newer than the known ones.
+        """
+        known, found = {0, *(schema.id for schema in schemas)}, []
         for header in _in_order(self.evidence, end):
             if header.lsn >= floor and header.schema_id not in known:
+                found.append(header.lsn)
                 self.problems.append(
                     f"LSN {header.lsn} was written with schema {header.schema_id}, "
-                    f"which no object describes"
+                    f"which no object describes: it cannot be read"
                 )
+        return found
 
 
 # --- the log ----------------------------------------------------------------------------

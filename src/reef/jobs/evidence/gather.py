@@ -304,6 +304,25 @@ def readable_manifests(context: NamespaceContext) -> list[Manifest]:
     return found
 
 
+def damaged_generations(context: NamespaceContext) -> list[int]:
+    """Return the generations of all manifests, if every one of them is damaged; else none.
+
+    One of a newer release is intact: only that release can tell what it states.
+    """
+    heads = context.fresh().heads
+    listed = [number_of(info.key) for info in context.store.list(context.names.manifests)]
+    generations = sorted(number for number in listed if number)
+    for generation in reversed(generations):
+        try:
+            heads.load(generation)
+        except CorruptionError:
+            continue
+        except (NotFoundError, UnsupportedFormatError):
+            pass
+        return []
+    return generations
+
+
 def _leased(context: NamespaceContext) -> list[int]:
     """Return the generations that readable leases name."""
     found = [0]

@@ -38,7 +38,7 @@ from reef.formats.schema import Schema
 from reef.formats.segment import Lineage, SegmentSummary
 from reef.formats.segment_writer import SegmentWriter
 from reef.formats.versions import KeysInOrder, RangeTombstone, Versions
-from reef.formats.wal_object import JobSegment
+from reef.formats.wal_object import JobSegment, end_of_keys
 from reef.manifest.roots import job_of, staged_id
 from reef.paths import Namespace
 from reef.stores import Store
@@ -49,12 +49,6 @@ ROW_SEQ = 1
 only."""
 PIECE_ROWS = 65_536
 """Larger pieces are cut, so that segments can end near their size."""
-KEY_BYTES_MAX = 65_535
-
-
-def end_of_keys(schema: Schema) -> bytes:
-    """Return a bound above every key: text never has the byte 255, bytes may be full of them."""
-    return b"\xff" if schema.key.type == "string" else b"\xff" * (KEY_BYTES_MAX + 1)
 
 
 @dataclass(frozen=True, slots=True)

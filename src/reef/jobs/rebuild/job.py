@@ -9,6 +9,7 @@
     5  publish   only with `apply`, and only without an intact head, or by force; a head is replaced
                  behind fences, since its writer relies on the rows that it shows
 
+Manifests that are all damaged count as none; where one is intact, repair continues from it.
 Manifests are used for the comparison only. Everything rests on one rule: every footer states the
 LSNs and keys that its segment covers, and the segments of a manifest cover everything below the
 floor exactly once. An unpublished fold or merge needs no mark, since it shows the rows of its
@@ -23,6 +24,7 @@ above all that any object names (`MARGIN`). A late publish then lands below the 
 no effect, and a late writer is fenced.
 """
 
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -54,6 +56,7 @@ from reef.jobs.evidence.derive import Derived, derive
 from reef.jobs.evidence.gather import (
     MARGIN,
     Evidence,
+    damaged_generations,
     find_inheritance,
     gather_evidence,
     read_checksums,
@@ -141,6 +144,8 @@ class RebuildReport:
     problems: tuple[str, ...]
     """Lost or unknown facts."""
     not_derivable: tuple[str, ...] = NOT_DERIVABLE
+    drop_lost: bool = False
+    """Whether the registry of the bucket lists it as dropped: publishing makes it live again."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -224,8 +229,10 @@ class _Rebuild:
         self._refuse(report, found.evidence, force=force)
         found = self._cover_holes(found)
         self.store.runtime.reach("rebuild staged")
-        head = self._replace(found) if report.generation else self._publish(found)
-        self._lead_here(found)
+        registry = self.db._registry
+        with registry.recovering(self.names.name) if registry else nullcontext():
+            head = self._replace(found) if report.generation else self._publish(found)
+            self._lead_here(found)
         return replace(report, applied=True, generation=head.generation)
 
     def _lead_here(self, found: _DerivedState) -> bool:
@@ -253,7 +260,7 @@ class _Rebuild:
 
     # --- deriving -----------------------------------------------------------------
     def _head(self) -> Manifest | None:
-        """Return the published head; None if there is no manifest, intact or not."""
+        """Return the published head; None if there is no manifest, or none that is intact."""
         try:
             return self.context.fresh().heads.find().manifest
         except NotFoundError as error:
@@ -261,6 +268,8 @@ class _Rebuild:
                 raise
             return None
         except CorruptionError as error:
+            if damaged_generations(self.context):
+                return None
             raise CorruptionError(
                 error.message,
                 hint="Run repair; or delete all manifests first, and rebuild without any",
@@ -279,7 +288,7 @@ class _Rebuild:
     ) -> Manifest:
         now_ms = int(self.store.runtime.wall_s() * 1000)
         write_id = self.store.runtime.ulid()
-        generation = evidence.generation + MARGIN
+        generation = max([evidence.generation, *damaged_generations(self.context)]) + MARGIN
         segments = [*derived.ingested, *written, *derived.inherited]
         newest_first = sorted(segments, key=lambda s: (-s.lsn_max, s.id))
         return Manifest(
@@ -348,6 +357,9 @@ class _Rebuild:
             rows_equal=None if head is None else rebuilt is not None and rebuilt == published,
             differences=() if head is None else tuple(_differences(head, found.manifest)),
             problems=tuple(problems),
+            drop_lost=head is None
+            and self.db._registry is not None
+            and self.db._registry.has_drop(self.names.name),
         )
 
     def _sum(

@@ -51,6 +51,7 @@ from reef.jobs.evidence.gather import (
     MARGIN,
     Evidence,
     compactor_epoch_of,
+    damaged_generations,
     gather_evidence,
     read_checksums,
     read_successor,
@@ -308,14 +309,15 @@ def _is_there(store: Store, key: str) -> bool:
 
 
 def restore_ends(context: NamespaceContext) -> bool:
-    """Publish the end of earlier incarnations without any manifest; return whether any was.
+    """Publish the end of earlier incarnations without an intact manifest; return whether any was.
 
     Their rows were dropped, and their snapshots are lost: a sweep deletes them.
     """
     restored = False
     for number in range(1, context.names.incarnation):
         earlier = context.at(number)
-        if next(iter(context.store.list(earlier.names.manifests)), None) is None:
+        is_empty = next(iter(context.store.list(earlier.names.manifests)), None) is None
+        if is_empty or damaged_generations(earlier):
             try:
                 record = read_successor(context.at(number + 1))
             except (CorruptionError, NotFoundError):  # the sweep reports it as unreadable

@@ -9,6 +9,7 @@
     5  one CAS: LSNs and generations skipped, segments replaced, the log folded past the damage
     6  delete unreadable leases
     7  if readers open an earlier incarnation, publish its end again
+    8  release snapshots of earlier incarnations that cannot be read
 
 Fences come before anything is skipped: a writer that has lost rows in memory must not commit on
 them once readers cannot see them. Damaged objects stay in place: an emptied slot could be filled by
@@ -18,10 +19,13 @@ nothing. A dry run (the default) only reads and reports. Writers, readers and jo
 concurrently; the writer is fenced if the head or its log was damaged.
 """
 
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from reef.engine.context import NamespaceContext
 from reef.engine.handles.database import Database
+from reef.engine.registry import Registry
 from reef.errors import ConflictError, NotFoundError
 from reef.formats.manifest import Manifest
 from reef.jobs.repair.head import (
@@ -35,7 +39,9 @@ from reef.jobs.repair.head import (
 from reef.jobs.repair.plan import RepairPlan, RepairPlanner
 from reef.jobs.repair.report import RepairReport
 from reef.jobs.verify.chain import Problem, check_opened
+from reef.jobs.verify.earlier import UnreadableSnapshots, check_earlier, problems_of
 from reef.jobs.verify.job import NamespaceSurvey, survey
+from reef.manifest.edits import drop_snapshot
 from reef.manifest.head import newest_incarnation
 from reef.manifest.repairs import Restart, apply_repairs
 from reef.runtime import Executor
@@ -53,7 +59,7 @@ def repair(
         db._prove_store()
     names = newest_incarnation(db.store, namespace)
     context = NamespaceContext(db.store, names, metrics=db.metrics)
-    run = _Repair(context, executor or db.store.runtime)
+    run = _Repair(context, executor or db.store.runtime, db._registry)
     with operation(db.metrics, "repair"):
         report = run.apply() if apply else run.preview()
     if apply and report.problems:
@@ -68,19 +74,25 @@ def repair(
     return report
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Repair:
     """One repair of one namespace."""
 
     context: NamespaceContext
     executor: Executor
+    registry: Registry | None = None
+    drop_is_lost: bool = False
+    unreadable: list[UnreadableSnapshots] = field(default_factory=list)
+    """Snapshots of earlier incarnations, which this repair releases."""
 
     def preview(self) -> RepairReport:
         """Return the report of a dry run. Writes nothing."""
         found = first = self._survey()
         opened = check_opened(self.context)
         first.problems += opened
+        self.unreadable = self._check_earlier(first)
         restart, context = self._restart(found), self.context
+        self.drop_is_lost = (restart is not None or bool(opened)) and self._has_drop()
         if restart is not None:
             store = Published(context.store, context.names, found.head, restart)
             context = NamespaceContext(store, context.names)
@@ -95,12 +107,23 @@ class _Repair:
         found = first = self._survey()
         opened = check_opened(self.context)
         first.problems += opened
-        if not first.problems:
+        self.unreadable = self._check_earlier(first)
+        if not first.problems and not self.unreadable:
             plan = self._planner(found, write=False).plan()
             report = self._report(first, first, plan, first.head.generation, None)
             return replace(report, applied=True)
         restart = self._restart(found)
-        restarted = None
+        if restart is None and not opened:
+            return self._apply(first, None, opened)
+        # Readers may have found the name dropped, and find it live afterwards.
+        self.drop_is_lost = self._has_drop()
+        with self._recovering():
+            return self._apply(first, restart, opened)
+
+    def _apply(
+        self, first: NamespaceSurvey, restart: Restart | None, opened: list[Problem]
+    ) -> RepairReport:
+        found, restarted = first, None
         if restart is not None:
             restarted = publish_after_damage(self.context, found.head, restart)
             self.context.runtime.reach("repair restarted")
@@ -118,10 +141,31 @@ class _Repair:
         self.context.runtime.reach("repair published")
         self._reap(plan)
         plan.actions += end_earlier(self.context, head) if opened else []
+        self._release_earlier()
         report = self._report(first, found, plan, head.generation, restart)
         return replace(report, applied=True)
 
     # --- the steps ----------------------------------------------------------------
+    def _check_earlier(self, found: NamespaceSurvey) -> list[UnreadableSnapshots]:
+        return check_earlier(self.context, self.executor, found.head, deep=True)
+
+    def _release_earlier(self) -> None:
+        """Release snapshots of earlier incarnations that cannot be read: sweeps keep the rest of
+        their objects otherwise, and nothing but a snapshot reads those.
+        """
+        for found in self.unreadable:
+            publisher = self.context.at(found.incarnation).publisher
+            for snapshot in found.snapshots:
+                publisher.publish(partial(drop_snapshot, snapshot_id=snapshot.id), dropped=True)
+
+    def _has_drop(self) -> bool:
+        return self.registry is not None and self.registry.has_drop(self.context.names.name)
+
+    def _recovering(self) -> AbstractContextManager[None]:
+        if self.registry is None:
+            return nullcontext()
+        return self.registry.recovering(self.context.names.name)
+
     def _survey(self) -> NamespaceSurvey:
         return survey(self.context, self.executor, deep=True)
 
@@ -190,13 +234,25 @@ class _Repair:
                 holes=restart.holes,
                 cursors=(*lost.cursors, *_dropped(first.head, restart)),
             )
+        for found_earlier in self.unreadable:
+            released = [s.name or s.id for s in found_earlier.snapshots]
+            lost = replace(lost, snapshots=(*lost.snapshots, *released))
+            of = f"of incarnation {found_earlier.incarnation}"
+            actions += [f"release snapshot {name} {of}" for name in released]
+        if self.drop_is_lost:
+            lost = replace(lost, drop=True)
+            actions.append(f"make {self.context.names.name} live again: its drop is lost")
         if restart is not None and restart.rebuilt is not None:
             actions.insert(1, "derive segments and floor from the objects in the bucket")
         return RepairReport(
             namespace=self.context.names.name,
             applied=False,
             generation=generation,
-            problems=(*first.problems, *_later_problems(first, found)),
+            problems=(
+                *first.problems,
+                *_later_problems(first, found),
+                *problems_of(self.unreadable),
+            ),
             actions=tuple(actions),
             quarantined=tuple(sorted(plan.quarantine)),
             lost=lost,

@@ -98,6 +98,9 @@ class Lost:
     holes: tuple[str, ...] = ()
     """If the state was derived from segments and log: LSNs and keys without any object."""
 
+    drop: bool = False
+    """Whether the registry lists the namespace as dropped: the repair makes it live again."""
+
     @property
     def rows_of_the_newest_state(self) -> bool:
         """Whether the newest state may lack rows."""

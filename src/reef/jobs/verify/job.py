@@ -6,6 +6,7 @@
     4  missing objects are checked again against a head that was read later: a sweep may have
        deleted objects that were needed when the survey began
     5  leases, orphans, condemned keys, slots that an earlier repair skipped
+    6  snapshots of earlier incarnations                  (`reef.jobs.verify.earlier`)
 
 Opens read-only, reports every problem, changes nothing; writers, jobs and sweeps may run
 concurrently. Whatever a later head needs was needed all along, since a condemned key never comes
@@ -34,6 +35,7 @@ from reef.jobs.verify.chain import (
     check_opened,
     read_chain,
 )
+from reef.jobs.verify.earlier import check_earlier, problems_of
 from reef.jobs.verify.indexes import check_centroids
 from reef.jobs.verify.objects import LogSurvey, check_segments, survey_log
 from reef.manifest.head import HeadFinder, newest_incarnation, refuse_dropped
@@ -283,6 +285,9 @@ def verify(
     with operation(db.metrics, "verify"):
         found = survey(context, executor or db.store.runtime, deep=deep)
         found.problems += check_opened(context)
+        executor = executor or db.store.runtime
+        earlier = check_earlier(context, executor, found.head, deep=deep)
+        found.problems += problems_of(earlier)
     report = _report(namespace, found, deep=deep)
     db.events.emit("verified", namespace=namespace, deep=deep, problems=len(report.problems))
     return report

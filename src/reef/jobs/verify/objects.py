@@ -174,6 +174,7 @@ def survey_log(executor: Executor, context: NamespaceContext, chain: ManifestCha
     present = [lsn for lsn in listed if lsn not in skipped]
     log.slots = read_slots(executor, context, present, head.schemas)
     log.problems = _damage(context.names, log.slots.values())
+    log.problems += _unreadable_rows(context.names, log, head)
     log.problems += _missing(context.names, log, chain, {*listed, *skipped}, settled)
     disputes = _replay(log, chain, listed, context.names)
     log.problems += [
@@ -191,6 +192,21 @@ def _damage(names: Namespace, slots: Iterable[SlotRead]) -> list[Problem]:
         for slot in slots
         if slot.kind is not None
     ]
+
+
+def _unreadable_rows(names: Namespace, log: LogSurvey, head: Manifest) -> Iterator[Problem]:
+    """Yield the slots whose rows no schema describes: no process can read them.
+
+    One that is newer than the head is described by the batches themselves, or by the fence of their
+    writer, which is behind the floor of that head.
+    """
+    known = {0, *(schema.id for schema in head.schemas)}
+    known |= {header.schema.id for header in log.headers() if header.schema is not None}
+    for header in log.headers():
+        if header.schema_id not in known:
+            key = names.wal_object(header.lsn)
+            message = f"object {key} has schema {header.schema_id}, which no object describes"
+            yield Problem(ProblemKind.WAL_DAMAGED, key, message, offset=0, lsn=header.lsn)
 
 
 def _missing(

@@ -544,3 +544,26 @@ def test_H48_from_the_beginning_is_from_the_new_one_on(created_again):
     cursor = db.cursor(NAME, "c", after_lsn=0)
     assert [change.key for change in cursor] == [b"new"]
     assert cursor.commit() == db.cursor(NAME, "c").committed == cursor.position
+
+
+@pytest.mark.parametrize("key_type", [pa.string(), pa.binary()])
+def test_a_range_without_an_end_has_none(db, key_type):
+    """H40: the end of a range is of the key's type, or None if there is none.
+
+    Root cause: change rows showed the bound that a load with `replace` uses internally, which is
+    above every key and is no key: a byte next to text, or 65,536 bytes.
+    """
+    first, second = ("a", "b") if key_type == pa.string() else (b"a", b"b")
+    db.create("t", pa.schema([("id", key_type), ("n", pa.int64())]))
+    with db.writer("t") as writer:
+        writer.delete_range(first, second)
+    reef.jobs.ingest(db, "t", [{"id": second, "n": 1}], replace=True)
+    with db.reader("t") as reader:
+        changes = list(reader.changes())
+        rows = reader.changes_arrow().read_all()
+    assert [(c.op, c.key, c.end_key) for c in changes] == [
+        ("delete_range", first, second),
+        ("delete_range", type(first)(), None),
+        ("put", second, None),
+    ]
+    assert rows["_end_key"].to_pylist() == [b"b", None, None]
