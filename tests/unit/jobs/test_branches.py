@@ -144,6 +144,47 @@ def test_past_states_can_be_compared(db):
         assert found(db.diff(before, now)) == [("update", b"k1", b"0", b"1")]
 
 
+def test_snapshots_can_be_compared(db):
+    """With one another, with a name, and with an open view; anything else is refused at once."""
+    pin = db.snapshot("main", "before")
+    put(db, "main", k1=b"1")
+    assert found(db.diff(pin, "main")) == [("update", b"k1", b"0", b"1")]
+    assert found(db.diff("main", db.snapshot("main"))) == []
+    with db.reader("main", pin=True) as now:
+        assert found(db.diff(now, pin)) == [("update", b"k1", b"1", b"0")]
+    for wrong in (1, None, {"lsn": 3}):
+        with pytest.raises(reef.InvalidInputError, match="neither the name of a namespace"):
+            db.diff("main", wrong)
+
+
+def test_zeros_of_both_signs_differ():
+    """They are different values, alone as in a list, so that a merge carries the change."""
+    db = reef.open("memory://")
+    db.create("main", pa.schema([("id", pa.string()), ("f", pa.float64()), ("g", pa.float32())]))
+    with db.writer("main", background=False) as writer:
+        writer.upsert([{"id": key, "f": 0.0, "g": 0.0} for key in "abc"])
+    db.branch("main", "child")
+    with db.writer("child", background=False) as writer:
+        writer.upsert([{"id": "a", "f": -0.0, "g": 0.0}, {"id": "b", "f": 0.0, "g": -0.0}])
+        writer.upsert([{"id": "c", "f": 0.0, "g": 0.0}])
+    assert [d.key for d in db.diff("main", "child")] == ["a", "b"]
+    db.merge("child", "main")
+    assert math.copysign(1, rows_of(db, "main")["a"]["f"]) == -1
+
+
+def test_earlier_keywords_are_accepted(db):
+    """With a warning, as elsewhere."""
+    with pytest.warns(DeprecationWarning, match="namespace="):
+        db.branch("main", name="other")
+    with pytest.warns(DeprecationWarning, match="namespace="):
+        db.rollback(name="other", to=db.snapshot("other"))
+    with pytest.warns(DeprecationWarning, match="target="):
+        reef.jobs.backup(db, "main", target_url="memory://keywords")
+    with pytest.warns(DeprecationWarning, match="source="):
+        reef.jobs.restore(target_url="memory://keywords", db=db, name="copy")
+    assert rows_of(db, "copy") == rows_of(db, "other") == rows_of(db, "main")
+
+
 # --- merges -----------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from reef.engine.log.log import SlotGone
 from reef.engine.namespaces import BranchPoint, Namespaces
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.segments import SegmentStore
-from reef.errors import UnavailableError
+from reef.errors import ErrorKind, InvalidInputError, UnavailableError
 from reef.formats.manifest import Manifest
 from reef.manifest.head import HeadFinder, locate
 
@@ -68,15 +68,33 @@ def branch_job(name: str) -> Callable[..., Any]:
 # --- differences ----------------------------------------------------------------------
 
 
-def differences(
-    db: "Database", a: str | PinnedReader, b: str | PinnedReader
-) -> Iterator[Difference]:
+State = str | Snapshot | PinnedReader
+"""The newest state of a namespace, a snapshot, or an open view."""
+
+
+def differences(db: "Database", a: State, b: State) -> Iterator[Difference]:
     """Yield the rows that differ between two states; names are pinned while this runs."""
+    for state in (a, b):
+        if not isinstance(state, str | Snapshot | PinnedReader):
+            raise InvalidInputError(
+                f"{state!r} is neither the name of a namespace, a Snapshot, nor an open view",
+                kind=ErrorKind.INVALID_OPTION,
+                hint="db.reader(namespace, as_of=…) opens a view of a past state",
+            )
+    return _differences(db, a, b)
+
+
+def _opened(db: "Database", state: State, stack: ExitStack) -> PinnedReader:
+    if isinstance(state, PinnedReader):
+        return state
+    if isinstance(state, Snapshot):
+        return stack.enter_context(db.reader(state.namespace, snapshot=state))
+    return stack.enter_context(db.reader(state, pin=True))
+
+
+def _differences(db: "Database", a: State, b: State) -> Iterator[Difference]:
     with ExitStack() as stack:
-        readers = [
-            stack.enter_context(db.reader(state, pin=True)) if isinstance(state, str) else state
-            for state in (a, b)
-        ]
+        readers = [_opened(db, state, stack) for state in (a, b)]
         left, right = (Side(one._view(), one._now_ms(), one._runtime) for one in readers)
         for rows in differing(left, right):
             yield from _as_differences(rows, left, right)

@@ -614,6 +614,7 @@ class Database:
         self._prove_store()
         release_all(self, name)
 
+    @renamed_keyword(name="namespace")
     def branch(self, source: str, namespace: str, at: Any = None) -> NamespaceInfo:
         """Create a namespace with the rows that another one has now, or had at a point in time.
 
@@ -629,10 +630,12 @@ class Database:
         self.events.emit("namespace.branched", namespace=namespace, source=source)
         return namespace_info(namespace, made)
 
-    def diff(self, a: str | PinnedReader, b: str | PinnedReader) -> Iterator[Difference]:
+    def diff(
+        self, a: str | Snapshot | PinnedReader, b: str | Snapshot | PinnedReader
+    ) -> Iterator[Difference]:
         """Yield the keys whose rows differ between two states, in key order.
 
-        A state is the newest one of a namespace, by its name, or an open pinned view
+        A state is the newest one of a namespace, by its name, a Snapshot, or an open pinned view
         (`db.reader("orders", as_of=12)`). Segments that both share are not read. Each difference
         has `op` (`insert`, `update` or `delete`, from a to b), `key`, and the rows `a` and `b`.
         """
@@ -665,6 +668,7 @@ class Database:
         self._check_open()
         return generation_records(self.store, namespace)
 
+    @renamed_keyword(name="namespace")
     def rollback(self, namespace: str, to: Any) -> Any:
         """Give a namespace the rows that it had at a point in time, as a new generation.
 

@@ -168,13 +168,19 @@ def not_equal(a: pa.Table, b: pa.Table) -> pa.BooleanArray:
 
 
 def _same(a: pa.Array, b: pa.Array) -> pa.BooleanArray:
-    """Return which values are the same: null is null, and NaN is NaN."""
+    """Return which values are the same: null is null, NaN is NaN, and 0.0 is not -0.0.
+
+    Zeros of both signs are different values to whoever divides by them, and in lists.
+    """
     if pa.types.is_nested(a.type):
         pairs = zip(a.to_pylist(), b.to_pylist(), strict=True)
         return pa.array([repr(one) == repr(other) for one, other in pairs], pa.bool_())
-    same = pc.fill_null(pc.equal(a, b), False)
     if pa.types.is_floating(a.type):
+        bits = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[a.type.bit_width]
+        same = pc.fill_null(pc.equal(a.view(bits), b.view(bits)), False)
         same = pc.or_(same, pc.fill_null(pc.and_(pc.is_nan(a), pc.is_nan(b)), False))
+    else:
+        same = pc.fill_null(pc.equal(a, b), False)
     return pc.or_(same, pc.and_(pc.is_null(a), pc.is_null(b)))
 
 

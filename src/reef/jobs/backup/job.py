@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from reef.config import ReaderSettings
-from reef.engine.handles.database import Database
+from reef.engine.handles.database import Database, renamed_keyword
 from reef.engine.history.as_of import (
     ConcurrentSweep,
     History,
@@ -98,6 +98,7 @@ def _facts(member: BackedUp) -> dict[str, Any]:
     return {name: getattr(member, name) for name in names}
 
 
+@renamed_keyword(target_url="target")
 def backup(
     db: Database,
     namespace: str | None,
