@@ -338,7 +338,7 @@ def extend(output: Output, db: Database, namespace: str, *, name: str, ttl_s: fl
 
     Example: reef snapshot extend ./data users monday --ttl 172800
     """
-    found = _find(db, namespace, name)
+    found = find_snapshot(db, namespace, name)
     found.extend(ttl_s)
     output.record(f"snapshot of {namespace}", _facts(found))
 
@@ -351,7 +351,7 @@ def release(output: Output, db: Database, namespace: str, *, name: str) -> None:
 
     Example: reef snapshot release ./data users monday
     """
-    found = _find(db, namespace, name)
+    found = find_snapshot(db, namespace, name)
     found.release()
     output.record(f"released snapshot of {namespace}", _facts(found))
 
@@ -401,7 +401,8 @@ def release_all(output: Output, db: Database, *, name: str) -> None:
     output.record(f"released snapshot of {db.store.url}", {"name": name})
 
 
-def _find(db: Database, namespace: str, name: str) -> Snapshot:
+def find_snapshot(db: Database, namespace: str, name: str) -> Snapshot:
+    """Return a snapshot by name or id; NotFoundError if there is none."""
     for found in db.snapshots(namespace):
         if name in (found.id, found.name):
             return found
