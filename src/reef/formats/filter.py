@@ -104,6 +104,10 @@ def _block_of(hashes: Hashes, blocks: int) -> Hashes:
     return (hashes >> np.uint64(32)) * np.uint64(blocks) >> np.uint64(32)
 
 
+FEW = 64
+"""So many keys are looked up one by one: a step over an array costs more."""
+
+
 class KeyFilter:
     """A filter as it was read from a segment."""
 
@@ -128,6 +132,8 @@ class KeyFilter:
 
     def may_have_many(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
         """The same for many at once."""
+        if len(hashes) <= FEW and kernel.native is not None:
+            return np.array([self.may_have(one) for one in hashes.tolist()], bool)
         places = (_block_of(hashes, self._blocks) * np.uint64(WORDS)).astype(np.intp)
         low = hashes.astype(np.uint32)
         found = np.ones(len(hashes), dtype=bool)

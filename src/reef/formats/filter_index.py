@@ -180,9 +180,9 @@ class FilterDirectory:
         places = np.arange(0, len(self.values), 2)
         return self.values.take(pa.array(places)), self.values.take(pa.array(places + 1))
 
-    def bitmap(self, part: int, data: Buffer) -> BitMap:
+    def bitmap(self, part: int, data: Buffer, *, is_checked: bool = False) -> BitMap:
         """Return the ordinals of a value, or of null, from its part of the data."""
-        payload = self._payload(part, data)
+        payload = bytes(self._payload(part, data, is_checked))
         try:
             bitmap = BitMap.deserialize(payload)
         except (ValueError, MemoryError) as error:
@@ -190,9 +190,20 @@ class FilterDirectory:
         self._check_count(part, len(bitmap))
         return bitmap
 
-    def run(self, part: int, data: Buffer) -> tuple[pa.Array, npt.NDArray[np.uint32]]:
+    def ordinals(
+        self, part: int, data: Buffer, *, is_checked: bool = False
+    ) -> npt.NDArray[np.uint32]:
+        """Return the ordinals of a run, in the order of their values."""
+        payload, count = self._payload(part, data, is_checked), int(self.counts[part])
+        if len(payload) < 4 * count:
+            raise corrupt(self.name, self.offsets[part], f"{len(payload)} bytes for {count} rows")
+        return np.frombuffer(payload[: 4 * count], np.uint32)
+
+    def run(
+        self, part: int, data: Buffer, *, is_checked: bool = False
+    ) -> tuple[pa.Array, npt.NDArray[np.uint32]]:
         """Return the sorted values of a run and their ordinals."""
-        payload, count = memoryview(self._payload(part, data)), int(self.counts[part])
+        payload, count = self._payload(part, data, is_checked), int(self.counts[part])
         try:
             ordinals = np.frombuffer(payload[: 4 * count], np.uint32)
             values = _array(payload[4 * count :])
@@ -201,8 +212,10 @@ class FilterDirectory:
         self._check_count(part, len(values))
         return values, ordinals
 
-    def _payload(self, part: int, data: Buffer) -> bytes:
-        payload = bytes(memoryview(data)[4:])
+    def _payload(self, part: int, data: Buffer, is_checked: bool) -> memoryview:
+        payload = memoryview(data)[4:]
+        if is_checked:
+            return payload
         if crc32c(payload).to_bytes(4, "little") != bytes(memoryview(data)[:4]):
             problem = "checksum of a part of the filter index does not match"
             raise corrupt(self.name, self.offsets[part], problem)
@@ -220,52 +233,61 @@ class FilterIndex:
 
     directory: FilterDirectory
     read: Callable[[Sequence[Span]], Sequence[Buffer]]
-    _known: dict[int, BitMap] = field(default_factory=dict)
+    is_checked: bool = False
+    """Whether `read` verifies checksums."""
+    _data: dict[int, Buffer] = field(default_factory=dict)
+
+    def missing(self, parts: Sequence[int]) -> list[int]:
+        """Return the parts that were not read yet."""
+        return [part for part in parts if part not in self._data]
+
+    def load(self, parts: Sequence[int]) -> None:
+        """Read parts, all at once."""
+        missing = self.missing(parts)
+        if missing:
+            spans = [self.directory.span(part) for part in missing]
+            self._data |= zip(missing, self.read(spans), strict=True)
 
     def nulls(self) -> BitMap:
         """Return the rows without a value."""
-        return self._bitmaps([self.directory.nulls])
+        return self.rows([self.directory.nulls])
 
     def part(self, number: int) -> BitMap:
         """Return the rows of one value."""
-        return self._bitmaps([number])
+        return self.rows([number])
 
-    def everything(self) -> BitMap:
-        """Return all rows with a value."""
-        if not self.directory.runs:
-            return self._bitmaps(range(self.directory.nulls))
-        return self._matching(range(self.directory.nulls), lambda values: None)
-
-    def values_where(self, mask: Callable[[pa.Array], pa.Array]) -> BitMap:
-        """Return the rows of a bitmap index whose value meets a condition."""
-        places = np.flatnonzero(mask(self.directory.values).to_numpy(zero_copy_only=False))
-        return self._bitmaps(places.tolist())
-
-    def runs_where(
-        self, runs: npt.NDArray[np.bool_], mask: Callable[[pa.Array], pa.Array]
+    def rows(
+        self,
+        whole: Sequence[int],
+        some: Sequence[int] = (),
+        mask: Callable[[pa.Array], pa.Array] | None = None,
     ) -> BitMap:
-        """Return the rows whose value meets a condition, given the runs that may have some."""
-        return self._matching(np.flatnonzero(runs).tolist(), mask)
+        """Return all rows of parts, and of some runs those whose values meet a condition."""
+        self.load([*whole, *some])
+        directory, checked = self.directory, self.is_checked
+        bitmaps, ordinals = [], []
+        for part in whole:
+            if directory.runs and part != directory.nulls:
+                ordinals.append(directory.ordinals(part, self._data[part], is_checked=checked))
+            else:
+                bitmaps.append(directory.bitmap(part, self._data[part], is_checked=checked))
+        for part in some:
+            values, rows = directory.run(part, self._data[part], is_checked=checked)
+            assert mask is not None
+            ordinals.append(rows[mask(values).to_numpy(zero_copy_only=False)])
+        if ordinals:
+            bitmaps.append(_bitmap_of(ordinals))
+        return BitMap.union(*bitmaps) if bitmaps else BitMap()
 
-    def _bitmaps(self, parts: Sequence[int]) -> BitMap:
-        missing = [part for part in parts if part not in self._known]
-        spans = [self.directory.span(part) for part in missing]
-        for part, data in zip(missing, self.read(spans) if spans else [], strict=True):
-            self._known[part] = self.directory.bitmap(part, data)
-        found = [self._known[part] for part in parts]
-        return BitMap.union(*found) if found else BitMap()
 
-    def _matching(
-        self, parts: Sequence[int], mask: Callable[[pa.Array], pa.Array | None]
-    ) -> BitMap:
-        spans, found = [self.directory.span(part) for part in parts], BitMap()
-        for part, data in zip(parts, self.read(spans) if spans else [], strict=True):
-            values, ordinals = self.directory.run(part, data)
-            chosen = mask(values)
-            if chosen is not None:
-                ordinals = ordinals[chosen.to_numpy(zero_copy_only=False)]
-            found |= BitMap(ordinals)
-        return found
+def _bitmap_of(parts: Sequence[npt.NDArray[np.uint32]]) -> BitMap:
+    """Return the rows of runs, which are in no order: sorted first if they are many."""
+    ordinals = np.concatenate(parts)
+    if len(ordinals) > RUN_ROWS:
+        inside = np.zeros(int(ordinals.max()) + 1, bool)
+        inside[ordinals] = True
+        ordinals = np.flatnonzero(inside).astype(np.uint32)
+    return BitMap(ordinals)
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,6 +186,10 @@ def decode_range_tombstones(data: Buffer, name: str, offset: int) -> list[RangeT
     return [RangeTombstone(*values) for values in zip(*lists, strict=True)]
 
 
+Picks = npt.NDArray[np.int32]
+"""Rows of pages: pairs of the place of a page among some, and a row in it."""
+
+
 @dataclass(frozen=True)
 class SegmentTail:
     """All that is needed to plan reads of a segment."""
@@ -333,7 +337,72 @@ class SegmentTail:
         places = np.repeat(np.arange(count), [len(some) for some in keys])
         sought = [key for some in keys for key in some]
         picks = search_keys(payloads[:count], rows, sought, places)
-        if picks is None or (found := join_keys(payloads[:count], rows, picks)) is None:
+        return None if picks is None else self._picked(rows, parts, payloads, picks)
+
+    def places(self, ordinals: npt.NDArray[np.uint32]) -> tuple[list[int], Picks]:
+        """Return the pages that have the rows at sorted ordinals, and the rows: pairs of the
+        place of a page among these and a row in it.
+        """
+        rows = self.index.pages.rows
+        ends = self._row_ends
+        of_row = np.searchsorted(ends, ordinals, side="right")
+        fresh = np.ones(len(ordinals), bool)
+        np.not_equal(of_row[1:], of_row[:-1], out=fresh[1:])
+        picks = np.empty((len(ordinals), 2), "<i4")
+        picks[:, 0] = np.cumsum(fresh) - 1
+        picks[:, 1] = ordinals - (ends[of_row] - rows[of_row])
+        return of_row[fresh].tolist(), picks
+
+    @cached_property
+    def _row_ends(self) -> npt.NDArray[np.int64]:
+        return np.cumsum(self.index.pages.rows)
+
+    def picked(
+        self,
+        pages: Sequence[int],
+        parts: Sequence[tuple[int, Sequence[int]]],
+        payloads: list[Buffer],
+        picks: Picks,
+    ) -> Versions | None:
+        """Return rows of pages, as `places` has them; None if the kernel leaves it to Python."""
+        count = len(pages)
+        if any(len(present) != count for _, present in parts):
+            return None
+        return self._picked(
+            of_pages(self.index.pages.rows, pages), parts, payloads, picks.tobytes()
+        )
+
+    def picked_column(
+        self,
+        pages: Sequence[int],
+        part: tuple[int, Sequence[int]],
+        payloads: Sequence[Buffer],
+        picks: Picks,
+    ) -> pa.Array:
+        """Return a column of rows, as `places` has them, from the pages that have a block of it."""
+        number, present = part
+        rows = of_pages(self.index.pages.rows, pages)
+        if len(present) == len(pages):
+            pairs = picks.tobytes()
+            found = join_column(list(payloads), rows, self.fields[number], pairs)
+            if found is not None:
+                return found
+        array = self.column(present, number, payloads)
+        inside = np.isin(pages, present)
+        starts = np.cumsum(np.where(inside, rows, 0)) - rows
+        places = starts[picks[:, 0]] + picks[:, 1]
+        return array.take(pa.array(places, pa.int64(), mask=~inside[picks[:, 0]]))
+
+    def _picked(
+        self,
+        rows: npt.NDArray[np.int64],
+        parts: Sequence[tuple[int, Sequence[int]]],
+        payloads: list[Buffer],
+        picks: bytes,
+    ) -> Versions | None:
+        """Return rows of pages that all have a block of each part."""
+        count = len(rows)
+        if (found := join_keys(payloads[:count], rows, picks)) is None:
             return None
         fields = {}
         for start, (number, _) in enumerate(parts[1:], 1):

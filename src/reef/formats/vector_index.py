@@ -54,6 +54,7 @@ PROBES_MIN = 4
 Places = npt.NDArray[np.int64]
 METRICS = ("l2", "cosine", "dot")
 CRC_BYTES = 4
+FOUR = np.arange(4)
 LEVELS = 255
 STEP_ROWS = 16_384
 FLOAT32_BITS = 32
@@ -395,14 +396,29 @@ def _squares(codes: npt.NDArray[np.uint8], low: Floats, scale: Floats) -> Floats
 
 @dataclass(frozen=True, slots=True)
 class VectorList:
-    """The rows of one list."""
+    """The rows of one list, or of several."""
 
     ordinals: Ordinals
     squares: Floats
     codes: npt.NDArray[np.uint8]
 
+    @classmethod
+    def join(cls, lists: Sequence["VectorList"]) -> "VectorList":
+        """Return the rows of lists, one list after the other."""
+        if len(lists) == 1:
+            return lists[0]
+        return cls(
+            np.concatenate([one.ordinals for one in lists]),
+            np.concatenate([one.squares for one in lists]),
+            np.concatenate([one.codes for one in lists]),
+        )
 
-@dataclass(frozen=True, slots=True)
+    def take(self, places: npt.NDArray[Any]) -> "VectorList":
+        """Return some of the rows."""
+        return VectorList(self.ordinals[places], self.squares[places], self.codes[places])
+
+
+@dataclass(frozen=True)
 class VectorDirectory:
     """The directory of a vector index."""
 
@@ -436,31 +452,59 @@ class VectorDirectory:
         """Return where a list is in the data."""
         return (int(self.ends[number - 1]) if number else 0), int(self.ends[number])
 
-    def decode_list(self, number: int, data: Buffer) -> VectorList:
-        """Return the rows of a list from its checked bytes."""
-        payload, count = memoryview(data)[CRC_BYTES:], int(self.counts[number])
+    @property
+    def bytes(self) -> int:
+        """The size of all lists."""
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    @cached_property
+    def _row_starts(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Where the list of each row begins, and the place of the row in it."""
+        starts = np.repeat(self.ends - np.diff(self.ends, prepend=0), self.counts)
+        firsts = np.repeat(np.cumsum(self.counts) - self.counts, self.counts)
+        return starts + CRC_BYTES, np.arange(self.rows) - firsts
+
+    def rows_among(self, inside: npt.NDArray[np.bool_], data: Buffer) -> VectorList:
+        """Return the rows of all lists whose ordinals are marked, from checked bytes."""
+        flat, dimensions = np.frombuffer(data, np.uint8), len(self.scale)
+        starts, places = self._row_starts
+        ordinals = flat[(starts + 4 * places)[:, None] + FOUR].view("<u4")[:, 0]
+        chosen = np.flatnonzero(inside[ordinals])
+        counts = np.repeat(self.counts, self.counts)[chosen]
+        starts, places = starts[chosen] + 4 * counts, places[chosen]
+        squares = flat[(starts + 4 * places)[:, None] + FOUR].view("<f4")[:, 0]
+        starts += 4 * counts + dimensions * places
+        codes = flat[starts[:, None] + np.arange(dimensions)]
+        return VectorList(ordinals[chosen], squares, codes)
+
+    def decode_list(self, number: int, data: Buffer, *, is_checked: bool = False) -> VectorList:
+        """Return the rows of a list from its bytes; their checksum is verified unless it was."""
+        count = int(self.counts[number])
         start, end = self.span(number)
-        stored = bytes(memoryview(data)[:CRC_BYTES])
-        if len(data) != end - start or crc32c(payload).to_bytes(4, "little") != stored:
+        is_intact = len(data) == end - start
+        if is_intact and not is_checked:
+            stored = bytes(memoryview(data)[:CRC_BYTES])
+            is_intact = crc32c(memoryview(data)[CRC_BYTES:]).to_bytes(4, "little") == stored
+        if not is_intact:
             raise corrupt(self.name, start, f"checksum of list {number} does not match")
         return VectorList(
-            np.frombuffer(payload[: 4 * count], "<u4"),
-            np.frombuffer(payload[4 * count : 8 * count], "<f4"),
-            np.frombuffer(payload[8 * count :], np.uint8).reshape(count, len(self.scale)),
+            np.frombuffer(data, "<u4", count, CRC_BYTES),
+            np.frombuffer(data, "<f4", count, CRC_BYTES + 4 * count),
+            np.frombuffer(data, np.uint8, -1, CRC_BYTES + 8 * count).reshape(
+                count, len(self.scale)
+            ),
         )
 
-    def distances(self, lists: Sequence[VectorList], query: Floats) -> tuple[Ordinals, Floats]:
-        """Return the ordinals of lists and about their distances, comparable within a metric."""
-        if not lists:
-            return np.zeros(0, np.uint32), np.zeros(0, np.float32)
-        codes = np.concatenate([one.codes for one in lists])
-        ordinals = np.concatenate([one.ordinals for one in lists])
+    def distances(self, some: VectorList, query: Floats) -> Floats:
+        """Return about the distances of rows, comparable within a metric."""
         base = np.float32(query @ self.offset)
-        products: Floats = (codes.astype(np.float32) @ (query * self.scale) + base).astype("f4")
+        products: Floats = some.codes.astype(np.float32) @ (query * self.scale)
+        products += base
         if self.metric == "dot":
-            return ordinals, -products
-        squares = np.concatenate([one.squares for one in lists])
-        return ordinals, squares - 2 * products
+            return -products
+        products *= -2
+        products += some.squares
+        return products
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ from reef.formats.index_block import IndexSpec
 from reef.formats.manifest import SegmentEntry
 from reef.formats.schema import Schema
 from reef.formats.segment import IndexPlace, SegmentTail, check_identity, decode_tail
-from reef.formats.segment_index import KEYS
+from reef.formats.segment_index import KEYS, of_pages
 from reef.formats.vector_index import CentroidSet, decode_centroids
 from reef.formats.versions import Versions, concat_versions
 from reef.paths import Namespace
@@ -74,8 +74,11 @@ EXPANSION = 2
 PAGES_AT_ONCE, PAGES_IN_PARALLEL = 64, 4096
 """Pages per step of a lookup: a megabyte of memory is reused from step to step, more of it would
 be returned to the kernel and faulted in again. A bucket is asked for many pages in parallel."""
+RANKED_GAP_BYTES = 128 * 1024
+"""The same for single rows all over a segment: their requests are the most of a search."""
 INDEX_RANGES_MAX = 8
 """Requests for the parts of one index that a search reads."""
+Ordinals = npt.NDArray[np.uint32]
 
 
 class KeyRanges:
@@ -198,6 +201,48 @@ class SegmentStore:
             sizes = [(keys[at], parts[at], len(parts[at]) + PAYLOAD_BYTES) for at in missing]
             self._cache.put_many(sizes)
         return parts
+
+    def index_data(
+        self, entry: SegmentEntry, place: IndexPlace, spans: Sequence[tuple[int, int]]
+    ) -> bytes:
+        """Return all parts of an index, which follow each other, each with its checksum."""
+
+        def load() -> tuple[bytes, int]:
+            base = place.data.offset + BLOCK_HEAD_BYTES
+            key = self.namespace.segment(entry.id, entry.home)
+            whole = (base + spans[0][0], base + spans[-1][1])
+
+            def read() -> bytes:
+                data = bytes(self._checked_ranges(key, [whole])[0])
+                for start, end in spans:
+                    check_part(
+                        memoryview(data)[start - spans[0][0] : end - spans[0][0]], key, base + start
+                    )
+                return data
+
+            data = reread_if_damaged(read, lambda: self._store.forget(key, [whole]))
+            return data, len(data)
+
+        return self._cache.get((entry.id, "index data", place.data.offset), load)
+
+    def has_index_data(self, entry: SegmentEntry, place: IndexPlace) -> bool:
+        """Whether all parts of an index are in memory as one."""
+        return self._cache.peek((entry.id, "index data", place.data.offset)) is not None
+
+    def has_index_parts(
+        self, entry: SegmentEntry, place: IndexPlace, spans: Sequence[tuple[int, int]]
+    ) -> bool:
+        """Whether parts of an index are in memory."""
+        keys = [(entry.id, "index", place.data.offset + start) for start, _ in spans]
+        return None not in self._cache.peek_many(keys)
+
+    def has_tail(self, entry: SegmentEntry) -> bool:
+        """Whether the tail of a segment is in memory."""
+        return self._cache.peek(("tail", entry.id)) is not None
+
+    def has_centroids(self, spec: IndexSpec) -> bool:
+        """Whether the centroids of a vector index are in memory."""
+        return self._cache.peek(("centroids", spec.centroids)) is not None
 
     def _read_parts(self, key: str, spans: list[tuple[int, int]], *, checks: bool) -> list[bytes]:
         ranges = _few_ranges(spans, self._gap(SCAN_GAP_BYTES), INDEX_RANGES_MAX)
@@ -357,6 +402,49 @@ class SegmentStore:
             return self._streamed(entry, tail, pages, parts)
         payloads = self._payloads(entry, tail, parts, SCAN_GAP_BYTES, keep=keep)
         return assemble_rows(tail, pages, parts, payloads)
+
+    # --- by ordinal ---------------------------------------------------------------
+    def rows_at(
+        self, entry: SegmentEntry, ordinals: Ordinals, columns: Sequence[int] | None
+    ) -> Versions:
+        """Return the rows at sorted ordinals of a segment, with these columns."""
+        tail = self.tail(entry)
+        pages, picks = tail.places(ordinals)
+        parts = select_blocks(tail, pages, columns)
+        payloads = self._payloads(entry, tail, parts, SCAN_GAP_BYTES)
+        found = tail.picked(pages, parts, payloads, picks)
+        if found is None:
+            starts = np.cumsum([0, *of_pages(tail.index.pages.rows, pages).tolist()])
+            places = starts[picks[:, 0]] + picks[:, 1]
+            found = assemble_rows(tail, pages, parts, payloads).take(places.astype(np.int64))
+        return found
+
+    def values_at(
+        self, entry: SegmentEntry, ordinals: Ordinals, number: int, along: Sequence[int]
+    ) -> pa.Array | None:
+        """Return a column at sorted ordinals of a segment; None if all of it is null.
+
+        If it has to be read, keys and the columns `along` of these rows are read with it.
+        """
+        tail = self.tail(entry)
+        pages, picks = tail.places(ordinals)
+        present = [part for part in select_blocks(tail, pages, [number]) if part[0] == number]
+        if not present:
+            return None
+        keys = [(entry.id, number, page) for page in present[0][1]]
+        payloads: list[Any] = self._cache.peek_many(keys)
+        if None in payloads:
+            parts = select_blocks(tail, pages, sorted({number, *along}))
+            every = self._payloads(entry, tail, parts, RANKED_GAP_BYTES)
+            starts = np.cumsum([0, *(len(some) for _, some in parts)]).tolist()
+            at = next(place for place, part in enumerate(parts) if part[0] == number)
+            payloads = every[starts[at] : starts[at + 1]]
+        return tail.picked_column(pages, present[0], payloads, picks)
+
+    def has_values(self, entry: SegmentEntry, ordinals: Ordinals, number: int) -> bool:
+        """Whether a column at some ordinals is in memory."""
+        pages, _ = self.tail(entry).places(ordinals)
+        return None not in self._cache.peek_many([(entry.id, number, page) for page in pages])
 
     def _has_some(self, entry: SegmentEntry, pages: Sequence[int]) -> bool:
         """Whether the first or the last of these pages is in memory, and others may be as well."""

@@ -20,9 +20,9 @@ condition itself, once the row is read.
 
 import logging
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 
 import numpy as np
 import numpy.typing as npt
@@ -33,15 +33,21 @@ from pyroaring import BitMap
 from reef.engine.read.segments import SegmentStore
 from reef.engine.where import ArrowFilter, Bounds, Op, Predicate, Where, bound_array
 from reef.errors import CorruptionError
-from reef.formats.filter_index import FilterDirectory, FilterIndex
+from reef.formats.filter_index import RUN_ROWS, FilterDirectory, FilterIndex
 from reef.formats.index_block import IndexKind
 from reef.formats.manifest import SegmentEntry
+from reef.formats.segment import SegmentTail
 from reef.formats.segment_index import SegmentIndex
 from reef.formats.versions import Versions
 from reef.formats.wal_object import OpKind
+from reef.runtime import Runtime
 
 INDEXED_GROUPS_MIN = 4
 """A scan of fewer groups does not read an index for it."""
+INTERVALS = (Op.EQ, Op.LT, Op.LE, Op.GT, Op.GE, Op.LIKE)
+"""Operators whose values follow each other in sorted order, NaN excluded."""
+SCANNED_MIN, SCANNED_SHARE = 8 * RUN_ROWS, 0.1
+"""A scan for more of a segment's rows reads nearly all groups, and no index for it."""
 NOTHING: frozenset[int] = frozenset()
 
 _log = logging.getLogger(__name__)
@@ -53,11 +59,81 @@ def filter_indexes(segments: SegmentStore, entry: SegmentEntry) -> dict[int, Fil
     found = {}
     for number, place in enumerate(tail.footer.indexes):
         if place.is_built and place.spec.kind is IndexKind.FILTER:
-            at = place.directory.offset
-            directory = FilterDirectory.decode(tail.directory(number), tail.name, at)
+            directory = _directory(segments, tail, number)
             read = partial(segments.index_parts, entry, place)
-            found[place.spec.column] = FilterIndex(directory, read)
+            found[place.spec.column] = FilterIndex(directory, read, is_checked=True)
     return found
+
+
+def _directory(segments: SegmentStore, tail: SegmentTail, number: int) -> FilterDirectory:
+    """Return the directory of an index, decoded once."""
+    offset = tail.footer.indexes[number].directory.offset
+
+    def load() -> tuple[FilterDirectory, int]:
+        directory = FilterDirectory.decode(tail.directory(number), tail.name, offset)
+        return directory, directory.values.nbytes + 2 * directory.counts.nbytes
+
+    return segments.cache.get(("filter", tail.name, offset), load)
+
+
+def rows_by_index(
+    segments: SegmentStore, runtime: Runtime, entries: Sequence[SegmentEntry], where: Where
+) -> list[BitMap | CorruptionError | None]:
+    """Return the rows of each segment that may meet a condition, None if its indexes do not say;
+    or what is wrong with them. What has to be read is read in one round, for all segments.
+    """
+    found: list[dict[int, FilterIndex] | CorruptionError] = []
+    for entry in entries:
+        try:
+            found.append(filter_indexes(segments, entry))
+        except CorruptionError as error:
+            found.append(error)
+    missing = [
+        (place, index, parts)
+        for place, indexes in enumerate(found)
+        if isinstance(indexes, dict)
+        for index, parts in _missing_parts(where, indexes)
+    ]
+
+    def load(item: tuple[int, FilterIndex, list[int]]) -> CorruptionError | None:
+        try:
+            item[1].load(item[2])
+        except CorruptionError as error:
+            return error
+        return None
+
+    waits = segments.waits and len(missing) > 1
+    loaded = runtime.map(load, missing) if waits else list(map(load, missing))
+    for (place, _, _), damage in zip(missing, loaded, strict=True):
+        if damage is not None:
+            found[place] = damage
+    return [
+        indexes if isinstance(indexes, CorruptionError) else _matching(where, indexes)
+        for indexes in found
+    ]
+
+
+def _matching(where: Where, indexes: dict[int, FilterIndex]) -> BitMap | CorruptionError | None:
+    try:
+        return matching_rows(where, indexes)
+    except CorruptionError as error:
+        return error
+
+
+def _missing_parts(
+    where: Where, indexes: dict[int, FilterIndex]
+) -> list[tuple[FilterIndex, list[int]]]:
+    """Return the parts of indexes that a condition needs, without those in memory."""
+    needed: dict[int, list[int]] = {}
+
+    def note(number: int, predicates: Sequence[Predicate]) -> BitMap:
+        whole, some = _selected(predicates, indexes[number])
+        needed.setdefault(number, []).extend((*whole, *some))
+        return BitMap()
+
+    _resolve(where, indexes, note)
+    missing = [(indexes[n], indexes[n].missing(sorted(set(parts)))) for n, parts in needed.items()]
+    return [(index, parts) for index, parts in missing if parts]
 
 
 def groups_with_matches(
@@ -69,7 +145,11 @@ def groups_with_matches(
     """
     tail = segments.tail(entry)
     try:
-        rows = matching_rows(where, filter_indexes(segments, entry))
+        indexes = filter_indexes(segments, entry)
+        most = rows_at_most(where, indexes)
+        if most is None or most > max(SCANNED_MIN, SCANNED_SHARE * entry.rows):
+            return None
+        rows = matching_rows(where, indexes)
     except CorruptionError as error:
         _log.warning("segment %s is scanned without its indexes: %s", entry.id, error)
         return None
@@ -88,15 +168,74 @@ def _spans(ends: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
 def matching_rows(where: Where, indexes: dict[int, FilterIndex]) -> BitMap | None:
     """Return the rows that may meet a condition; None if the indexes say nothing about it."""
 
-    def of_leaf(leaf: Predicate | ArrowFilter) -> BitMap | None:
+    def evaluate(number: int, predicates: Sequence[Predicate]) -> BitMap:
+        index = indexes[number]
+        whole, some = _selected(predicates, index)
+        return index.rows(whole, some, lambda values: _all(predicates, values))
+
+    return _resolve(where, indexes, evaluate)
+
+
+def rows_at_most(where: Where, indexes: dict[int, FilterIndex]) -> int | None:
+    """Return about how many rows meet a condition, at most, by the directories alone; None if the
+    indexes say nothing about it.
+    """
+
+    def of_leaf(leaf: Predicate | ArrowFilter) -> int | None:
         if isinstance(leaf, ArrowFilter) or leaf.is_key or leaf.number not in indexes:
             return None
-        return _of_predicate(leaf, indexes[leaf.number])
+        index = indexes[leaf.number]
+        whole, some = _selected([leaf], index)
+        return int(index.directory.counts[[*whole, *some]].sum())
 
-    def of_constant(known: bool) -> BitMap | None:
-        return None if known else BitMap()
+    def both(one: int | None, other: int | None) -> int | None:
+        return one if other is None else other if one is None else min(one, other)
 
-    return where.fold(of_leaf, _both, _either, of_constant)
+    def either(one: int | None, other: int | None) -> int | None:
+        return None if one is None or other is None else one + other
+
+    return where.fold(of_leaf, both, either, lambda known: None if known else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A conjunction: predicates that are not evaluated yet, by column, and rows."""
+
+    predicates: dict[int, list[Predicate]]
+    rows: BitMap | None = None
+
+
+def _resolve(
+    where: Where,
+    indexes: dict[int, FilterIndex],
+    evaluate: Callable[[int, Sequence[Predicate]], BitMap],
+) -> BitMap | None:
+    """Combine what `evaluate` returns for the predicates on each column, those of an AND at once:
+    of a range, neither end is evaluated without the other.
+    """
+
+    def of_leaf(leaf: Predicate | ArrowFilter) -> _Rows:
+        if isinstance(leaf, ArrowFilter) or leaf.is_key or leaf.number not in indexes:
+            return _Rows({})
+        return _Rows({leaf.number: [leaf]})
+
+    def both(one: _Rows, other: _Rows) -> _Rows:
+        numbers = one.predicates.keys() | other.predicates.keys()
+        predicates = {
+            n: [*one.predicates.get(n, ()), *other.predicates.get(n, ())] for n in sorted(numbers)
+        }
+        return _Rows(predicates, _both(one.rows, other.rows))
+
+    def resolved(rows: _Rows) -> BitMap | None:
+        return reduce(_both, [evaluate(n, some) for n, some in rows.predicates.items()], rows.rows)
+
+    def either(one: _Rows, other: _Rows) -> _Rows:
+        return _Rows({}, _either(resolved(one), resolved(other)))
+
+    def of_constant(known: bool) -> _Rows:
+        return _Rows({}, None if known else BitMap())
+
+    return resolved(where.fold(of_leaf, both, either, of_constant))
 
 
 def _both(one: BitMap | None, other: BitMap | None) -> BitMap | None:
@@ -109,14 +248,28 @@ def _either(one: BitMap | None, other: BitMap | None) -> BitMap | None:
     return None if one is None or other is None else one | other
 
 
-def _of_predicate(predicate: Predicate, index: FilterIndex) -> BitMap:
-    if predicate.op is Op.IS_NULL:
-        return index.nulls()
-    if predicate.op is Op.NOT_NULL:
-        return index.everything()
-    if not index.directory.runs:
-        return index.values_where(predicate.mask)
-    return index.runs_where(_runs(predicate, index), predicate.mask)
+def _all(predicates: Sequence[Predicate], values: pa.Array) -> pa.Array:
+    """Return which values meet all predicates."""
+    return reduce(pc.and_, [predicate.mask(values) for predicate in predicates])
+
+
+def _selected(predicates: Sequence[Predicate], index: FilterIndex) -> tuple[list[int], list[int]]:
+    """Return the parts of which all rows meet predicates, and those of which some may."""
+    directory, nulls = index.directory, index.directory.nulls
+    is_null = [predicate.op is Op.IS_NULL for predicate in predicates]
+    if any(is_null):
+        return ([nulls] if all(is_null) else []), []
+    if not directory.runs:
+        return np.flatnonzero(_all(predicates, directory.values)).tolist(), []
+    possible, whole = np.ones(nulls, bool), np.ones(nulls, bool)
+    for predicate in predicates:
+        if predicate.op is Op.NOT_NULL:
+            continue
+        possible &= _runs(predicate, index)
+        # Of sorted values, all meet such a comparison if the first and the last do.
+        ends = np.asarray(predicate.mask(directory.values)).reshape(-1, 2).all(axis=1)
+        whole &= ends & (predicate.op in INTERVALS)
+    return np.flatnonzero(whole & possible).tolist(), np.flatnonzero(possible & ~whole).tolist()
 
 
 def _runs(predicate: Predicate, index: FilterIndex) -> npt.NDArray[np.bool_]:

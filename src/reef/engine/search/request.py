@@ -77,8 +77,14 @@ class SearchRequest:
     @property
     def unfiltered(self) -> Projection:
         """The same without skipping rows that cannot match: statistics of text count them."""
+        names = list(dict.fromkeys((*self._names, *self.columns_read)))
+        return Projection.of(self.schema, names, None)
+
+    @property
+    def columns_read(self) -> list[str]:
+        """The columns of the result, and those in the condition."""
         where = () if self.where is None else self.where.columns
-        return Projection.of(self.schema, list(dict.fromkeys((*self._names, *where))), None)
+        return list(dict.fromkeys((*self.columns, *where)))
 
     @property
     def _names(self) -> list[str]:

@@ -29,8 +29,9 @@ from reef.engine.read.merge import drop_covered, drop_deleted, newest_versions
 from reef.engine.read.scan import Projection
 from reef.engine.read.segments import SegmentStore
 from reef.engine.read.view import Scan, View, versions_in
-from reef.formats.filter import hash_keys
+from reef.formats.filter import Hashes, hash_keys
 from reef.formats.manifest import Manifest, SegmentEntry
+from reef.formats.schema import cast_column
 from reef.formats.versions import Versions
 from reef.formats.wal_object import OpKind
 from reef.runtime import Runtime
@@ -145,16 +146,32 @@ class SearchState:
         self, entry: SegmentEntry, ordinals: Ordinals, columns: Sequence[int] | None
     ) -> Versions:
         """Return the rows at ordinals of a segment, in their order, with these columns."""
-        counts = self.segments.tail(entry).index.pages.rows
-        ends = np.cumsum(counts)
-        pages = np.searchsorted(ends, ordinals, side="right")
-        read, which = np.unique(pages, return_inverse=True)
-        rows = self.segments.rows(entry, read.tolist(), columns)
-        lengths = counts[read]
-        starts = np.cumsum(lengths) - lengths
-        places = starts[which] + ordinals.astype(np.int64) - (ends[pages] - counts[pages])
-        rows = rows.take(places.astype(np.int64)).under(self.manifest.schema)
+        is_sorted = bool((ordinals[1:] >= ordinals[:-1]).all())
+        order = np.arange(len(ordinals)) if is_sorted else np.argsort(ordinals, kind="stable")
+        rows = self.segments.rows_at(entry, ordinals[order], columns).under(self.manifest.schema)
+        if not is_sorted:
+            back = np.empty(len(order), np.int64)
+            back[order] = np.arange(len(order))
+            rows = rows.take(back)
         return rows.with_lsn(entry.rows_lsn) if entry.rows_lsn else rows
+
+    def values_at(
+        self,
+        entry: SegmentEntry,
+        ordinals: Ordinals,
+        number: int,
+        along: Sequence[int] = (),
+    ) -> pa.Array | None:
+        """Return a column at sorted ordinals of a segment; None if all of it is null.
+
+        Where reads wait, the keys and the columns `along` are read with it.
+        """
+        more = tuple(along) if self.segments.waits else ()
+        column = self.segments.values_at(entry, ordinals, number, more)
+        data_type = self.manifest.schema.types()[number]
+        if column is None or column.type == data_type:
+            return column
+        return cast_column(column, data_type)
 
     # --- which rows are current ---------------------------------------------------
     def newest(self, keys: list[bytes], columns: Sequence[int] | None) -> Versions:
@@ -169,20 +186,39 @@ class SearchState:
         )
         return newest_versions(found, self.manifest.schema, deletes)
 
-    def are_current(self, rows: Versions, own: Sequence[SegmentEntry], *, in_memory: bool) -> Mask:
+    def are_current(
+        self,
+        rows: Versions,
+        own: Sequence[SegmentEntry],
+        *,
+        in_memory: bool,
+        homes: npt.NDArray[np.int64] | None = None,
+    ) -> Mask:
         """Return which whole rows are the newest versions of their keys, and unexpired.
 
-        `own` are the segments that they come from; `in_memory` says whether the tables are among
-        their sources.
+        `own` are the segments that they come from, and `homes`, if given, the place of each row's
+        among these: otherwise no two of them have versions of one key that is among the rows.
+        `in_memory` says whether the tables are among their sources.
         """
-        current, doubtful = self.may_be_current(rows, own, in_memory=in_memory)
+        if homes is not None and len(rows.keys.unique()) < len(rows):
+            current = np.zeros(len(rows), bool)  # the versions of a key, one by one
+            for home in np.unique(homes):
+                places = np.flatnonzero(homes == home).astype(np.int64)
+                source = [own[int(home)]]
+                current[places] = self.are_current(rows.take(places), source, in_memory=in_memory)
+            return current
+        current, doubtful = self._may_be_current(rows, own, in_memory, homes)
         places = np.flatnonzero(current & doubtful).astype(np.int64)
         if len(places):
             current[places] = self.are_newest(rows.take(places))
         return current
 
-    def may_be_current(
-        self, rows: Versions, own: Sequence[SegmentEntry], *, in_memory: bool
+    def _may_be_current(
+        self,
+        rows: Versions,
+        own: Sequence[SegmentEntry],
+        in_memory: bool,
+        homes: npt.NDArray[np.int64] | None,
     ) -> tuple[Mask, Mask]:
         """Return the same without reading a row: which may be current, and of which of them the
         filter of another segment has the key, so that `are_newest` has to decide.
@@ -192,34 +228,42 @@ class SearchState:
         order = pc.sort_indices(rows.keys).to_numpy().astype(np.int64)
         ordered = rows.with_fields({}).take(order)
         keys = ordered.keys.to_pylist()
-        known = {entry.id for entry in own}
-        others = [entry for entry in self.entries if entry.id not in known]
+        known = {entry.id: place for place, entry in enumerate(own)}
+        others = [e for e in self.entries if homes is not None or e.id not in known]
         deletes = [self.segments.deletes(e) for e in others if e.tombstones]
         current = drop_deleted_mask(ordered, self.now_ms)
         if not in_memory:
             deletes += [table.range_tombstones for table in self.tables]
             current &= ~self._replaced_in_memory(ordered, keys)
         current &= self._uncovered(ordered, deletes)
-        doubtful = self._may_be_elsewhere(ordered, keys, others)
+        places = None if homes is None else homes[order]
+        sources = [(entry, known.get(entry.id, -1)) for entry in others]
+        doubtful = self._may_be_elsewhere(ordered, keys, sources, places)
         back = np.empty(len(rows), np.int64)
         back[order] = np.arange(len(rows))
         return current[back], doubtful[back]
 
     def _may_be_elsewhere(
-        self, rows: Versions, keys: list[bytes], others: Sequence[SegmentEntry]
+        self,
+        rows: Versions,
+        keys: list[bytes],
+        others: Sequence[tuple[SegmentEntry, int]],
+        homes: npt.NDArray[np.int64] | None,
     ) -> Mask:
         """Return which sorted rows may have a version in other segments that is not older."""
-        suspect, hashes = np.zeros(len(rows), bool), hash_keys(keys)
-        oldest = int(rows.lsns.min())
-        for entry in others:
+        suspect, oldest = np.zeros(len(rows), bool), int(rows.lsns.min())
+        hashes: Hashes | None = None
+        for entry, number in others:
             if entry.lsn_max < oldest or not entry.rows:
                 continue
             part = slice(bisect_left(keys, entry.min_key), bisect_right(keys, entry.max_key))
-            if part.start < part.stop:
-                newer = rows.lsns[part] <= entry.lsn_max
-                suspect[part] |= newer & self.segments.tail(entry).filter.may_have_many(
-                    hashes[part]
-                )
+            newer = rows.lsns[part] <= entry.lsn_max
+            if homes is not None:
+                newer &= homes[part] != number
+            if newer.any():
+                hashes = hash_keys(keys) if hashes is None else hashes
+                found = self.segments.tail(entry).filter.may_have_many(hashes[part])
+                suspect[part] |= newer & found
         return suspect
 
     def _replaced_in_memory(self, rows: Versions, keys: list[bytes]) -> Mask:

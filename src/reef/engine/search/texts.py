@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reef.engine.read.skipping import filter_indexes, matching_rows
+from reef.engine.read.skipping import rows_by_index
 from reef.engine.search.bm25 import Hits, Statistics, exhaustive, top_k
 from reef.engine.search.request import (
     Ranked,
@@ -193,15 +193,17 @@ class TextRanking:
         if self.request.where is None:
             return None
         masks: list[Any] = []
-        for one in indexed:
-            try:
-                indexes = filter_indexes(self.state.segments, one.entry)
-                rows = matching_rows(self.request.where, indexes)
-            except CorruptionError as error:  # every row that is returned is checked anyway
-                self.report.add_damage(one.entry.id, error)
-                rows = None
+        found = rows_by_index(
+            self.state.segments,
+            self.state.runtime,
+            [one.entry for one in indexed],
+            self.request.where,
+        )
+        for one, rows in zip(indexed, found, strict=True):
             mask = None
-            if rows is not None:
+            if isinstance(rows, CorruptionError):  # every row that is returned is checked anyway
+                self.report.add_damage(one.entry.id, rows)
+            elif rows is not None:
                 mask = np.zeros(one.source.directory.rows, bool)
                 mask[np.array(rows.to_array(), np.int64)] = True
             masks.append(mask)

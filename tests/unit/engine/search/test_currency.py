@@ -217,3 +217,14 @@ def test_a_stale_row_that_ties_with_the_last_result_is_not_found(is_deleted):
         assert plan["segments_indexed"] == 2
         result = reader.search(vector=("v", [1, 1]), k=1).to_pylist()
         assert result == [{"id": "z", "v": [1.0, 1.0], "_distance": 0.0}]
+
+
+def test_two_versions_of_a_key_are_checked_one_by_one():
+    """Both are candidates of one query; a newer one in memory hides both."""
+    db = make(range(1000), range(500))
+    with db.writer(NAME, background=False) as writer:
+        writer.put("000007", {"v": [50.0] * 8, "n": 1})
+        for recall in (None, "exact"):
+            result = writer.search(vector=("v", VECTORS[7]), k=5, columns=[], recall=recall)
+            assert "000007" not in result["id"].to_pylist()
+            assert len(set(result["id"].to_pylist())) == 5

@@ -137,6 +137,33 @@ def test_a_cold_query_takes_three_rounds_of_requests():
     assert (sorted(cold)[2], sorted(warm)[2]) == (3, 2)
 
 
+@pytest.mark.parametrize("segments", [4, 16])
+@pytest.mark.parametrize("where", ["n < 50", "n = 7", "n >= 5 AND price < 900"])
+def test_a_condition_costs_one_round_more_for_any_number_of_segments(segments, where):
+    """Tails and centroids, filters of all segments and columns, lists, rows."""
+    vectors, queries = clustered(ROWS)
+    table = table_of(vectors, range(ROWS))
+    table = table.append_column("price", pa.array(np.arange(ROWS) % 1500, pa.int64()))
+    store, shuffled = SlowStore(), np.random.default_rng(5).permutation(ROWS)
+    db = reef.Database(store)
+    indexes = [reef.vector_index("v", rows_min=100)]
+    indexes += [reef.filter_index(column, rows_min=100) for column in ("n", "price")]
+    db.create(NAME, table.schema, indexes=indexes)
+    for part in np.array_split(shuffled, segments):
+        ingest(db, NAME, table.take(np.sort(part)))
+    fold(db, NAME)
+    build_indexes(db, NAME)
+    rounds = []
+    for query in queries[:3]:
+        store.delay_s = 0.0
+        with db.reader(NAME) as reader:
+            store.delay_s = 0.15
+            store.reads.clear()
+            reader.search(vector=("v", query), where=where, columns=[])
+            rounds.append(len(store.rounds()))
+    assert sorted(rounds)[1] <= 4
+
+
 def test_a_row_is_found_by_the_next_query_and_a_deleted_one_never():
     """Memory, overwrites, patches, deletes and range deletes count at once, above any index."""
     vectors, _ = clustered(2000)
