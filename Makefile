@@ -29,6 +29,7 @@ slow: $(READY) servers $(JAR) ## tests that take minutes: kills and speculation 
 	$(BIN)/python -m pytest -m slow
 	$(BIN)/python -m tests.lives --seeds $(LIVES)
 	$(BIN)/python -m tests.property.damage_machine --seeds $(LIVES)
+	$(BIN)/python -m tests.property.damage_machine --seeds $(LIVES) --merges --live-wins
 	$(BIN)/python -m pytest -n $(JOBS) --hypothesis-profile=curious $$(grep -rl --include="test_*.py" hypothesis tests)
 
 check: $(READY) ## format, lint, types, imports, links of the site

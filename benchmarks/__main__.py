@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks import (
     bucket_put,
+    dataframes,
     directory_create,
     latency,
     local_front,
@@ -25,6 +26,7 @@ from benchmarks import (
     writes,
 )
 from benchmarks.contest import QUICK, Sizes
+from benchmarks.harness import Comparison
 
 PARTS: dict[str, Callable[[Sizes], Any]] = {
     "reads": reads.run,
@@ -34,11 +36,12 @@ PARTS: dict[str, Callable[[Sizes], Any]] = {
     "upkeep": upkeep.run,
     "s3": latency.run,
 }
-SMALL = {
-    "directory": directory_create,
-    "server": bucket_put,
-    "local log": local_log,
-    "local front": local_front,
+SMALL: dict[str, Callable[[Sizes], list[Comparison]]] = {
+    "directory": lambda _: directory_create.run(),
+    "server": lambda _: bucket_put.run(),
+    "local log": lambda _: local_log.run(),
+    "local front": lambda _: local_front.run(),
+    "dataframes": lambda sizes: dataframes.run(10 * sizes.rows),
 }
 
 
@@ -73,7 +76,7 @@ def _run(sizes: Sizes, parts: list[str], run: report.Run, kept: Any) -> report.R
         if name in PARTS:
             newer = report.Run(PARTS[name](sizes), parts=[name])
         else:
-            newer = report.Run(comparisons=SMALL[name].run(), parts=[name])
+            newer = report.Run(comparisons=SMALL[name](sizes), parts=[name])
         run = run.updated(newer)
         run.about = report.about()
         if kept is not None:

@@ -1,5 +1,6 @@
 """SQL over a live table and over Parquet: the same queries of DuckDB, in CPU seconds.
 
+    make bench                                           as one of its parts
     python -m benchmarks.dataframes                      2 million rows, prints the table
     python -m benchmarks.dataframes --dir /tmp/frames    keeps the data for another run
 

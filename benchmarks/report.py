@@ -139,7 +139,7 @@ def _page(run: Run) -> Iterable[str]:
                 yield "![Growth](benchmarks/growth.svg)\n"
             yield from _table(found)
     if run.comparisons:
-        yield f"\n## Stores and the local log\n\n{HEADER}"
+        yield f"\n## Stores, the local log and data frames\n\n{HEADER}"
         yield from (comparison.row() for comparison in run.comparisons)
     if run.left_out:
         yield f"\nLeft out for lack of time: {', '.join(run.left_out)}."

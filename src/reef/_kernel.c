@@ -46,7 +46,11 @@
 #define RATIO_SLACK (64 * 1024)
 #define CODEC_NONE 0
 #define CODEC_LZ4 1
+#define CODEC_ZSTD 2
 #define FILTER_BLOCK 32
+#define COLUMNS_MAX 1024
+#define PAGE_BYTES_MAX (16 << 20) /* of a page that is read here, all its blocks together */
+#define SPARE_BYTES (1 << 20) /* of memory that is kept from call to call */
 #define RELEASE_BYTES (256 * 1024) /* shorter work would wait longer for the GIL than it takes */
 
 static inline uint16_t u16_at(const uint8_t *p) { uint16_t v; memcpy(&v, p, 2); return v; }
@@ -816,7 +820,8 @@ static int append_range(Variable *out, const uint8_t *data, uint64_t size)
 {
     if (out->used + size > OFFSET_MAX || (size > out->room - out->used && !grow(out, size)))
         return 0;
-    memcpy(out->data + out->used, data, size);
+    if (size)
+        memcpy(out->data + out->used, data, size);
     out->used += size;
     return 1;
 }
@@ -1341,6 +1346,23 @@ static PyObject *read_ranges(PyObject *Py_UNUSED(module), PyObject *args)
     return undecided();
 }
 
+/* Size, inode, device and times of the file at a path; 0 if there is no regular file. */
+static int identify(const char *path, int64_t identity[7])
+{
+    struct stat found;
+    if (stat(path, &found) || !S_ISREG(found.st_mode))
+        return 0;
+#ifdef __APPLE__
+    struct timespec changed = found.st_ctimespec, modified = found.st_mtimespec;
+#else
+    struct timespec changed = found.st_ctim, modified = found.st_mtim;
+#endif
+    int64_t numbers[7] = {found.st_size, (int64_t)found.st_ino, (int64_t)found.st_dev,
+        modified.tv_sec, modified.tv_nsec, changed.tv_sec, changed.tv_nsec};
+    memcpy(identity, numbers, sizeof numbers);
+    return 1;
+}
+
 PyDoc_STRVAR(file_identity_doc,
     "file_identity(path)\n--\n\n"
     "Return size, inode, device and times of the file at a path (UTF-8), packed as bytes; None\n"
@@ -1351,21 +1373,510 @@ static PyObject *file_identity(PyObject *Py_UNUSED(module), PyObject *args)
     const char *path;
     if (!PyArg_ParseTuple(args, "s:file_identity", &path))
         return NULL;
-    struct stat found;
-    int failed;
+    int64_t identity[7];
+    int is_file;
     Py_BEGIN_ALLOW_THREADS
-    failed = stat(path, &found);
+    is_file = identify(path, identity);
     Py_END_ALLOW_THREADS
-    if (failed || !S_ISREG(found.st_mode))
+    return is_file ? PyBytes_FromStringAndSize((const char *)identity, sizeof identity)
+                   : undecided();
+}
+
+/* Memory that calls use one after the other; taken and put back with the GIL held. */
+typedef struct {
+    uint8_t *bytes;
+    size_t room;
+} Scratch;
+
+static Scratch spare;
+
+static Scratch take_scratch(void)
+{
+    Scratch mine = spare;
+    spare.bytes = NULL;
+    spare.room = 0;
+    return mine;
+}
+
+static void put_back(Scratch *mine)
+{
+    if (spare.bytes == NULL && mine->room <= SPARE_BYTES)
+        spare = *mine;
+    else
+        free(mine->bytes);
+}
+
+/* Make room for so many bytes, without keeping those that are there. No GIL needed. */
+static uint8_t *scratch_of(Scratch *mine, size_t size)
+{
+    if (mine->room < size) {
+        free(mine->bytes);
+        mine->room = size + size / 2;
+        mine->bytes = malloc(mine->room);
+        if (mine->bytes == NULL)
+            mine->room = 0;
+    }
+    return mine->bytes;
+}
+
+/* The file of a segment that is open, and where the blocks of its pages are. */
+typedef struct {
+    int fd;
+    const char *path;
+    Py_buffer identity, bounds;
+    int columns; /* blocks of a page besides that of the keys */
+} SegmentFile;
+
+static void release_file(SegmentFile *file)
+{
+    if (file->bounds.obj)
+        PyBuffer_Release(&file->bounds);
+    if (file->identity.obj)
+        PyBuffer_Release(&file->identity);
+}
+
+/* Whether the path still names the open file. */
+static int is_current(const SegmentFile *file)
+{
+    int64_t identity[7];
+    return identify(file->path, identity) && file->identity.len == sizeof identity &&
+           !memcmp(identity, file->identity.buf, sizeof identity);
+}
+
+/* The rows of a page, followed by start and end of each of its blocks; NULL if they are outside
+ * of the file, or too large to be read at once. */
+static const int64_t *bounds_of(const SegmentFile *file, int64_t page)
+{
+    size_t width = 3 + 2 * (size_t)file->columns;
+    int64_t pages = (int64_t)((size_t)file->bounds.len / (8 * width));
+    if (page < 0 || page >= pages || file->identity.len < 8)
+        return NULL;
+    const int64_t *bounds = (const int64_t *)file->bounds.buf + (size_t)page * width;
+    int64_t size = *(const int64_t *)file->identity.buf, total = 0;
+    for (size_t n = 1; n < width; n += 2) {
+        int64_t start = bounds[n], end = bounds[n + 1];
+        if (start < 0 || end < start || end > size || (total += end - start) > PAGE_BYTES_MAX)
+            return NULL;
+    }
+    return bounds[0] > 0 && bounds[0] < OFFSET_MAX ? bounds : NULL;
+}
+
+static int read_whole(int fd, uint8_t *target, int64_t start, int64_t end)
+{
+    return pread(fd, target, (size_t)(end - start), (off_t)start) == (ssize_t)(end - start);
+}
+
+/* Read all blocks of a page, one behind the other; NULL if the file does not return them. */
+static uint8_t *read_page(const SegmentFile *file, const int64_t *bounds, Scratch *scratch)
+{
+    int64_t total = 0;
+    for (int n = 0; n <= file->columns; n++)
+        total += bounds[2 * n + 2] - bounds[2 * n + 1];
+    uint8_t *stored = scratch_of(scratch, (size_t)total), *at = stored;
+    for (int n = 0; stored != NULL && n <= file->columns; n++) {
+        int64_t start = bounds[2 * n + 1], end = bounds[2 * n + 2];
+        if (start < end && !read_whole(file->fd, at, start, end))
+            return NULL;
+        at += end - start;
+    }
+    return stored;
+}
+
+PyDoc_STRVAR(get_row_doc,
+    "get_row(fd, path, identity, bounds, columns, page, kinds, key, is_bytes)\n--\n\n"
+    "Return (first, last, lsn, seq, kind, value, payloads, encoded, size) of a key in a page of\n"
+    "an open file; None if undecided, or if the path (bytes) no longer names the file.\n\n"
+    "`bounds` has for each page its rows, and start and end of its blocks (int64): of the keys,\n"
+    "and of so many columns. `kinds` are those of the two sorts of blocks. The first five are\n"
+    "those of `find_key`; if it is undecided, `first` is -1. `value` is that of `bytes_at` if the\n"
+    "only column is of bytes (`is_bytes`), else None. `payloads` are those of the blocks; where a\n"
+    "bit of `encoded` is set, the block as it is stored, as its codec is left to Python. `size`\n"
+    "is how many bytes were read.");
+
+static PyObject *get_row(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    SegmentFile file = {0};
+    Py_buffer key;
+    long long number;
+    int key_kind, column_kind, is_bytes;
+    if (!PyArg_ParseTuple(args, "iyy*y*iL(ii)y*p:get_row", &file.fd, &file.path, &file.identity,
+            &file.bounds, &file.columns, &number, &key_kind, &column_kind, &key, &is_bytes))
+        return NULL;
+    PyObject *payloads = NULL, *value = NULL, *result = NULL;
+    uint8_t *stored = NULL;
+    unsigned long long encoded = 0;
+    int64_t first = 0, last = 0, lsn = 0;
+    uint32_t seq = 0;
+    int kind = 0, is_damaged = 0;
+    Scratch scratch = take_scratch();
+    const int64_t *bounds =
+        file.columns >= 0 && file.columns < 64 ? bounds_of(&file, number) : NULL;
+    if (bounds != NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        if (is_current(&file))
+            stored = read_page(&file, bounds, &scratch);
+        Py_END_ALLOW_THREADS
+    }
+    if (stored != NULL && (payloads = PyTuple_New(file.columns + 1)) == NULL)
+        goto end;
+    const uint8_t *at = stored;
+    for (int n = 0; payloads != NULL && !is_damaged && n <= file.columns; n++) {
+        size_t size = (size_t)(bounds[2 * n + 2] - bounds[2 * n + 1]);
+        PyObject *payload = size ? block_payload(at, size, n ? column_kind : key_kind)
+                                 : PyBytes_FromStringAndSize(NULL, 0);
+        if (payload == Py_None && size >= BLOCK_HEAD && at[9] == CODEC_ZSTD) {
+            encoded |= 1ull << n;
+            Py_DECREF(payload);
+            payload = PyBytes_FromStringAndSize((const char *)at, (Py_ssize_t)size);
+        }
+        if (payload == NULL)
+            goto end;
+        is_damaged = payload == Py_None;
+        PyTuple_SetItem(payloads, n, payload);
+        at += size;
+    }
+    if (payloads == NULL || is_damaged) {
+        result = undecided();
+        goto end;
+    }
+    KeyPage page;
+    char *bytes;
+    Py_ssize_t size;
+    if (PyBytes_AsStringAndSize(PyTuple_GetItem(payloads, 0), &bytes, &size) < 0)
+        goto end;
+    if (encoded & 1 || !open_key_page((const uint8_t *)bytes, (size_t)size, bounds[0], &page) ||
+        !find_in_page(&page, key.buf, (size_t)key.len, &first, &last)) {
+        first = last = -1;
+    } else if (first < last) {
+        memcpy(&lsn, page.lsns + 8 * first, 8);
+        seq = u32_at(page.seqs + 4 * first);
+        kind = page.kinds[first];
+    }
+    if (is_bytes && file.columns == 1 && !encoded && first < last) {
+        if (PyBytes_AsStringAndSize(PyTuple_GetItem(payloads, 1), &bytes, &size) < 0)
+            goto end;
+        value = value_at((const uint8_t *)bytes, (size_t)size, first, bounds[0]);
+    } else {
+        value = undecided();
+    }
+    if (value != NULL)
+        result = Py_BuildValue("(LLLIiOOKn)", (long long)first, (long long)last, (long long)lsn, seq,
+            kind, value, payloads, encoded, (Py_ssize_t)(at - stored));
+end:
+    Py_XDECREF(value);
+    Py_XDECREF(payloads);
+    put_back(&scratch);
+    PyBuffer_Release(&key);
+    release_file(&file);
+    return result;
+}
+
+/* The rows of some pages that are put together: keys and stamps, and each column. */
+typedef struct {
+    KeyRows keys;
+    ColumnRows *columns;
+    int count;
+    int64_t room; /* in rows */
+    Scratch stored, payload;
+    int32_t *pairs; /* of one page, its number first */
+    size_t pairs_room;
+    int64_t bytes_read;
+} Reading;
+
+static void release_reading(Reading *out)
+{
+    for (int n = 0; out->columns != NULL && n < out->count; n++) {
+        free(out->columns[n].values.offsets);
+        free(out->columns[n].values.data);
+        free(out->columns[n].validity);
+    }
+    free(out->columns);
+    free(out->keys.keys.offsets);
+    free(out->keys.keys.data);
+    free(out->keys.lsns);
+    free(out->keys.seqs);
+    free(out->keys.kinds);
+    free(out->pairs);
+    free(out->payload.bytes);
+}
+
+static int resized(void *slot, size_t size)
+{
+    void *before, *after;
+    memcpy(&before, slot, sizeof before);
+    after = realloc(before, size);
+    if (after != NULL)
+        memcpy(slot, &after, sizeof after);
+    return after != NULL;
+}
+
+/* Make room for more rows. */
+static int reserve(Reading *out, int64_t more)
+{
+    int64_t needed = out->keys.keys.rows + more;
+    if (needed >= OFFSET_MAX)
+        return 0;
+    if (needed <= out->room)
+        return 1;
+    size_t room = (size_t)(needed + needed / 2 + 64), before = (size_t)(out->room + 7) / 8;
+    if (!resized(&out->keys.keys.offsets, 4 * (room + 1)) || !resized(&out->keys.lsns, 8 * room) ||
+        !resized(&out->keys.seqs, 4 * room) || !resized(&out->keys.kinds, room))
+        return 0;
+    for (int n = 0; n < out->count; n++) {
+        if (!resized(&out->columns[n].values.offsets, 4 * (room + 1)) ||
+            !resized(&out->columns[n].validity, (room + 7) / 8))
+            return 0;
+        memset(out->columns[n].validity + before, 255, (room + 7) / 8 - before);
+    }
+    out->room = (int64_t)room;
+    return 1;
+}
+
+/* The payload of a stored block, valid until the next one; 0 if it is undecided. */
+static int unpack(
+    Reading *out, const uint8_t *stored, size_t size, int kind, const uint8_t **payload, size_t *raw)
+{
+    Block block;
+    if (!open_block(stored, size, kind, &block))
+        return 0;
+    *raw = block.raw_length;
+    *payload = block.stored;
+    if (block.codec == CODEC_NONE)
+        return 1;
+    if (*raw > PAGE_BYTES_MAX)
+        return 0;
+    uint8_t *target = scratch_of(&out->payload, *raw);
+    *payload = target;
+    return target != NULL && lz4_decode(block.stored, block.length, target, *raw);
+}
+
+/* Rows of a page that has no block of a column: nulls. */
+static int append_nulls(ColumnRows *out, int64_t width, int64_t count)
+{
+    static const uint8_t zeros[256];
+    Variable *values = &out->values;
+    for (int64_t n = 0; n < count; n++, values->rows++) {
+        out->validity[values->rows >> 3] &= (uint8_t)~(1 << (values->rows & 7));
+        if (!width)
+            values->offsets[values->rows] = (int32_t)values->used;
+        for (int64_t left = width; left > 0; left -= (int64_t)sizeof zeros)
+            if (!append_range(values, zeros, left < 256 ? (uint64_t)left : sizeof zeros))
+                return 0;
+    }
+    out->has_nulls |= count > 0;
+    return 1;
+}
+
+typedef struct {
+    const char *bytes;
+    Py_ssize_t size;
+} Key;
+
+/* Find the rows of keys in a page; their number, or -1. */
+static int64_t pick_pairs(Reading *out, const KeyPage *page, const Key *keys, Py_ssize_t count)
+{
+    size_t used = 0;
+    for (Py_ssize_t n = 0; n < count; n++) {
+        int64_t first, last;
+        if (!find_in_page(page, (const uint8_t *)keys[n].bytes, (size_t)keys[n].size, &first, &last))
+            return -1;
+        if (used + (size_t)(last - first) > out->pairs_room) {
+            out->pairs_room = 2 * (used + (size_t)(last - first)) + 16;
+            if (!resized(&out->pairs, 8 * out->pairs_room))
+                return -1;
+        }
+        for (; first < last; first++, used++) {
+            out->pairs[2 * used] = 0;
+            out->pairs[2 * used + 1] = (int32_t)first;
+        }
+    }
+    return (int64_t)used;
+}
+
+/* Read a page, and append its rows, or those of some keys; 0 if undecided. */
+static int append_page(Reading *out, const SegmentFile *file, int64_t number,
+    const int64_t *columns, const Key *keys, Py_ssize_t key_count, const int kinds[2])
+{
+    const int64_t *bounds = bounds_of(file, number), *numbers = columns;
+    const int64_t *widths = columns + out->count;
+    const uint8_t *at = bounds ? read_page(file, bounds, &out->stored) : NULL, *payload;
+    size_t size = at ? (size_t)(bounds[2] - bounds[1]) : 0, raw;
+    KeyPage page;
+    Picks picks = {0};
+    if (at == NULL || !unpack(out, at, size, kinds[0], &payload, &raw) ||
+        !open_key_page(payload, raw, bounds[0], &page) || !rows_are_valid(&page))
+        return 0;
+    int64_t rows = keys ? pick_pairs(out, &page, keys, key_count) : bounds[0];
+    if (rows < 0 || !reserve(out, rows))
+        return 0;
+    picks.pairs = keys ? out->pairs : NULL;
+    picks.count = keys ? (Py_ssize_t)rows : 0;
+    if (rows && !append_keys(&out->keys, &page, 0, &picks))
+        return 0;
+    out->bytes_read += (int64_t)size;
+    for (int n = 0; n < out->count; n++) {
+        ColumnPage column;
+        at += size;
+        size = (size_t)(bounds[2 * n + 4] - bounds[2 * n + 3]);
+        out->bytes_read += (int64_t)size;
+        picks.at = 0;
+        if (!rows)
+            continue;
+        if (!size) {
+            if (!append_nulls(&out->columns[n], widths[n] < 0 ? -widths[n] : widths[n], rows))
+                return 0;
+            continue;
+        }
+        if (!unpack(out, at, size, kinds[1], &payload, &raw) ||
+            !open_column_page(payload, raw, bounds[0], (int)numbers[n], widths[n], &column) ||
+            (column.offsets && !offsets_rise(column.offsets, column.rows, column.data_size)) ||
+            !append_column(&out->columns[n], &column, 0, widths[n], &picks))
+            return 0;
+    }
+    return 1;
+}
+
+static PyObject *bytes_of(const void *data, uint64_t size)
+{
+    return PyBytes_FromStringAndSize(size ? data : "", (Py_ssize_t)size);
+}
+
+/* Append to a list, and give the reference away; 0 with an error. */
+static int append_new(PyObject *list, PyObject *item)
+{
+    int failed = item == NULL || PyList_Append(list, item) < 0;
+    Py_XDECREF(item);
+    return !failed;
+}
+
+static PyObject *read_result(Reading *out, const int64_t *widths)
+{
+    uint64_t rows = (uint64_t)out->keys.keys.rows;
+    PyObject *list = PyList_New(0);
+    Variable *keys = &out->keys.keys;
+    if (list == NULL)
+        return NULL;
+    if (!reserve(out, 1)) {
+        Py_DECREF(list);
         return undecided();
-#ifdef __APPLE__
-    struct timespec changed = found.st_ctimespec, modified = found.st_mtimespec;
-#else
-    struct timespec changed = found.st_ctim, modified = found.st_mtim;
-#endif
-    int64_t identity[7] = {found.st_size, (int64_t)found.st_ino, (int64_t)found.st_dev,
-        modified.tv_sec, modified.tv_nsec, changed.tv_sec, changed.tv_nsec};
-    return PyBytes_FromStringAndSize((const char *)identity, sizeof identity);
+    }
+    keys->offsets[rows] = (int32_t)keys->used;
+    int fine = append_new(list, bytes_of(keys->offsets, 4 * (rows + 1))) &&
+               append_new(list, bytes_of(keys->data, keys->used)) &&
+               append_new(list, bytes_of(out->keys.lsns, 8 * rows)) &&
+               append_new(list, bytes_of(out->keys.seqs, 4 * rows)) &&
+               append_new(list, bytes_of(out->keys.kinds, rows));
+    for (int n = 0; fine && n < out->count; n++) {
+        ColumnRows *column = &out->columns[n];
+        PyObject *validity = Py_NewRef(Py_None), *offsets = Py_NewRef(Py_None);
+        if (column->has_nulls) {
+            Py_DECREF(validity);
+            if (rows % 8)
+                column->validity[rows / 8] &= (uint8_t)((1 << rows % 8) - 1);
+            validity = bytes_of(column->validity, (rows + 7) / 8);
+        }
+        if (!widths[n]) {
+            Py_DECREF(offsets);
+            column->values.offsets[rows] = (int32_t)column->values.used;
+            offsets = bytes_of(column->values.offsets, 4 * (rows + 1));
+        }
+        PyObject *data = bytes_of(column->values.data, column->values.used);
+        if (validity != NULL && offsets != NULL && data != NULL)
+            fine = append_new(list, PyTuple_Pack(3, validity, offsets, data));
+        else
+            fine = 0;
+        Py_XDECREF(validity);
+        Py_XDECREF(offsets);
+        Py_XDECREF(data);
+    }
+    if (fine && append_new(list, PyLong_FromLongLong(out->bytes_read)))
+        return list;
+    Py_DECREF(list);
+    return NULL;
+}
+
+/* The bytes of keys, which their tuple holds; NULL with an error. */
+static Key *keys_of(PyObject *tuple)
+{
+    Py_ssize_t count = PyTuple_Size(tuple);
+    Key *keys = PyMem_Calloc((size_t)count + 1, sizeof *keys);
+    if (keys == NULL)
+        PyErr_NoMemory();
+    for (Py_ssize_t n = 0; keys != NULL && n < count; n++) {
+        char *bytes;
+        if (PyBytes_AsStringAndSize(PyTuple_GetItem(tuple, n), &bytes, &keys[n].size) < 0) {
+            PyMem_Free(keys);
+            return NULL;
+        }
+        keys[n].bytes = bytes;
+    }
+    return keys;
+}
+
+PyDoc_STRVAR(read_rows_doc,
+    "read_rows(fd, path, identity, bounds, columns, kinds, pages, keys, counts)\n--\n\n"
+    "Return [offsets, data, lsns, seqs, kinds, *columns, size] of rows in pages of an open file:\n"
+    "of all, or of a tuple of sorted keys, of which `counts` says how many to search in each\n"
+    "page. None if undecided, or if the path (bytes) no longer names the file.\n\n"
+    "`bounds` and `kinds` are those of `get_row`; `columns`, `pages` and `counts` are of int64.\n"
+    "`columns` has the number of each column, then their widths, which are those of\n"
+    "`join_column`, as is the result of each. `size` is how many bytes were read.");
+
+static PyObject *read_rows(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    SegmentFile file = {0};
+    Py_buffer columns, pages, counts = {0};
+    PyObject *keys_object, *counts_object, *result = NULL;
+    int kinds[2], decided = 0;
+    if (!PyArg_ParseTuple(args, "iyy*y*y*(ii)y*OO:read_rows", &file.fd, &file.path, &file.identity,
+            &file.bounds, &columns, &kinds[0], &kinds[1], &pages, &keys_object, &counts_object))
+        return NULL;
+    Reading out = {.count = columns.len / 16 > COLUMNS_MAX ? -1 : (int)(columns.len / 16)};
+    Py_ssize_t count = pages.len / 8;
+    Key *keys = NULL;
+    file.columns = out.count;
+    out.stored = take_scratch();
+    out.keys.keys.is_growing = 1;
+    if (keys_object != Py_None) {
+        if (!PyTuple_Check(keys_object)) {
+            PyErr_SetString(PyExc_TypeError, "a tuple of keys is expected");
+            goto end;
+        }
+        if (!numbers_of(counts_object, &counts, 8, count) || !(keys = keys_of(keys_object)))
+            goto end;
+    }
+    if (out.count >= 0 && count) {
+        out.columns = calloc((size_t)out.count + 1, sizeof *out.columns);
+        if (out.columns == NULL) {
+            PyErr_NoMemory();
+            goto end;
+        }
+        for (int n = 0; n < out.count; n++)
+            out.columns[n].values.is_growing = 1;
+        Py_ssize_t at = 0, left = keys ? PyTuple_Size(keys_object) : 0;
+        Py_BEGIN_ALLOW_THREADS
+        decided = is_current(&file);
+        for (Py_ssize_t n = 0; decided && n < count; n++) {
+            int64_t some = keys ? ((const int64_t *)counts.buf)[n] : 0;
+            decided = some >= 0 && some <= left &&
+                      append_page(&out, &file, ((const int64_t *)pages.buf)[n], columns.buf,
+                          keys ? keys + at : NULL, (Py_ssize_t)some, kinds);
+            at += (Py_ssize_t)some;
+            left -= (Py_ssize_t)some;
+        }
+        Py_END_ALLOW_THREADS
+    }
+    result = decided ? read_result(&out, (const int64_t *)columns.buf + out.count) : undecided();
+end:
+    put_back(&out.stored);
+    release_reading(&out);
+    PyMem_Free(keys);
+    if (counts.obj)
+        PyBuffer_Release(&counts);
+    PyBuffer_Release(&pages);
+    PyBuffer_Release(&columns);
+    release_file(&file);
+    return result;
 }
 
 #endif
@@ -1373,6 +1884,7 @@ static PyObject *file_identity(PyObject *Py_UNUSED(module), PyObject *args)
 /* --- merging ------------------------------------------------------------------------------ */
 
 #define PARTS_MAX 16
+#define FIRST_PARTIAL 3
 #define MERGED_ROWS_RELEASE 20000 /* fewer would wait longer for the GIL than they take */
 
 /* One sorted part of a merge, and the row that is next. */
@@ -1423,28 +1935,36 @@ static int key_order(const uint8_t *a, uint32_t a_size, const uint8_t *b, uint32
     return order ? order : (a_size > b_size) - (a_size < b_size);
 }
 
-/* Compare the next row of a part with a row of another: by key, and the newest first. */
+/* Compare the versions of one key in two rows: the newest comes first. */
+static int stamp_order(const Part *a, uint32_t a_row, const Part *b, uint32_t b_row)
+{
+    int64_t a_lsn = ((const int64_t *)a->lsns.buf)[a_row];
+    int64_t b_lsn = ((const int64_t *)b->lsns.buf)[b_row];
+    if (a_lsn != b_lsn)
+        return a_lsn > b_lsn ? -1 : 1;
+    uint32_t a_seq = ((const uint32_t *)a->seqs.buf)[a_row];
+    uint32_t b_seq = ((const uint32_t *)b->seqs.buf)[b_row];
+    return (a_seq < b_seq) - (a_seq > b_seq);
+}
+
+/* Compare the next row of a part with that of another: by key, and the newest first. */
 static int row_order(const Part *a, const Part *b)
 {
     int order = key_order(a->key, a->size, b->key, b->size);
-    if (order)
-        return order;
-    int64_t a_lsn = ((const int64_t *)a->lsns.buf)[a->row];
-    int64_t b_lsn = ((const int64_t *)b->lsns.buf)[b->row];
-    if (a_lsn != b_lsn)
-        return a_lsn > b_lsn ? -1 : 1;
-    uint32_t a_seq = ((const uint32_t *)a->seqs.buf)[a->row];
-    uint32_t b_seq = ((const uint32_t *)b->seqs.buf)[b->row];
-    return (a_seq < b_seq) - (a_seq > b_seq);
+    return order ? order : stamp_order(a, a->row, b, b->row);
 }
 
 /* Go to the next row; 0 if the rows are damaged or not in order. */
 static int advance(Part *part)
 {
-    Part before = *part;
+    const uint8_t *before = part->key;
+    uint32_t size = part->size;
     if (++part->row >= part->page.rows)
         return 1;
-    return key_at(&part->page, part->row, &part->key, &part->size) && row_order(&before, part) <= 0;
+    if (!key_at(&part->page, part->row, &part->key, &part->size))
+        return 0;
+    int order = key_order(before, size, part->key, part->size);
+    return order < 0 || (!order && stamp_order(part, part->row - 1, part, part->row) <= 0);
 }
 
 /* Write the places of all rows, or of the first row of each key, in order. -1: undecided. */
@@ -1527,9 +2047,369 @@ static PyObject *merge_places(PyObject *Py_UNUSED(module), PyObject *args)
     return result;
 }
 
+/* A column of a part: an Arrow array of texts or bytes, or of values of one width. */
+typedef struct {
+    Py_buffer validity, offsets, data;
+    int64_t first; /* of its buffers, which may begin with rows that are cut off */
+    int is_there;
+} PartColumn;
+
+typedef struct {
+    Part part;
+    Py_buffer kinds;
+    PartColumn *columns;
+} RowPart;
+
+/* Parts that are merged, and the rows that come out: pairs of part and row. */
+typedef struct {
+    RowPart *parts;
+    int count, columns;
+    PartColumn *room; /* of the columns of all parts */
+    int32_t *pairs;
+    int64_t rows, found;
+} Merge;
+
+static void release_merge(Merge *merge)
+{
+    for (int n = 0; n < merge->count * merge->columns; n++) {
+        PartColumn *column = &merge->room[n];
+        if (column->validity.obj)
+            PyBuffer_Release(&column->validity);
+        if (column->offsets.obj)
+            PyBuffer_Release(&column->offsets);
+        if (column->data.obj)
+            PyBuffer_Release(&column->data);
+    }
+    for (int n = 0; n < merge->count; n++)
+        if (merge->parts[n].kinds.obj) {
+            release_parts(&merge->parts[n].part, 1);
+            PyBuffer_Release(&merge->parts[n].kinds);
+        }
+    free(merge->pairs);
+    PyMem_Free(merge->room);
+    PyMem_Free(merge->parts);
+}
+
+/* An optional buffer: 1, or 0 with an error. */
+static int maybe_held(PyObject *object, Py_buffer *view)
+{
+    return object == Py_None || PyObject_GetBuffer(object, view, PyBUF_SIMPLE) == 0;
+}
+
+/* Hold a column of a part. 1: held, 0: an error, -1: of another shape. */
+static int hold_column(PyObject *tuple, int64_t width, int64_t count, PartColumn *column)
+{
+    PyObject *validity, *offsets, *data;
+    long long first;
+    if (tuple == Py_None)
+        return 1;
+    if (!PyTuple_Check(tuple)) {
+        PyErr_SetString(PyExc_TypeError, "a column is a tuple");
+        return 0;
+    }
+    if (!PyArg_ParseTuple(tuple, "OOOL:merge_rows", &validity, &offsets, &data, &first) ||
+        !maybe_held(validity, &column->validity) || !maybe_held(offsets, &column->offsets) ||
+        PyObject_GetBuffer(data, &column->data, PyBUF_SIMPLE) < 0)
+        return 0;
+    if (first < 0 || first >= OFFSET_MAX || width < 0 || width > OFFSET_MAX)
+        return -1;
+    int64_t last = first + count;
+    if (column->validity.obj && column->validity.len < (last + 7) / 8)
+        return -1;
+    if (width ? column->data.len / width < last
+              : (!column->offsets.obj || column->offsets.len / 4 < last + 1))
+        return -1;
+    column->first = first;
+    column->is_there = 1;
+    return 1;
+}
+
+/* Hold a part of a merge, at its first row that is not below `start`. 1, 0 or -1 as above. */
+static int hold_rows(PyObject *tuple, const int64_t *widths, int columns, RowPart *rows)
+{
+    PyObject *keys = NULL, *of_columns = NULL;
+    if (!PyTuple_Check(tuple)) {
+        PyErr_SetString(PyExc_TypeError, "a part is a tuple");
+        return 0;
+    }
+    if (!PyArg_ParseTuple(tuple, "O!y*O!:merge_rows", &PyTuple_Type, &keys, &rows->kinds,
+            &PyTuple_Type, &of_columns))
+        return 0;
+    int state = hold_part(keys, &rows->part);
+    if (state != 1) {
+        PyBuffer_Release(&rows->kinds);
+        rows->kinds.obj = NULL;
+        return state;
+    }
+    int64_t count = rows->part.page.rows;
+    if (rows->kinds.len != count || PyTuple_Size(of_columns) != columns)
+        return -1;
+    for (int n = 0; state == 1 && n < columns; n++)
+        state = hold_column(PyTuple_GetItem(of_columns, n), widths[n], count, &rows->columns[n]);
+    return state;
+}
+
+/* Leave out the rows below `start`, and from `end` on. 0 if the keys are damaged. */
+static int narrow(Part *part, const Py_buffer *start, const Py_buffer *end)
+{
+    int64_t first = key_bound(&part->page, start->buf, (size_t)start->len, 0, 0);
+    int64_t last = end->obj == NULL || first < 0
+                       ? part->page.rows
+                       : key_bound(&part->page, end->buf, (size_t)end->len, (uint32_t)first, 0);
+    if (first < 0 || last < 0)
+        return 0;
+    part->row = (uint32_t)first;
+    part->page.rows = (uint32_t)last;
+    return first >= last || key_at(&part->page, part->row, &part->key, &part->size);
+}
+
+/* Find the newest row of each key, so many at most; 0 if undecided: a row changes only some
+ * columns of the one below, or the rows are not in order. */
+static int choose_rows(Merge *merge, int64_t limit)
+{
+    const uint8_t *last = NULL;
+    uint32_t last_size = 0;
+    for (;;) {
+        RowPart *next = NULL;
+        for (int n = 0; n < merge->count; n++) {
+            Part *part = &merge->parts[n].part;
+            if (part->row < part->page.rows &&
+                (next == NULL || row_order(part, &next->part) < 0))
+                next = &merge->parts[n];
+        }
+        if (next == NULL)
+            return 1;
+        Part *part = &next->part;
+        if (last == NULL || key_order(last, last_size, part->key, part->size)) {
+            if (merge->found == limit)
+                return 1;
+            if (((const uint8_t *)next->kinds.buf)[part->row] >= FIRST_PARTIAL)
+                return 0;
+            merge->pairs[2 * merge->found] = (int32_t)(next - merge->parts);
+            merge->pairs[2 * merge->found + 1] = (int32_t)part->row;
+            merge->found++;
+            last = part->key;
+            last_size = part->size;
+        }
+        if (!advance(part))
+            return 0;
+    }
+}
+
+/* The bytes of a value; 0 if its offsets are outside of the data. */
+static inline int value_of(
+    const PartColumn *column, int64_t width, int64_t row, const uint8_t **value, int64_t *size)
+{
+    int64_t place = column->first + row, first = place * width, last = first + width;
+    if (!width) {
+        first = i32_at((const uint8_t *)column->offsets.buf + 4 * place);
+        last = i32_at((const uint8_t *)column->offsets.buf + 4 * place + 4);
+        if (first < 0 || first > last || last > column->data.len)
+            return 0;
+    }
+    *value = (const uint8_t *)column->data.buf + first;
+    *size = last - first;
+    return 1;
+}
+
+static inline int is_null(const PartColumn *column, int64_t row)
+{
+    if (!column->is_there)
+        return 1;
+    int64_t place = column->first + row;
+    const uint8_t *validity = column->validity.buf;
+    return column->validity.obj && !(validity[place >> 3] >> (place & 7) & 1);
+}
+
+/* The bytes of a column of the rows that come out; -1 if it is damaged or too large. */
+static int64_t bytes_of_column(const Merge *merge, int number, int64_t width)
+{
+    int64_t total = 0, size;
+    const uint8_t *value;
+    if (width)
+        return merge->found * width;
+    for (int64_t n = 0; n < merge->found; n++) {
+        int64_t row = merge->pairs[2 * n + 1];
+        const PartColumn *column = &merge->parts[merge->pairs[2 * n]].columns[number];
+        if (is_null(column, row))
+            continue;
+        if (!value_of(column, width, row, &value, &size) || (total += size) > OFFSET_MAX)
+            return -1;
+    }
+    return total;
+}
+
+/* Write a column of the rows that come out; whether some are null. */
+static int write_column(const Merge *merge, int number, int64_t width, uint8_t *validity,
+    int32_t *offsets, uint8_t *data)
+{
+    int has_nulls = 0;
+    int64_t used = 0, size;
+    const uint8_t *value;
+    memset(validity, 255, (size_t)(merge->found + 7) / 8);
+    if (merge->found % 8)
+        validity[merge->found / 8] = (uint8_t)((1 << merge->found % 8) - 1);
+    for (int64_t n = 0; n < merge->found; n++) {
+        int64_t row = merge->pairs[2 * n + 1];
+        const PartColumn *column = &merge->parts[merge->pairs[2 * n]].columns[number];
+        if (!width)
+            offsets[n] = (int32_t)used;
+        if (is_null(column, row)) {
+            validity[n >> 3] &= (uint8_t)~(1 << (n & 7));
+            has_nulls = 1;
+            memset(data + used, 0, (size_t)width);
+            used += width;
+        } else if (value_of(column, width, row, &value, &size)) {
+            memcpy(data + used, value, (size_t)size);
+            used += size;
+        }
+    }
+    if (!width)
+        offsets[merge->found] = (int32_t)used;
+    return has_nulls;
+}
+
+/* The keys and stamps of the rows that come out, as a tuple of bytes. */
+static PyObject *merged_keys(const Merge *merge)
+{
+    PyObject *items[5] = {NULL}, *result = NULL;
+    int64_t total = 0, used = 0;
+    const uint8_t *key = NULL;
+    uint32_t size = 0;
+    for (int64_t n = 0; n < merge->found; n++) { /* each key was checked by the merge */
+        key_at(&merge->parts[merge->pairs[2 * n]].part.page, (uint32_t)merge->pairs[2 * n + 1],
+            &key, &size);
+        total += size;
+    }
+    if (total > OFFSET_MAX)
+        return undecided();
+    uint64_t count = (uint64_t)merge->found;
+    int32_t *offsets = new_bytes(&items[0], 4 * (count + 1));
+    uint8_t *data = offsets ? new_bytes(&items[1], (uint64_t)total) : NULL;
+    int64_t *lsns = data ? new_bytes(&items[2], 8 * count) : NULL;
+    uint32_t *seqs = lsns ? new_bytes(&items[3], 4 * count) : NULL;
+    uint8_t *kinds = seqs ? new_bytes(&items[4], count) : NULL;
+    if (kinds != NULL) {
+        for (int64_t n = 0; n < merge->found; n++) {
+            const RowPart *rows = &merge->parts[merge->pairs[2 * n]];
+            uint32_t row = (uint32_t)merge->pairs[2 * n + 1];
+            key_at(&rows->part.page, row, &key, &size);
+            offsets[n] = (int32_t)used;
+            memcpy(data + used, key, size);
+            used += size;
+            lsns[n] = ((const int64_t *)rows->part.lsns.buf)[row];
+            seqs[n] = ((const uint32_t *)rows->part.seqs.buf)[row];
+            kinds[n] = ((const uint8_t *)rows->kinds.buf)[row];
+        }
+        offsets[merge->found] = (int32_t)used;
+        result = Py_BuildValue("[OOOOO]", items[0], items[1], items[2], items[3], items[4]);
+    }
+    for (int n = 0; n < 5; n++)
+        Py_XDECREF(items[n]);
+    return result;
+}
+
+static PyObject *merged_column(const Merge *merge, int number, int64_t width)
+{
+    PyObject *items[3] = {NULL}, *result = NULL;
+    uint64_t count = (uint64_t)merge->found;
+    int64_t total = bytes_of_column(merge, number, width);
+    if (total < 0)
+        return undecided();
+    uint8_t *validity = new_bytes(&items[0], (count + 7) / 8);
+    int32_t *offsets = validity ? new_bytes(&items[1], width ? 0 : 4 * (count + 1)) : NULL;
+    uint8_t *data = offsets ? new_bytes(&items[2], (uint64_t)total) : NULL;
+    if (data != NULL) {
+        int has_nulls = write_column(merge, number, width, validity, offsets, data);
+        result = Py_BuildValue("(OOO)", has_nulls ? items[0] : Py_None, width ? Py_None : items[1],
+            items[2]);
+    }
+    for (int n = 0; n < 3; n++)
+        Py_XDECREF(items[n]);
+    return result;
+}
+
+PyDoc_STRVAR(merge_rows_doc,
+    "merge_rows(parts, widths, start, end, limit)\n--\n\n"
+    "Return [offsets, data, lsns, seqs, kinds, *columns] of the newest row of each key in sorted\n"
+    "parts: of keys from `start` to `end` (or None), and so many keys at most.\n"
+    "A part is (as for merge_places, kinds, columns); a column (validity, offsets, data, first),\n"
+    "or None if it is null in all rows; `widths` (int64) has the bytes of a value of each column,\n"
+    "0 for texts and bytes. Columns are returned as (validity, offsets, data), as bytes or None.\n"
+    "None if undecided: patches and merges, parts that are not sorted, or too many.");
+
+static PyObject *merge_rows(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *list, *end_object, *result = NULL;
+    Py_buffer widths, start, end = {0};
+    long long limit;
+    if (!PyArg_ParseTuple(args, "O!y*y*OL:merge_rows", &PyList_Type, &list, &widths, &start,
+            &end_object, &limit))
+        return NULL;
+    Merge merge = {0};
+    Py_ssize_t count = PyList_Size(list);
+    int state = maybe_held(end_object, &end);
+    if (state && (count < 1 || count > PARTS_MAX || widths.len / 8 > COLUMNS_MAX || limit < 0))
+        state = -1;
+    if (state == 1) {
+        merge.columns = (int)(widths.len / 8);
+        merge.parts = PyMem_Calloc((size_t)count, sizeof *merge.parts);
+        merge.room = PyMem_Calloc((size_t)count * (size_t)merge.columns + 1, sizeof *merge.room);
+        if (merge.parts == NULL || merge.room == NULL) {
+            PyErr_NoMemory();
+            state = 0;
+        }
+    }
+    for (int n = 0; state == 1 && n < count; n++) {
+        PyObject *tuple = PyList_GetItem(list, n); /* fails if the list became shorter */
+        RowPart *rows = &merge.parts[n];
+        rows->columns = merge.room + (size_t)n * (size_t)merge.columns;
+        merge.count = n + 1;
+        state = tuple == NULL ? 0 : hold_rows(tuple, widths.buf, merge.columns, rows);
+        if (state == 1 && !narrow(&rows->part, &start, &end))
+            state = -1;
+        if (state == 1)
+            merge.rows += rows->part.page.rows - (rows->part.row < rows->part.page.rows
+                                                     ? rows->part.row
+                                                     : rows->part.page.rows);
+    }
+    if (state == 1) {
+        int64_t most = limit < merge.rows ? limit : merge.rows;
+        merge.pairs = malloc((size_t)most * 8 + 8);
+        if (merge.pairs == NULL) {
+            PyErr_NoMemory();
+            state = 0;
+        } else if (most < MERGED_ROWS_RELEASE) {
+            state = choose_rows(&merge, most) ? 1 : -1;
+        } else {
+            Py_BEGIN_ALLOW_THREADS
+            state = choose_rows(&merge, most) ? 1 : -1;
+            Py_END_ALLOW_THREADS
+        }
+    }
+    if (state == 1)
+        result = merged_keys(&merge);
+    for (int n = 0; result != NULL && result != Py_None && n < merge.columns; n++) {
+        PyObject *column = merged_column(&merge, n, ((const int64_t *)widths.buf)[n]);
+        if (column == NULL || column == Py_None || PyList_Append(result, column) < 0) {
+            Py_DECREF(result);
+            result = column == Py_None ? undecided() : NULL;
+        }
+        Py_XDECREF(column);
+    }
+    release_merge(&merge);
+    if (end.obj)
+        PyBuffer_Release(&end);
+    PyBuffer_Release(&start);
+    PyBuffer_Release(&widths);
+    return state < 0 ? undecided() : result;
+}
+
 static PyMethodDef methods[] = {
 #ifndef _WIN32
     {"file_identity", file_identity, METH_VARARGS, file_identity_doc},
+    {"get_row", get_row, METH_VARARGS, get_row_doc},
+    {"read_rows", read_rows, METH_VARARGS, read_rows_doc},
     {"read_ranges", read_ranges, METH_VARARGS, read_ranges_doc},
 #endif
     {"bytes_at", bytes_at, METH_VARARGS, bytes_at_doc},
@@ -1541,6 +2421,7 @@ static PyMethodDef methods[] = {
     {"join_keys", join_keys, METH_VARARGS, join_keys_doc},
     {"key_place", key_place, METH_VARARGS, key_place_doc},
     {"may_have", may_have, METH_VARARGS, may_have_doc},
+    {"merge_rows", merge_rows, METH_VARARGS, merge_rows_doc},
     {"merge_places", merge_places, METH_VARARGS, merge_places_doc},
     {"search", search, METH_VARARGS, search_doc},
     {NULL, NULL, 0, NULL},

@@ -157,6 +157,11 @@ class File(ABC):
     def try_lock(self) -> bool:
         """Acquire the exclusive lock without waiting; return False if it is held."""
 
+    @property
+    def descriptor(self) -> int:
+        """The file descriptor, for the compiled kernel."""
+        raise NotImplementedError(f"a {type(self).__name__} has no descriptor")
+
     @abstractmethod
     def close(self) -> None:
         """Close the file and release its lock. Idempotent."""
@@ -378,6 +383,10 @@ class _OsFile(File):
         _locked_files.add(self)  # before the lock, so that a fork in between finds it
         fcntl.flock(self._fd, how)
         self._has_lock = True
+
+    @property
+    def descriptor(self) -> int:
+        return self._fd
 
     def close(self) -> None:
         fd, self._fd = self._fd, CLOSED

@@ -122,7 +122,7 @@ def test_the_shell(shop, capsys):
         raise line
 
     with reef.open(str(shop)) as db:
-        Shell(Output(), db, "text", read).run()
+        Shell(Output(), db, "text", read).prompt()
     printed = capsys.readouterr()
     assert printed.out.startswith("name\nAda\n\norders\nusers\nid  string\nname  string\n")
     assert ".tables         list the namespaces" in printed.out
@@ -136,4 +136,4 @@ def test_quit_ends_the_shell(shop):
     """So does its other name."""
     with reef.open(str(shop)) as db:
         for word in (".quit", ".exit"):
-            Shell(Output(), db, "text", lambda _, word=word: word).run()
+            Shell(Output(), db, "text", lambda _, word=word: word).prompt()

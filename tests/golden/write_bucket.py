@@ -49,7 +49,9 @@ def write_table(db):
             [{"id": f"r{n}", "n": n, "x": n / 2, "tags": ["a", str(n)]} for n in range(9)]
         )
         writer.patch([{"id": "r1", "n": 100}, {"id": "r2", "tags": None}])
+        writer.patch([{"id": "missing", "n": 1}], idempotency_key="a count")
         fold(db, "table")
+        writer.patch([{"id": "missing", "n": 2}, {"id": "r3", "n": 2}], idempotency_key="another")
         ingest(db, "table", [{"id": f"s{n}", "n": n} for n in range(5)], idempotency_key="load")
         fold(db, "table")
         db.alter("table", SCHEMA.append(pa.field("added", pa.bool_())))

@@ -99,3 +99,111 @@ def test_H78_the_flush_at_exit_is_bounded(tmp_path):
     done = run(f"{open_writer}\n{STUCK}\n{put}", tmp_path / "data", {})
     assert done.returncode == 0
     assert "queued writes to users were lost at exit" in done.stderr
+
+
+DROPPED = """
+import sys
+import time
+import reef
+
+db = reef.open(sys.argv[1])
+
+
+def load(db):
+    writer = db.writer("users", **eval(sys.argv[2]))
+    create = type(db.store).create
+
+    def slow(self, key, body):
+        # The commits take longer than the program.
+        time.sleep(0.05)
+        return create(self, key, body)
+
+    type(db.store).create = slow
+    return [writer.put(f"k{n:04}", b"v" * 100, wait=False) for n in range(300)]
+
+"""
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("end", ["load(db)", "load(db); del db", "load(db); sys.exit(3)"])
+def test_H78_a_dropped_writer_is_flushed_at_exit(tmp_path, end, background):
+    """The queue keeps it alive; its writes are durable, and a warning names it."""
+    done = run(DROPPED + end, tmp_path / "data", {"background": background})
+    assert done.returncode == (3 if "exit" in end else 0), done.stderr
+    assert "ResourceWarning" in done.stderr
+    assert "<Writer users" in done.stderr
+    assert reef.open(str(tmp_path / "data")).reader("users").count() == 300
+
+
+def test_H78_a_dropped_writer_with_a_local_log_is_flushed_at_exit(tmp_path):
+    """Its queue is on the local disk at least."""
+    log = {"durability": "local", "local_log": str(tmp_path / "log")}
+    done = run(DROPPED + "load(db)", tmp_path / "data", log)
+    assert done.returncode == 0, done.stderr
+    with reef.open(str(tmp_path / "data")).writer("users", **log) as writer:
+        assert writer.count() == 300
+
+
+def test_H78_closing_a_database_flushes_dropped_writers(tmp_path):
+    """Every future is done when `close` returns, and the role is released."""
+    end = "with db: futures = load(db)\nprint(sum(f.done() for f in futures))"
+    done = run(DROPPED + end, tmp_path / "data", {})
+    assert (done.stdout.strip(), done.stderr) == ("300", "")
+    reef.open(str(tmp_path / "data")).writer("users", take_over=False).close()
+
+
+ENDS = {
+    "open": "db = reef.open(sys.argv[1]); writer = db.writer('users'); writer.put('a', b'1')",
+    "queued": "writer = reef.open(sys.argv[1]).writer('users'); writer.put('a', b'1', wait=False)",
+    "dropped": "reef.open(sys.argv[1]).writer('users', background=False).put('a', b'1')",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_H78_the_role_is_released_at_exit(tmp_path, end):
+    """A program that ends without close() is no crash: the next one need not take over."""
+    done = run("import sys, reef\n" + ENDS[end], tmp_path)
+    assert done.returncode == 0, done.stderr
+    with reef.open(str(tmp_path)).writer("users", take_over=False) as writer:
+        assert writer.get("a") == b"1"
+
+
+def test_H78_a_role_that_another_writer_has_is_not_released_at_exit(tmp_path):
+    """Nor is the hint of the newer writer's close replaced."""
+    end = f"""
+with reef.open({str(tmp_path)!r}).writer("users") as newer:
+    newer.put("b", b"2")
+"""
+    done = run(f"import sys, reef\n{ENDS['open']}{end}", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    reef.open(str(tmp_path)).writer("users", take_over=False).close()
+
+
+def test_H78_a_bucket_that_is_gone_is_not_made_again_at_exit(tmp_path):
+    """The directory of a program that has removed it stays away."""
+    bucket = tmp_path / "bucket"
+    done = run(f"import sys, shutil, reef\n{ENDS['open']}\nshutil.rmtree({str(bucket)!r})", bucket)
+    assert done.returncode == 0, done.stderr
+    assert not bucket.exists()
+
+
+REFUSED = """
+import atexit
+
+from reef.errors import InternalError
+
+
+def refuse(self, key, body):
+    raise InternalError("refused")
+
+
+fail = lambda: setattr(type(writer._committer.log._store), "create", refuse)
+writer._flush_queued = (lambda flush: lambda s: (fail(), flush(s)))(writer._flush_queued)
+"""
+
+
+def test_H78_a_queued_write_that_is_rejected_at_exit_is_reported(tmp_path):
+    """The store refuses it during the flush: the error is printed, with the loss."""
+    done = run(QUEUE + REFUSED, tmp_path / "data", {})
+    assert done.returncode == 0
+    assert "queued writes to users were lost at exit: " in done.stderr

@@ -359,7 +359,9 @@ def test_H26_an_interrupted_close_still_ends_the_writer():
 
     store = Stuck(MemoryStore())
     writer = over(store).writer(NAME)
-    writer._committer.drive_in_background = lambda: None  # so that close() is the one that sends
+    writer._committer.drive_in_background = lambda owner=None: (
+        None
+    )  # so that close() is the one that sends
     store.stuck = True
     future = writer.put("k", b"1", wait=False)
     with pytest.raises(KeyboardInterrupt):

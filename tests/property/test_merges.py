@@ -1,7 +1,12 @@
 """Merge operators against a model in plain Python: reads, joins, folds, compactions, reopenings."""
 
+from datetime import UTC, datetime
+from decimal import Decimal
+from itertools import count
+
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -14,7 +19,7 @@ from reef.formats.operators import Operator
 from reef.formats.schema import Schema
 from reef.formats.versions import Versions, concat_versions
 from reef.formats.wal_object import OpKind
-from reef.jobs import compact, fold, ingest, verify
+from reef.jobs import compact, fold, ingest, rebuild, repair, verify
 from reef.runtime import REAL
 from reef.stores.memory import MemoryStore
 from tests.support.compaction import SMALL
@@ -32,6 +37,8 @@ VALUES = {
     "s": st.text(max_size=2),
     "l": st.lists(st.integers(0, 4), max_size=3),
     "f": st.lists(st.sampled_from([0.0, -0.0, 1.5, float("nan")]), max_size=3),
+    "d": st.sampled_from([Decimal("-9999999999.99"), Decimal("0.00"), Decimal("0.01")]),
+    "t": st.sampled_from([datetime(year, 1, 1, tzinfo=UTC) for year in (1600, 1970, 2200)]),
 }
 ROWS = st.fixed_dictionaries({}, optional={n: st.one_of(st.none(), v) for n, v in VALUES.items()})
 PATCHES = ROWS.filter(bool)
@@ -190,6 +197,11 @@ class Merges(RuleBasedStateMachine):
         self.db.create(NAME, SCHEMA)
         self.writer = self.db.writer(NAME, background=False)
         self.model = Model()
+        self.numbers = count()
+        self.snapshots, self.past = [], {}
+        """Rows of the model when a snapshot was taken, and by LSN."""
+        self.merged_at = {}
+        """The time of each merge, by its LSN: whether it finds a row that expires."""
 
     @property
     def now_ms(self):
@@ -212,14 +224,14 @@ class Merges(RuleBasedStateMachine):
     @rule(key=keys, merged=operands(), ttl_s=ttls)
     def merge(self, key, merged, ttl_s):
         columns = {name: OPERANDS[op](value) for name, (op, value) in merged.items()}
-        self.writer.merge(key, columns, ttl_s=ttl_s)
+        self._note(self.writer.merge(key, columns, ttl_s=ttl_s))
         self._merge(key, merged, ttl_s)
 
     @rule(changes=st.lists(st.tuples(keys, st.integers(-3, 3)), min_size=1, max_size=4))
     def merge_rows(self, changes):
         """A key may come several times in one batch."""
         rows = [{"id": key, "n": value, "x": 0.1 * value} for key, value in changes]
-        self.writer.merge_rows(rows, {"n": "add", "x": "add"})
+        self._note(self.writer.merge_rows(rows, {"n": "add", "x": "add"}))
         for key, value in changes:
             self._merge(key, {"n": ("add", value), "x": ("add", 0.1 * value)}, None)
 
@@ -233,10 +245,35 @@ class Merges(RuleBasedStateMachine):
         self._merge(key, merged, None)
         assert canonical(tx.get(key)) == canonical(self.model.row(key).at(self.now_ms))
         if commit:
-            tx.commit()
+            self._note(tx.commit())
         else:
             tx.rollback()
             self.model.rows[key] = before
+
+    @rule(key=keys, merged=operands(), ttl_s=ttls)
+    def merge_again(self, key, merged, ttl_s):
+        """A keyed merge that is sent twice counts once."""
+        columns = {name: OPERANDS[op](value) for name, (op, value) in merged.items()}
+        once = {"ttl_s": ttl_s, "idempotency_key": f"key {next(self.numbers)}"}
+        self._note(self.writer.merge(key, columns, **once))
+        self._merge(key, merged, ttl_s)
+        assert self.writer.merge(key, columns, **once).replayed
+
+    @rule(key=keys, merged=operands(), expected=st.integers(-3, 3))
+    def merge_on_a_condition(self, key, merged, expected):
+        """A condition sees the merges before it."""
+        columns = {name: OPERANDS[op](value) for name, (op, value) in merged.items()}
+        row = self.model.row(key).at(self.now_ms)
+        when = [reef.equals(key, "n", expected)]
+        if row is not None and row["n"] == expected:
+            self._note(self.writer.merge(key, columns, when=when))
+            self._merge(key, merged, None)
+        else:
+            with pytest.raises(reef.ConditionFailedError):
+                self.writer.merge(key, columns, when=when)
+
+    def _note(self, receipt):
+        self.merged_at[receipt.lsn] = self.now_ms
 
     def _merge(self, key, merged, ttl_s):
         row = self.model.row(key).merge(merged, self.now_ms, self.expiry(ttl_s))
@@ -281,7 +318,87 @@ class Merges(RuleBasedStateMachine):
         self.writer.close()
         self.writer = self.db.writer(NAME, background=False)
 
+    @rule()
+    def rebuild(self):
+        """A bucket that has lost its manifests has the same rows after a rebuild."""
+        copy = self._copy_without("/manifest/")
+        rebuild(copy, NAME, apply=True)
+        self._check_rows(copy.reader(NAME), self.model.rows)
+
+    @rule(place=st.integers(0, 9))
+    def repair(self, place):
+        """A lost segment comes back from the log, which no sweep has collected."""
+        segments = sorted(i.key for i in self.db.store.list("") if "/segments/" in i.key)
+        if segments:
+            copy = self._copy_without(segments[place % len(segments)])
+            repair(copy, NAME, apply=True)
+            self._check_rows(copy.reader(NAME), self.model.rows)
+
+    def _copy_without(self, part):
+        self.writer.flush()
+        store = MemoryStore(runtime=self.runtime)
+        for info in self.db.store.list(""):
+            if part not in info.key and "/leases/" not in info.key:
+                store.put(info.key, self.db.store.get(info.key))
+        return reef.Database(store)
+
     # --- reading ----------------------------------------------------------------------
+    @rule()
+    def take_a_snapshot(self):
+        self.writer.flush()
+        self.snapshots.append((self.db.snapshot(NAME), dict(self.model.rows)))
+
+    @rule()
+    def remember(self):
+        self.writer.flush()
+        self.past[self.db.reader(NAME).last_lsn] = dict(self.model.rows)
+
+    @rule(place=st.integers(0, 9))
+    def read_the_past(self, place):
+        """Snapshots and past states have the merges of their time, whatever was compacted since."""
+        if self.snapshots:
+            snapshot, rows = self.snapshots[place % len(self.snapshots)]
+            self._check_rows(self.db.reader(NAME, snapshot=snapshot), rows)
+        if self.past:
+            lsn, rows = list(self.past.items())[place % len(self.past)]
+            self._check_rows(self.db.reader(NAME, as_of={"lsn": lsn}), rows)
+
+    @rule()
+    def follow(self):
+        """Changes from the beginning on give the same rows, merge by merge."""
+        self.writer.flush()
+        model = Model()
+        for change in self.db.reader(NAME).changes(after_lsn=0):
+            self._apply(model, change)
+        assert {k: canonical(r) for k, r in model.visible(self.now_ms).items()} == {
+            k: canonical(r) for k, r in self.model.visible(self.now_ms).items()
+        }
+
+    def _apply(self, model, change):
+        key, row = change.key, model.row(change.key)
+        columns = {n: v for n, v in (change.row or {}).items() if n != "id"}
+        expires = change.expires_at and int(change.expires_at.timestamp() * 1000)
+        if change.op == "put":
+            model.rows[key] = row.put(columns, expires)
+        elif change.op == "patch":
+            model.rows[key] = row.patch(columns)
+        elif change.op == "merge":
+            merged = {n: (o.operator.name.lower(), o.value) for n, o in columns.items()}
+            model.rows[key] = row.merge(merged, self.merged_at[change.lsn], expires)
+        else:
+            end = change.end_key if change.op == "delete_range" else None
+            model.rows = {
+                k: r
+                for k, r in model.rows.items()
+                if not (k == key if end is None else key <= k < end)
+            }
+
+    def _check_rows(self, reader, rows):
+        with reader:
+            found = {key: canonical(row) for key, row in reader.scan()}
+        expected = {k: canonical(r) for k, r in Model(rows).visible(self.now_ms).items()}
+        assert found == expected
+
     @invariant()
     def rows_are_those_of_the_model(self):
         expected = {k: canonical(row) for k, row in self.model.visible(self.now_ms).items()}
@@ -302,4 +419,4 @@ class Merges(RuleBasedStateMachine):
 
 
 TestMerges = Merges.TestCase
-TestMerges.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestMerges.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)

@@ -61,18 +61,21 @@ class Calm(Wrapper):
 class World:
     """One namespace, the oracle of its log, and the observations of its clients."""
 
-    def __init__(self, sim, *, grace_s=None, in_order=True):
+    columns = None
+    """Of the name, when it is created again; None for a plain one."""
+
+    def __init__(
+        self, sim, *, grace_s=None, in_order=True, schema=DEFAULT_SCHEMA, oracle=LogOracle
+    ):
         self.sim = sim
         self.grace_s = grace_s or DEFAULT_GRACE_S
         self.has_lives = getattr(sim, "has_lives", False)
         """Whether the name is dropped, undropped and created again while the others work."""
-        self.oracle = LogOracle(sim, NAME)
+        self.oracle = oracle(sim, NAME)
         self.clients = ClientLog(in_order)
         remember_probe(sim.bucket)
         if grace_s is not None:
-            first = msgspec.structs.replace(
-                new_namespace(DEFAULT_SCHEMA), grace_ms=int(grace_s * 1000)
-            )
+            first = msgspec.structs.replace(new_namespace(schema), grace_ms=int(grace_s * 1000))
             Publisher(sim.bucket, USERS).create(first)
 
     def start(self, name, act, *args, after_s=0.0, **settings):
@@ -311,7 +314,7 @@ def drop_some(world, node):
                 case 0:
                     db.undrop(NAME)
                 case 1:
-                    db.create(NAME)
+                    db.create(NAME, world.columns)
         node.runtime.sleep(node.runtime.uniform(0.0, 2 * world.grace_s))
 
 

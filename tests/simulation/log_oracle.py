@@ -39,6 +39,8 @@ class EvaluatedLog:
     """Numbers of the batches of streams that apply."""
     changed: dict[int, set[bytes]] = field(default_factory=dict)
     """The keys of rows that an object which applies has changed."""
+    history: dict[bytes, list] = field(default_factory=dict)
+    """By key all versions, by an oracle that needs them."""
 
     @property
     def last_lsn(self):

@@ -12,6 +12,7 @@ from reef.stores import Outcome, Wrapper, WriteResult
 from reef.testing import Chaos
 from tests.simulation import branch_scenarios as branches
 from tests.simulation import catalog_scenarios as catalogs
+from tests.simulation import counting_scenarios as counting
 from tests.simulation import dropping_scenarios as dropping
 from tests.simulation import engine_scenarios as engine
 from tests.simulation import job_scenarios as jobs
@@ -221,6 +222,9 @@ SCENARIOS = {
     "rival_compactors": (jobs.rival_compactors, SLOW),
     "jobs_and_pins": (jobs.jobs_and_pins, SLOW),
     "backfills": (jobs.backfills, SLOW),
+    "counters_and_sets": (counting.counters_and_sets, SLOW),
+    "counters_and_backfills": (counting.counters_and_backfills, SLOW),
+    "two_drivers_of_counters": (counting.two_drivers_of_counters, SLOW),
     "background_and_other_jobs": (jobs.background_and_other_jobs, SLOW),
     "hardly_any_grace": (jobs.hardly_any_grace, SLOW),
     "two_drivers_of_a_stream": (jobs.two_drivers_of_a_stream, SLOW),
@@ -247,6 +251,7 @@ WITH_LIVES = (
     *("zombies_and_sweeps", "keyed_batches_again", "bulk_loads_and_writers", "folders_race"),
     *("outcomes_are_resolved", "rival_compactors", "jobs_and_pins", "background_and_other_jobs"),
     *("hardly_any_grace", "slots_filled_again", "two_drivers_of_a_stream", "backfills"),
+    *("counters_and_sets", "counters_and_backfills", "two_drivers_of_counters"),
 )
 
 

@@ -26,7 +26,7 @@ from tests.simulation.scenarios import (
 SEEDS = range(300)
 LONG = {
     *("rival_compactors", "jobs_and_pins", "background_and_other_jobs", "hardly_any_grace"),
-    "backfills",
+    *("backfills", "counters_and_sets", "counters_and_backfills", "two_drivers_of_counters"),
     *("concurrent_catalog_sessions", "catalog_slow", "catalog_without_if_match", "catalog_counter"),
     *("a_machine_comes_back", "copies_of_a_log"),
     *("names_come_and_go", "names_come_and_go_slowly"),

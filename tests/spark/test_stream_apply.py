@@ -1,7 +1,10 @@
 """A stream of changes applied to another namespace: an exact copy after every micro-batch."""
 
 import random
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import types as st
 from pyspark.sql.streaming.datasource import ReadMaxRows
@@ -10,7 +13,7 @@ import reef
 import reef.jobs
 from reef.spark import stream_sink
 from tests.spark import data
-from tests.spark.streaming import Query, Stream
+from tests.spark.streaming import Query, Stream, start
 from tests.spark.test_stream_source import contents, step
 from tests.spark.writing import sweep_everything
 
@@ -144,3 +147,107 @@ def test_wrong_changes_are_refused(db, url, monkeypatch):
     with pytest.raises(reef.InvalidInputError, match="MiB of changes"):
         copying(url, stream).run(0, rows)
     assert contents(db, "copy") == {}
+
+
+NOON = datetime(2026, 1, 2, 12, 0, 0, 1000, UTC)
+MERGED = {
+    "i64": (pa.int64(), 2**63 - 1, [reef.add(1), reef.add(5)]),
+    "u64": (pa.uint64(), 2**64 - 1, [reef.add(3), reef.add(2**64 - 1)]),
+    "f64": (pa.float64(), 0.1, [reef.add(0.2), reef.add(1e300), reef.add(-1e300)]),
+    "u8": (pa.uint8(), 7, [reef.max_(255), reef.max_(9)]),
+    "u32": (pa.uint32(), 7, [reef.min_(5), reef.min_(6)]),
+    "i8": (pa.int8(), -7, [reef.min_(-128)]),
+    "f32": (pa.float32(), 0.5, [reef.max_(0.75)]),
+    "money": (pa.decimal128(12, 2), Decimal("1.25"), [reef.max_(Decimal("9.75"))]),
+    "text": (pa.string(), "b", [reef.min_("a"), reef.min_("c")]),
+    "raw": (pa.binary(), b"b", [reef.max_(b"c")]),
+    "flag": (pa.bool_(), False, [reef.max_(True)]),
+    "day": (pa.date32(), date(2026, 1, 2), [reef.max_(date(2026, 1, 3))]),
+    "at": (pa.timestamp("ms", "UTC"), NOON, [reef.max_(datetime(2027, 1, 1, tzinfo=UTC))]),
+    "nanos": (pa.timestamp("ns"), datetime(2026, 1, 1), [reef.min_(datetime(2025, 1, 1))]),
+    "hour": (pa.time32("s"), time(1, 2, 3), [reef.max_(time(4, 5, 6))]),
+    "set": (pa.list_(pa.uint64()), [2**64 - 1, 5], [reef.union([2**64 - 1, 3]), reef.union([])]),
+    "words": (pa.list_(pa.string()), ["b"], [reef.union(["c", "a"])]),
+    "vector": (pa.list_(pa.float32(), 2), [1.0, 2.0], []),
+}
+"""By column: its type, a value, and merges; sums wrap around, and depend on their order."""
+
+
+def merge_every_type(db, name="t"):
+    """Write and merge a value of each type: over rows, and over nothing."""
+    db.create(name, pa.schema([("id", pa.string()), *((n, m[0]) for n, m in MERGED.items())]))
+    with db.writer(name, background=False) as writer:
+        writer.upsert([{"id": "a", **{column: m[1] for column, m in MERGED.items()}}])
+        for column, (_, _, operands) in MERGED.items():
+            for operand in operands:
+                writer.merge("a", {column: operand})
+                writer.merge("b", {column: operand})
+
+
+def test_a_copy_keeps_types_and_merges_of_every_type(db, url):
+    """A namespace that the sink creates has the types of its source, where all merges are exact."""
+    merge_every_type(db)
+    stream = Stream(url, startingLsn=0)
+    changes = stream.next()
+    copying(url, stream).run(0, changes[::2], changes[1::2])
+    assert db.info("copy").schema == db.info("t").schema
+    assert contents(db, "copy") == contents(db)
+    assert contents(db)["a"]["u64"] == 1
+    reef.jobs.fold(db, "copy")
+    assert contents(db, "copy") == contents(db)
+    assert reef.jobs.verify(db, "copy", deep=True).problems == []
+
+
+@pytest.mark.parametrize(
+    ("column", "target", "message"),
+    [
+        ("u64", pa.decimal128(20, 0), "add takes a column of"),
+        ("u64", pa.int64(), "sums of uint64"),
+        ("i64", pa.float64(), "sums of int64"),
+        ("i64", pa.int32(), "add takes a column of"),
+        ("text", pa.list_(pa.string()), "column text"),
+        ("set", pa.list_(pa.list_(pa.uint64())), "column set"),
+    ],
+)
+def test_merges_that_a_copy_cannot_compute_are_refused(db, url, column, target, message):
+    """A copy of other types would differ, or could never be read again: nothing is written."""
+    merge_every_type(db)
+    db.create("copy", pa.schema([("id", pa.string()), (column, target)]))
+    stream = Stream(url, startingLsn=0)
+    wanted = ["id", column]
+    fields = [f for f in stream.schema if f.name.startswith("_") or f.name in wanted]
+    query = Query(url, "copy", st.StructType(fields), applyChanges=True)
+    operator = MERGED[column][2][0].operator.name.lower()
+    changes = [row for row in stream.next() if (row["_operators"] or [""])[0] == operator]
+    only = [{f.name: row[f.name] for f in fields} for row in changes if row["_touched"] == [column]]
+    with pytest.raises(reef.InvalidInputError, match=message):
+        query.run(0, only[:1])
+    assert contents(db, "copy") == {}
+
+
+def test_an_operator_that_does_not_exist_is_refused(db, url):
+    """The error names the column of the change rows."""
+    merge_every_type(db)
+    stream = Stream(url, startingLsn=0)
+    merge = next(row for row in stream.next() if row["_op"] == "merge")
+    with pytest.raises(reef.InvalidInputError, match="_operators: 'twice'"):
+        copying(url, stream).run(0, [merge | {"_operators": ["twice"]}])
+
+
+def test_types_of_a_copy_pass_through_spark(db, url, spark, tmp_path):
+    """Spark hands the metadata of columns from the source to the sink; a cast column has none."""
+    merge_every_type(db)
+    changes = spark.readStream.format("reef").options(namespace="t", startingLsn=0).load(str(url))
+    own = ["id", "u64", "u32", "nanos", "vector"]
+    kept = changes.select([name for name in changes.columns if name[0] == "_" or name in own])
+    cast = kept.withColumn("u32", kept.u32.cast("string"))
+    start(cast, url, "copy", tmp_path / "checkpoint", applyChanges="true").awaitTermination()
+    types = {field.name: field.type for field in db.info("copy").schema}
+    assert types == {name: MERGED[name][0] for name in own[1:]} | {
+        "id": pa.string(),
+        "u32": pa.string(),
+    }
+    rows = contents(db)
+    assert {key: row["u64"] for key, row in contents(db, "copy").items()} == {
+        key: row["u64"] for key, row in rows.items()
+    }

@@ -1,6 +1,9 @@
 """The streaming sink: every micro-batch counts once, whatever fails in between (H31, H38–H40)."""
 
 import shutil
+import threading
+import time
+from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
@@ -10,6 +13,7 @@ from pyspark.sql import types as st
 
 import reef
 import reef.jobs
+from reef.engine import running_jobs
 from reef.errors import ErrorKind
 from reef.jobs.ingest.append import StreamAppender
 from reef.spark import stream_sink
@@ -165,6 +169,33 @@ def test_H39_a_task_that_ran_twice_counts_once(table, url, size):
     assert numbers_of(table) == {"k0001": 1, "k0003": 3}
 
 
+def kept_threads():
+    """Return the threads of jobs and leases that do not end by themselves."""
+    for _ in range(100):
+        names = [thread.name for thread in threading.enumerate()]
+        kept = [name for name in names if name.startswith(("job-board", "lease"))]
+        if not kept:
+            break
+        time.sleep(0.1)
+    return kept
+
+
+def test_processes_of_tasks_keep_no_threads_and_report_no_jobs(table, url, monkeypatch):
+    """A worker of Spark outlives its tasks: none may leave a thread, or a load that has ended."""
+    monkeypatch.setattr(running_jobs, "START_S", 0.01)
+    staging = query(url, "ingest")
+    for batch_id in range(3):
+        staging.run(batch_id, numbered(1), numbered(2))
+    with pytest.raises(reef.InvalidInputError, match="more than once"):
+        staging.task(3, numbered(4, 4))
+    staged = [staging.task(3, numbered(4), 0), staging.task(3, numbered(5), 1)]
+    assert kept_threads() == []
+    assert [job.kind for job in table.jobs("t")] == ["bulk load"]
+    staging.writer.commit(staged, 3)
+    assert table.jobs("t") == []
+    assert leases_of(table) == []
+
+
 def test_a_driver_that_restarts_stages_under_another_job(table, url):
     """The first run's job may be aborted by then; ids of jobs are never used twice (H35)."""
     one = query(url, "ingest")
@@ -297,6 +328,76 @@ def test_H38_a_key_in_two_tasks_is_refused_unless_an_order_decides(table, url, s
     rows = [{"id": "a", "n": n, "t": str(n)} for n in (1, 7, 3)]
     ordered.run(0, rows[:1], [rows[1], *numbered(5)], rows[2:])
     assert numbers_of(table) == {"a": 7, "k0005": 5}
+
+
+MERGES = st.StructType(
+    [
+        st.StructField("id", st.StringType()),
+        st.StructField("n", st.LongType()),
+        st.StructField("t", st.StringType()),
+        st.StructField("_op", st.StringType()),
+        st.StructField("_expires_at", st.TimestampType()),
+    ]
+)
+
+
+def merge_row(key, n=None, t=None, op="merge", expires=None):
+    """Return a row with its operation."""
+    return {"id": key, "n": n, "t": t, "_op": op, "_expires_at": expires}
+
+
+@SIZES
+def test_H38_all_merges_of_a_key_count(table, url, size):
+    """Merges of one key are combined, in one task and across tasks, and count once."""
+    counts = query(url, size, schema=MERGES, mergeOps="n=add,t=max", sortBytes=1)
+    parts = [
+        [merge_row("a", 1), *(merge_row(f"k{n:03}", n) for n in range(150)), merge_row("a", 10)],
+        [merge_row("b", 5, "x", "put"), merge_row("a", 100, "y"), merge_row("k007", t="z")],
+        [merge_row("a", t="x"), merge_row("c", op="delete")],
+    ]
+    for _ in range(2):
+        counts.run(0, *parts)
+    rows = rows_of(table)
+    assert rows["a"] == {"n": 111, "t": "y"}
+    assert rows["b"] == {"n": 5, "t": "x"}
+    assert rows["k007"] == {"n": 7, "t": "z"}
+    assert len(rows) == 152
+    assert reef.jobs.verify(table, "t", deep=True).problems == []
+
+
+@SIZES
+@pytest.mark.parametrize("op", ["put", "delete"])
+def test_H38_a_merge_and_another_row_of_its_key_are_refused(table, url, size, op):
+    """Nothing says which of them comes first."""
+    mixed = query(url, size, schema=MERGES, mergeOps="n=add")
+    for parts in (
+        [[merge_row("a", 1)], [merge_row("a", 2, op=op)]],
+        [[merge_row("a", 1), merge_row("a", 2, op=op)]],
+    ):
+        with pytest.raises(reef.InvalidInputError, match="more than once"):
+            mixed.run(0, *parts)
+    assert rows_of(table) == {}
+
+
+@SIZES
+def test_of_several_expiries_of_merges_the_latest_counts(table, url, size):
+    """Whatever the order in which tasks end."""
+    counts = query(url, size, schema=MERGES, mergeOps="n=add")
+    soon, late = (datetime(year, 1, 1, tzinfo=UTC) for year in (2090, 2091))
+    counts.run(
+        0,
+        [merge_row("a", 1, expires=late), merge_row("a", 1, expires=soon), merge_row("b", 1)],
+        [merge_row("a", 1, expires=soon), merge_row("b", 1, expires=late)],
+    )
+    with table.reader("t") as reader:
+        expiries = {change.key: change.expires_at for change in reader.changes(0)}
+    assert expiries == {"a": late, "b": None}
+
+
+def test_merges_with_an_order_column_are_refused(table, url):
+    """The order would leave one merge of each key: the others would be lost."""
+    with pytest.raises(reef.InvalidInputError, match="merges of a key all count"):
+        _ = query(url, schema=MERGES, mergeOps="n=add", orderBy="t").writer
 
 
 @SIZES

@@ -17,6 +17,8 @@ SCHEMA = pa.schema(
         ("s", pa.string()),
         ("l", pa.list_(pa.int64())),
         ("f", pa.list_(pa.float64())),
+        ("d", pa.decimal128(12, 2)),
+        ("t", pa.timestamp("us", "UTC")),
     ]
 )
 COLUMNS = SCHEMA.names[1:]
@@ -27,6 +29,8 @@ OPERATORS = {
     "s": ("max", "min"),
     "l": ("union",),
     "f": ("union",),
+    "d": ("max", "min"),
+    "t": ("max", "min"),
 }
 OPERANDS = {"add": reef.add, "max": reef.max_, "min": reef.min_, "union": reef.union}
 

@@ -9,8 +9,8 @@ HEAVY = """
     aiohttp asyncio boto3 botocore click duckdb email http multiprocessing obstore opentelemetry
     pandas polars pyspark rich ssl
     pyarrow.acero pyarrow.csv pyarrow.dataset pyarrow.json pyarrow.parquet
-    reef.aio reef.cli reef.jobs.background reef.jobs.compact reef.jobs.fold reef.jobs.repair
-    reef.jobs.verify reef.spark reef.testing
+    reef.aio reef.cli reef.engine.local reef.jobs.background reef.jobs.compact reef.jobs.fold
+    reef.jobs.repair reef.jobs.verify reef.locallog reef.spark reef.testing
 """
 
 
@@ -39,6 +39,36 @@ def test_importing_reef_loads_neither_arrow_nor_the_engine():
 def test_opening_a_bucket_loads_only_its_parts(program):
     """No optional package, no other store, no job and no command line."""
     assert sorted(loaded(program) & set(HEAVY.split())) == []
+
+
+def test_opening_a_bucket_loads_no_registry():
+    """The catalog of namespaces is loaded by the first program line that lists or creates one."""
+    assert "reef.catalog" not in loaded("import reef; reef.open('memory://')")
+
+
+IMPORT_S = """
+import time
+before = time.process_time()
+{}
+print(time.process_time() - before)
+"""
+
+
+def import_s(program):
+    """Return the CPU time of a program without the start of its interpreter."""
+    command = [sys.executable, "-c", IMPORT_S.format(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
+    return float(done.stdout)
+
+
+@pytest.mark.quiet
+@pytest.mark.parametrize(
+    ("program", "ratio"), [("import reef", 0.5), ("import reef; reef.open('memory://')", 4)]
+)
+def test_imports_cost_little_next_to_arrow(program, ratio):
+    """CPU time next to that of `import pyarrow`, in turns: the best of several rounds."""
+    rounds = (import_s(program) / import_s("import pyarrow") for _ in range(8))
+    assert any(found <= ratio for found in rounds)
 
 
 def test_jobs_are_loaded_one_by_one():

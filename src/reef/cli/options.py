@@ -118,7 +118,8 @@ def on_namespace(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.argument("namespace")
     @wraps(command)
     def run(output: Output, db: Database, namespace: str, **words: Any) -> Any:
-        return command(output, db, namespace, **words)
+        with db._suggesting(namespace):
+            return command(output, db, namespace, **words)
 
     return run
 

@@ -45,6 +45,7 @@ import pyarrow as pa
 from rich.console import Console
 from rich.markup import escape
 
+from reef.engine.rows.convert import parse_times
 from reef.engine.stats import LevelStats, SegmentStats
 from reef.errors import ErrorKind, InvalidInputError, ReefError
 
@@ -150,6 +151,8 @@ def _float(name: str, text: str) -> float:
 
 def _cast(name: str, text: str, typed: pa.DataType) -> Any:
     try:
+        if pa.types.is_time(typed):
+            return parse_times(pa.array([text]), typed)[0].as_py()
         return pa.scalar(text, pa.string()).cast(typed).as_py()
     except (pa.ArrowException, ValueError) as error:
         raise InvalidInputError(f"column {name}: {text[:80]!r} is not {typed}: {error}") from error

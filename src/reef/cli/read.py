@@ -407,7 +407,7 @@ def find_snapshot(db: Database, namespace: str, name: str) -> Snapshot:
         if name in (found.id, found.name):
             return found
     raise NotFoundError(
-        f"{namespace} has no snapshot {name!r}: it was released, or it has expired",
+        f"{namespace} has no snapshot {name!r}: it was never taken, was released, or has expired",
         kind=ErrorKind.COLLECTED,
         hint="List them with reef snapshot list",
     )
@@ -420,6 +420,17 @@ def _facts(found: Snapshot) -> dict[str, Any]:
 # --- export -------------------------------------------------------------------------
 
 
+class _ExportFormat(click.Choice):  # type: ignore[type-arg]  # only newer releases are generic
+    """A format of files; the error for CSV says what writes it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "csv":
+            from reef.jobs.transfer.export import CSV_HINT
+
+            self.fail(f"'csv' is not one of 'parquet', 'arrow'. {CSV_HINT}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 @click.command("export", cls=ReefCommand)
 @on_namespace
 @range_options
@@ -428,7 +439,7 @@ def _facts(found: Snapshot) -> dict[str, Any]:
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["parquet", "arrow"]),
+    type=_ExportFormat(["parquet", "arrow"]),
     default="parquet",
     show_default=True,
     help="Write files of this format.",

@@ -8,7 +8,7 @@ wait for them.
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ from reef.errors import ErrorKind, InvalidInputError, ReefError
 if TYPE_CHECKING:
     from reef.engine.handles.sql import SqlResult
 
+QUIT = (".quit", ".exit")
 FORMATS = ("text", "json", "csv", "parquet")
 HELP = """\
 A statement ends with a semicolon. Namespaces are tables; the past is users AS OF 12 (a generation),
@@ -67,8 +68,6 @@ def sql_command(
 
     Example: reef sql ./data "SELECT count(*) FROM users"
     """
-    from reef.engine.handles.sql import split_statements
-
     form = form or output.form
     if query is not None:
         write_result(output, db.sql_stream(query), form, to)
@@ -76,11 +75,9 @@ def sql_command(
     if to is not None or form == "parquet":
         raise click.UsageError("--to and --format parquet require a query")
     if sys.stdin.isatty():
-        Shell(output, db, form).run()
+        Shell(output, db, form).prompt()
         return 0
-    statements, rest = split_statements(sys.stdin.read())
-    for statement in [*statements, *([rest] if rest.strip() else [])]:
-        write_result(output, db.sql_stream(statement), form, None)
+    Script(output, db, form).run(sys.stdin)
     return 0
 
 
@@ -150,19 +147,58 @@ WRITERS: dict[str, Callable[["SqlResult", IO[bytes]], None]] = {
 }
 
 
-# --- the shell --------------------------------------------------------------------------
+# --- statements -------------------------------------------------------------------------
 
 
-class Shell:
+class Script:
+    """Runs statements and dot commands, the same as the shell; the first error ends it."""
+
+    def __init__(self, output: Output, db: Database, form: str) -> None:
+        self._output, self._db, self._form = output, db, form
+
+    def run(self, lines: Iterable[str]) -> None:
+        """Run all lines; the last statement needs no semicolon."""
+        from reef.engine.handles.sql import split_statements
+
+        pending = ""
+        for line in lines:
+            if not pending.strip() and line.strip().startswith("."):
+                if line.strip() in QUIT:
+                    return
+                self._dot(line.strip())
+                continue
+            statements, pending = split_statements(pending + line)
+            for statement in statements:
+                self._query(statement)
+        if pending.strip():
+            self._query(pending)
+
+    def _query(self, statement: str) -> None:
+        write_result(self._output, self._db.sql_stream(statement), self._form, None)
+
+    def _dot(self, line: str) -> None:
+        command, _, name = line.partition(" ")
+        if command == ".tables":
+            for namespace in self._db.namespaces():
+                self._output.line(namespace)
+        elif command == ".schema" and name:
+            schema: pa.Schema = self._db.info(name.strip().rstrip(";").strip('"')).schema
+            for field in schema:
+                self._output.line(f"{field.name}  {field.type}")
+        else:
+            self._output.line(HELP)
+
+
+class Shell(Script):
     """Reads statements from a terminal until Ctrl-D."""
 
     def __init__(
         self, output: Output, db: Database, form: str, read: Callable[[str], str] = input
     ) -> None:
-        self._output, self._db, self._form = output, db, form
+        super().__init__(output, db, form)
         self._read = read
 
-    def run(self) -> None:
+    def prompt(self) -> None:
         """Read and run statements; an error does not end the shell."""
         from reef.engine.handles.sql import split_statements
 
@@ -181,7 +217,7 @@ class Shell:
                 self._output.line("")
                 return
             if not pending.strip() and line.strip().startswith("."):
-                if line.strip() in (".quit", ".exit"):
+                if line.strip() in QUIT:
                     return
                 self._guarded(self._dot, line.strip())
                 continue
@@ -196,21 +232,6 @@ class Shell:
             self._output.error(error)
         except KeyboardInterrupt:
             self._output.note("interrupted")
-
-    def _query(self, statement: str) -> None:
-        write_result(self._output, self._db.sql_stream(statement), self._form, None)
-
-    def _dot(self, line: str) -> None:
-        command, _, name = line.partition(" ")
-        if command == ".tables":
-            for namespace in self._db.namespaces():
-                self._output.line(namespace)
-        elif command == ".schema" and name:
-            schema: pa.Schema = self._db.info(name.strip().rstrip(";").strip('"')).schema
-            for field in schema:
-                self._output.line(f"{field.name}  {field.type}")
-        else:
-            self._output.line(HELP)
 
 
 @click.command("search", cls=ReefCommand)

@@ -33,7 +33,7 @@ from reef.engine.rows.batch import Batch, check_idempotency_key, encode_batch
 from reef.engine.running_jobs import RunningJob
 from reef.engine.stats import NamespaceInfo
 from reef.errors import ErrorKind, InvalidInputError, NotFoundError
-from reef.formats.schema import DEFAULT_SCHEMA, Schema, arrow_type
+from reef.formats.schema import DEFAULT_SCHEMA, Schema, parse_type
 from reef.jobs.transfer.import_ import ImportProgress
 from reef.types import KeyRange, Receipt
 
@@ -61,9 +61,10 @@ def create(
     """Create a namespace: plain, or with columns.
 
     Without --column it is a key-value store: keys and values are bytes. Types are bool, int8 to
-    int64, uint8 to uint64, float32, float64, string, binary, date, timestamp[us, UTC],
-    decimal(10, 2), list<string>, vector<float32, 384> and the like. An existing namespace with the
-    same columns is left unchanged.
+    int64, uint8 to uint64, float32, float64, string, binary, date, time[us], timestamp[us, UTC],
+    decimal(10, 2), list<string>, vector<float32, 384>, map<string, int64>,
+    struct<city: string, zip: int32> and the like; Arrow's names, such as time64[us], mean the same.
+    An existing namespace with the same columns is left unchanged.
 
     Example: reef create ./data events -c amount:float64 -c "at:timestamp[us, UTC]"
     """
@@ -84,7 +85,7 @@ def _field(text: str, default: str = "") -> tuple[str, pa.DataType]:
     if not name or not (typed or default):
         raise click.BadParameter(f"{text!r} is not NAME:TYPE", param_hint="--column")
     try:
-        return name, arrow_type(typed.strip() or default)
+        return name, parse_type(typed.strip() or default)
     except InvalidInputError as error:
         raise InvalidInputError(
             f"column {name}: {error.message}",

@@ -474,7 +474,7 @@ class Namespaces:
         if found.dropped is None:
             raise NotFoundError(
                 f"there is no dropped namespace {name}: it is live",
-                hint="namespaces(dropped=True) lists the dropped ones",
+                hint="reef namespaces --dropped lists them, in Python namespaces(dropped=True)",
                 namespace=name,
             )
         with self._changing(name):

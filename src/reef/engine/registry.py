@@ -15,14 +15,17 @@ go ahead without it, and register a change like the others: they may bring a dro
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-from reef.catalog import JSON, Catalog, WriteSession
 from reef.engine.running_jobs import JobBoard, compact_if_due
 from reef.engine.stats import list_states, namespace_state
 from reef.errors import CorruptionError, ReefError
 from reef.formats.manifest import NamespaceState
 from reef.stores import Store
+
+if TYPE_CHECKING:  # loaded when the registry is used: most programs open a bucket and one namespace
+    from reef.catalog import Catalog, WriteSession
 
 REGISTRY = "catalog"
 """Its prefix in a bucket."""
@@ -39,9 +42,19 @@ class Registry:
     """The namespaces of one bucket, by name. Safe for threads, and picklable with its store."""
 
     def __init__(self, store: Store) -> None:
-        self.catalog = Catalog(store, prefix=REGISTRY, codec=JSON)
-        self.board = JobBoard(self.catalog)
         self._store = store
+
+    @cached_property
+    def catalog(self) -> "Catalog":
+        """The catalog that holds it."""
+        from reef.catalog import JSON, Catalog
+
+        return Catalog(self._store, prefix=REGISTRY, codec=JSON)
+
+    @cached_property
+    def board(self) -> JobBoard:
+        """The jobs that run in this bucket."""
+        return JobBoard(self.catalog)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Registry, (self._store,)
@@ -121,7 +134,7 @@ class Registry:
 
     def _note(
         self,
-        session: WriteSession,
+        session: "WriteSession",
         name: str,
         change: str,
         now_ms: int,
@@ -135,7 +148,7 @@ class Registry:
         session.put(PREFIX + name, entry)
 
     def _close_change(self, name: str, change: str) -> None:
-        def close(session: WriteSession) -> None:
+        def close(session: "WriteSession") -> None:
             entry = session.get(PREFIX + name) or {"state": None, "changes": {}}
             entry["changes"].pop(change, None)
             if not entry["changes"]:
@@ -147,7 +160,7 @@ class Registry:
 
     def _add_missing(
         self,
-        session: WriteSession,
+        session: "WriteSession",
         listed: dict[str, NamespaceState],
         known: dict[str, Entry],
     ) -> None:
@@ -156,7 +169,7 @@ class Registry:
         for key, entry in _entries_of(new).items():
             session.put(key, entry)
 
-    def _entries(self, session: WriteSession) -> dict[str, Entry]:
+    def _entries(self, session: "WriteSession") -> dict[str, Entry]:
         stored = session.scan_range(prefix=PREFIX)
         return {key.decode().removeprefix(PREFIX): entry for key, entry in stored}
 
@@ -173,7 +186,7 @@ class Registry:
         listed = list_states(self._store)
         stale_ms = int(self._store.now() * 1000) - STALE_MS
 
-        def rebuild(session: WriteSession) -> None:
+        def rebuild(session: "WriteSession") -> None:
             known = self._entries(session)
             self._add_missing(session, listed, known)
             for name, entry in known.items():
@@ -193,7 +206,7 @@ def _entries_of(listed: dict[str, NamespaceState]) -> dict[str, Entry]:
     return {COMPLETE: {"format": 1}, **entries}
 
 
-def _put(session: WriteSession, name: str, entry: Entry) -> None:
+def _put(session: "WriteSession", name: str, entry: Entry) -> None:
     """Store an entry; a namespace that does not exist and is not being changed needs none."""
     if entry["changes"] or entry["state"] is not None:
         session.put(PREFIX + name, entry)

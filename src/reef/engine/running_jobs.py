@@ -20,9 +20,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from platform import node
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from reef.catalog import Catalog, WriteSession
 from reef.engine.log.tail import read_unfolded
 from reef.errors import CorruptionError, NotFoundError, ReefError
 from reef.formats.manifest import OpenJob
@@ -32,6 +31,9 @@ from reef.paths import Namespace
 from reef.runtime import ConditionVariable, Task
 from reef.stores import ObjectInfo, Store
 from reef.stores.base import current_time_s
+
+if TYPE_CHECKING:
+    from reef.catalog import Catalog, WriteSession
 
 BULK_LOAD = "bulk load"
 NAMESPACES_READ_MAX = 100
@@ -177,7 +179,7 @@ COMPACT_AFTER = 16
 class JobBoard:
     """The reported jobs of one bucket."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: "Catalog") -> None:
         self.catalog = catalog
 
     def jobs(self, namespaces: list[str]) -> list[RunningJob]:
@@ -196,7 +198,7 @@ class JobBoard:
         """Add a job or renew its heartbeat; a new one removes those that were silent for a day."""
         now_ms = int(self.catalog.store.now() * 1000)
 
-        def put(session: WriteSession) -> None:
+        def put(session: "WriteSession") -> None:
             known = session.get(JOBS_PREFIX + job_id)
             if known is None:
                 _remove_silent(session, now_ms - FORGET_MS)
@@ -264,7 +266,7 @@ class JobHeartbeat:
             return not self._is_over
 
 
-def compact_if_due(catalog: Catalog) -> None:
+def compact_if_due(catalog: "Catalog") -> None:
     """Compact and collect the bucket's catalog after COMPACT_AFTER segments; otherwise one GET.
 
     A process that has just started reads every segment since the last checkpoint, one GET each.
@@ -288,7 +290,7 @@ def _reported_job(key: str, entry: dict[str, Any], now_ms: int) -> RunningJob:
     )
 
 
-def _remove_silent(session: WriteSession, before_ms: int) -> None:
+def _remove_silent(session: "WriteSession", before_ms: int) -> None:
     for key, entry in session.scan_range(prefix=JOBS_PREFIX):
         if entry["beat_ms"] < before_ms:
             session.delete(key)

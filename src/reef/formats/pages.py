@@ -10,7 +10,7 @@ import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -100,7 +100,14 @@ def join_column(
     if joined is None:
         return None
     count = sum(rows.tolist()) if picks is None else len(picks) // PICK_BYTES
-    validity, offsets, data = (None if part is None else pa.py_buffer(part) for part in joined)
+    return _column_of(joined, data_type, width, count)
+
+
+def _column_of(
+    joined: Sequence[bytes | None], data_type: pa.DataType, width: int, count: int
+) -> pa.Array:
+    """Return the column that the kernel has put together."""
+    validity, offsets, data = [None if part is None else pa.py_buffer(part) for part in joined]
     if not width:
         return pa.Array.from_buffers(data_type, count, [validity, offsets, data])
     if width > 0:
@@ -108,6 +115,40 @@ def join_column(
     items = count * data_type.list_size
     values = pa.Array.from_buffers(data_type.value_type, items, [None, data], 0)
     return pa.Array.from_buffers(data_type, count, [validity], children=[values])
+
+
+class KernelColumns(NamedTuple):
+    """Columns whose values the kernel can read from a file."""
+
+    encoded: bytes
+    """The number of each, then the width of each."""
+    fields: tuple[Field, ...]
+    widths: tuple[int, ...]
+
+    @classmethod
+    def of(cls, fields: Sequence[Field]) -> "KernelColumns | None":
+        """Return the columns; None if the kernel leaves one of them to Python."""
+        widths: list[int] = []
+        for field in fields:
+            if (width := _stored_width(field.arrow)) is None:
+                return None
+            widths.append(width)
+        numbers = [field.number for field in fields]
+        return cls(np.array([*numbers, *widths], np.int64).tobytes(), tuple(fields), tuple(widths))
+
+    def rows(self, found: Sequence[Any]) -> Versions:
+        """Return the rows that the kernel has read."""
+        offsets, data, lsns, seqs, kinds, *columns = found[:-1]
+        count = len(kinds)
+        parts = zip(self.fields, columns, self.widths, strict=True)
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+        return Versions(
+            pa.Array.from_buffers(BINARY, count, buffers, 0),
+            np.frombuffer(lsns, "<i8"),
+            np.frombuffer(seqs, "<u4"),
+            np.frombuffer(kinds, np.uint8),
+            {f.number: _column_of(column, f.arrow, width, count) for f, column, width in parts},
+        )
 
 
 def search_keys(

@@ -27,6 +27,9 @@ vector<float32, 64>          a fixed number of floats, none of them null
 list<int64>
 map<string, int64>           the keys are not null, and not nested
 struct<"x": int64, "y": list<string>>      names are JSON strings
+
+`parse_type` also takes what people write: Arrow's names, such as time64[us] or decimal128(12, 2),
+and names of fields without quotes.
 """
 
 import hashlib
@@ -141,13 +144,82 @@ def _struct_field(name: str, part: str) -> pa.Field:
     return pa.field(field, arrow_type(part[end + 2 :]))
 
 
-def _split(text: str) -> list[str]:
+ALIASES = {
+    "boolean": "bool",
+    "float": "float32",
+    "double": "float64",
+    "utf8": "string",
+    "large_string": "string",
+    "large_binary": "binary",
+    "date32": "date",
+    "date32[day]": "date",
+    "time": "time[us]",
+    "time32[s]": "time[s]",
+    "time32[ms]": "time[ms]",
+    "time64[us]": "time[us]",
+    "time64[ns]": "time[ns]",
+}
+AS_WRITTEN = (
+    (re.compile(r"timestamp"), "timestamp[us]"),
+    (re.compile(r"timestamp\[(s|ms|us|ns), *(?:tz=)?([^ ].*)\]"), r"timestamp[\1, \2]"),
+    (re.compile(r"decimal(?:128)?\((\d+), *(\d+)\)"), r"decimal(\1, \2)"),
+    (re.compile(r"(?:vector|fixed_size_list)<(?:float|float32), *(\d+)>"), r"vector<float32, \1>"),
+    (re.compile(r"(?:vector|fixed_size_list)<(?:double|float64), *(\d+)>"), r"vector<float64, \1>"),
+    (re.compile(r"fixed_size_list<\w+: float>\[(\d+)\]"), r"vector<float32, \1>"),
+    (re.compile(r"fixed_size_list<\w+: double>\[(\d+)\]"), r"vector<float64, \1>"),
+)
+ITEM = re.compile(r"(?:item|element): *(.*)", re.DOTALL)
+FIELD = re.compile(r"([^\s:<>\"]+) *: *(.*)", re.DOTALL)
+
+
+def parse_type(text: str) -> pa.DataType:
+    """Return the type for a name as people write it: Reef's name, or Arrow's."""
+    try:
+        return arrow_type(_canonical(text.strip()))
+    except InvalidInputError:
+        raise _unknown(text) from None
+
+
+def _canonical(text: str) -> str:
+    """Return Reef's name for one of Arrow's; any other text as it is."""
+    for pattern, name in AS_WRITTEN:
+        if pattern.fullmatch(text):
+            return pattern.sub(name, text)
+    match = NESTED.fullmatch(text)
+    if match is None:
+        return ALIASES.get(text, text)
+    parts = [part.strip() for part in _split(match[2], (",", ", "))]
+    if match[1] == "struct":
+        parts = [_canonical_field(part) for part in parts]
+    else:
+        parts = [_canonical(item[1] if (item := ITEM.fullmatch(part)) else part) for part in parts]
+    return f"{match[1]}<{', '.join(parts)}>"
+
+
+def _canonical_field(part: str) -> str:
+    match = FIELD.fullmatch(part)
+    if match is not None:
+        return f"{_quoted(match[1])}: {_canonical(match[2])}"
+    name, end = _decoded(part)
+    return f"{_quoted(name)}: {_canonical(part[end:].lstrip(': '))}" if end else part
+
+
+def _decoded(part: str) -> tuple[str, int]:
+    """Return the quoted name that some text begins with, and its length; 0 if there is none."""
+    try:
+        name, end = json.JSONDecoder().raw_decode(part)
+    except ValueError:
+        return "", 0
+    return (name, end) if isinstance(name, str) else ("", 0)
+
+
+def _split(text: str, commas: tuple[str, ...] = (", ",)) -> list[str]:
     """Return the parts between commas that are not within brackets or quotes."""
     parts, depth = [""], 0
     for match in PART.finditer(text):
         piece = match[0]
         depth += (piece in "<([") - (piece in ">)]")
-        if piece == ", " and not depth:
+        if piece in commas and not depth:
             parts.append("")
         else:
             parts[-1] += piece

@@ -25,7 +25,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from operator import lt
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -42,6 +43,7 @@ from reef.formats.group import decode_column_payload
 from reef.formats.index_block import IndexSpec
 from reef.formats.pages import (
     BlocksRead,
+    KernelColumns,
     KeyPage,
     decode_column_pages,
     decode_key_pages,
@@ -51,7 +53,7 @@ from reef.formats.pages import (
     value_reader,
 )
 from reef.formats.schema import Field, Schema
-from reef.formats.segment_index import KEYS, SegmentIndex, decode_index, of_pages
+from reef.formats.segment_index import KEYS, Numbers, SegmentIndex, decode_index, of_pages
 from reef.formats.versions import KeysInOrder, RangeTombstone, Versions
 
 MAGIC = b"RFSEG1\0\0"
@@ -190,6 +192,18 @@ Picks = npt.NDArray[np.int32]
 """Rows of pages: pairs of the place of a page among some, and a row in it."""
 
 
+class PageLayout(NamedTuple):
+    """Where the blocks of some columns are in all pages of a segment."""
+
+    bounds: bytes
+    """Of each page: its rows, then start and end of its block of keys and of each column."""
+    columns: int
+    is_bytes: bool
+    """Whether there is one column, and its values are bytes."""
+    read: KernelColumns | None
+    """For reads of many rows; None if the kernel leaves them to Python."""
+
+
 @dataclass(frozen=True)
 class SegmentTail:
     """All that is needed to plan reads of a segment."""
@@ -279,6 +293,15 @@ class SegmentTail:
         """Return the page that may have a key; -1 if none does."""
         return bisect_right(self.index.pages.keys, key) - 1
 
+    def pages_of(self, keys: Sequence[bytes]) -> tuple[Numbers, Numbers]:
+        """Return the pages that may have some sorted keys, and how many each; keys below the first
+        page are left out."""
+        starts = self.index.pages.keys
+        places = np.array([bisect_right(starts, key) for key in keys], np.int64)
+        pages, counts = np.unique(places, return_counts=True)
+        first = int(len(pages) > 0 and pages[0] == 0)
+        return pages[first:] - 1, counts[first:].astype(np.int64)
+
     def payload(self, page: int, number: int, block: Buffer) -> Buffer:
         """Return the checked and decompressed bytes of a page's block; `KEYS` are the keys."""
         kind = BlockKind.KEYS if number == KEYS else BlockKind.COLUMN
@@ -297,6 +320,38 @@ class SegmentTail:
 
     @cached_property
     def _span_views(self) -> dict[int, tuple[memoryview, memoryview]]:
+        return {}
+
+    def layout(self, numbers: tuple[int, ...]) -> "PageLayout":
+        """Return where the blocks of these columns are, the keys first, for the kernel."""
+        known = self._layouts.get(numbers)
+        if known is None:
+            table = [self.index.pages.rows]
+            for number in numbers:
+                table += self.index.page_spans(number)
+            bounds = np.ascontiguousarray(np.vstack(table).T).tobytes()
+            fields = [self.fields[number] for number in numbers[1:]]
+            is_bytes = len(fields) == 1 and fields[0].type == "binary"
+            known = PageLayout(bounds, len(fields), is_bytes, KernelColumns.of(fields))
+            self._layouts[numbers] = known
+        return known
+
+    @cached_property
+    def left_to_python(self) -> set[tuple[int, ...]]:
+        """Columns of which a page was left to Python once: of other codecs, for instance."""
+        return set()
+
+    def is_distinct(self, pages: Sequence[int]) -> bool:
+        """Whether the keys of pages are in order, and no key comes twice."""
+        table = self.index.pages
+        if not isinstance(pages, range) and not all(map(lt, pages, pages[1:])):
+            return False
+        if table.is_distinct:
+            return True
+        return bool((of_pages(table.distinct, pages) == of_pages(table.rows, pages)).all())
+
+    @cached_property
+    def _layouts(self) -> "dict[tuple[int, ...], PageLayout]":
         return {}
 
     def offset(self, page: int, number: int) -> int:

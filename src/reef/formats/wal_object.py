@@ -102,6 +102,17 @@ class BatchHeader(msgspec.Struct, frozen=True, omit_defaults=True):
     """The conditions under which it was decided: a record for audits, never decided again."""
     merges: bool = False
     """Whether some of its operations are merges."""
+    changes: int | None = None
+    """The operations without patches of missing rows, if there were some and they were counted."""
+
+    @property
+    def counted(self) -> int:
+        """The operations, for a receipt."""
+        return self.ops if self.changes is None else self.changes
+
+    def with_changes(self, count: int) -> "BatchHeader":
+        """Return this entry with the number of operations that are not patches of missing rows."""
+        return msgspec.structs.replace(self, changes=None if count == self.ops else count)
 
 
 class JobSegment(msgspec.Struct, frozen=True):

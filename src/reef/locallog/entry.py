@@ -204,6 +204,10 @@ def _minutes(zone_s: int) -> tuple[int, int]:
 ZERO_TIME = EntryTime(V1.pack(1, 0, 0, UTC_ZONE))
 
 
+TYPE_MAX = 255
+"""The Go library has one byte for the type of an entry."""
+
+
 class LogEntry(msgspec.Struct, frozen=True, gc=False):
     """One entry of the log."""
 
@@ -223,7 +227,9 @@ class LogEntry(msgspec.Struct, frozen=True, gc=False):
             msgspec.structs.force_setattr(self, "appended_at", EntryTime.from_datetime(given))
 
     def encode(self) -> bytes:
-        """Encode with the format's own codec."""
+        """Encode with the format's own codec; InvalidInputError for a type it has no byte for."""
+        if not 0 <= self.type <= TYPE_MAX:
+            raise bad_type(self)
         data, extensions = _plain(self.data), _plain(self.extensions)
         return b"".join(
             (
@@ -254,6 +260,11 @@ class LogEntry(msgspec.Struct, frozen=True, gc=False):
         if len(data) != length or len(extensions) != extension_length:
             raise CorruptionError(f"{len(payload)} bytes are not an entry: its lengths exceed them")
         return cls(index, term, kind, data, extensions, appended_at)
+
+
+def bad_type(entry: LogEntry) -> InvalidInputError:
+    """Return the error for a type that does not fit in its byte."""
+    return InvalidInputError(f"entry {entry.index} has type {entry.type}, expected 0 to {TYPE_MAX}")
 
 
 def _plain(given: bytes) -> bytes:

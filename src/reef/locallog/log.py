@@ -31,7 +31,15 @@ from reef.errors import (
     UnavailableError,
 )
 from reef.files import OS, FileSystem, is_disk_full
-from reef.locallog.entry import BINARY, U64_MAX, EntryCodec, LogEntry, check_id
+from reef.locallog.entry import (
+    BINARY,
+    TYPE_MAX,
+    U64_MAX,
+    EntryCodec,
+    LogEntry,
+    bad_type,
+    check_id,
+)
 from reef.locallog.frames import SEGMENT_BYTES_MAX, Framed, frame_entries
 from reef.locallog.metastore import (
     NewTail,
@@ -406,8 +414,6 @@ class _disk_errors:  # noqa: N801 - used like a function; a generator would cost
 
 INDEX_MAX = U64_MAX - 2
 """The tail after the last entry has an index of its own."""
-TYPE_MAX = 255
-"""The Go library has one byte for the type of an entry."""
 
 
 def _without_frames(error: BaseException) -> BaseException:
@@ -456,9 +462,7 @@ def _check_entries(entries: Sequence[LogEntry]) -> None:
                 hint="Indexes start at 1 or above, and are consecutive",
             )
         if not 0 <= entry.type <= TYPE_MAX:
-            raise InvalidInputError(
-                f"entry {entry.index} has type {entry.type}, expected 0 to {TYPE_MAX}"
-            )
+            raise bad_type(entry)
 
 
 def _to_key(key: bytes | str) -> bytes:

@@ -62,7 +62,7 @@ class DedupWindow:
                     batch.digest or "",
                     header.lsn,
                     index,
-                    batch.ops,
+                    batch.counted,
                     header.epoch,
                     header.write_id,
                     header.created_at_ms,

@@ -405,13 +405,17 @@ def add_snapshot(
 
 def find_snapshot(head: Manifest, id_or_name: str, now_ms: int) -> SnapshotEntry:
     """Return a snapshot; NotFoundError if it was released or has expired."""
-    for snapshot in _alive(head, now_ms):
+    alive = list(_alive(head, now_ms))
+    for snapshot in alive:
         if id_or_name in (snapshot.id, snapshot.name):
             return snapshot
+    names = ", ".join(snapshot.name or snapshot.id for snapshot in alive)
     raise NotFoundError(
-        f"there is no snapshot {id_or_name}: it was released, or it has expired",
+        f"there is no snapshot {id_or_name}: it was never taken, was released, or has expired",
         kind=ErrorKind.COLLECTED,
-        hint="Take another one",
+        hint=f"There are: {names[:200]}"
+        if names
+        else "There is none: reef snapshot take takes one",
         snapshot=id_or_name,
     )
 

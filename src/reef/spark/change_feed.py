@@ -52,7 +52,7 @@ from reef.paths import Namespace
 from reef.runtime import Runtime
 from reef.spark.options import ChangeOptions, TableLocation
 from reef.spark.session import in_error_boundary
-from reef.spark.types import arrow_schema, spark_schema, to_spark
+from reef.spark.types import arrow_schema, spark_schema, to_spark, with_reef_types
 from reef.stores import Store
 from reef.stores.leases import SharedLease
 
@@ -112,7 +112,8 @@ def feed_schema(location: TableLocation, with_images: bool) -> st.StructType:
     if with_images:
         row = st.StructType(columns)
         images = [st.StructField(BEFORE, row, True), st.StructField(AFTER, row, True)]
-    return st.StructType([*OWN.fields, *columns, *images])
+    typed = with_reef_types(st.StructType(columns), schema)
+    return st.StructType([*OWN.fields, *typed.fields, *images])
 
 
 class ChangePart(InputPartition):

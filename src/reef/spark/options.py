@@ -438,8 +438,8 @@ def check_replacing(op: str, columns: Collection[str]) -> None:
         )
 
 
-def _flag(given: Mapping[str, str], name: str) -> bool:
-    text = given.get(name, "false").lower()
+def _flag(given: Mapping[str, str], name: str, *, default: bool = False) -> bool:
+    text = given.get(name, str(default)).lower()
     if text not in ("true", "false"):
         raise _bad(f"the option {name}={text!r} is not true or false")
     return text == "true"

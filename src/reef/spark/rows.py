@@ -20,6 +20,9 @@ this purpose only; either way it travels with the rows, under a field number of 
 key is reduced to one row: the one with the highest order (null is the lowest). Without an order
 column, or if the two highest are equal, a repeated key is an error (H38). Where other tasks may
 have rows of the same keys, the order of each row is kept in `OrderNotes` until the commit.
+
+Merges of one key all count: they are combined into one, and need no order. An order column, which
+leaves one row of each key, is refused where there are merges.
 """
 
 import os
@@ -43,7 +46,7 @@ from reef.formats.operators import type_problem
 from reef.formats.schema import Field, Schema, normal_type, type_name
 from reef.formats.versions import KeysInOrder, Versions, concat_versions
 from reef.formats.wal_object import JobSegment, OpKind, Ops
-from reef.jobs.ingest.job import staged_rows
+from reef.jobs.ingest.job import sorted_merges, staged_rows
 from reef.jobs.ingest.staging import Staging
 from reef.spark.options import SORT_BYTES
 from reef.spark.types import OP, OPS
@@ -78,9 +81,20 @@ class RowsPlan:
                 f"there is no operation {op!r}, only {', '.join(OPS)}",
                 kind=ErrorKind.INVALID_OPTION,
             )
+        if merge_ops and order_by is not None:
+            raise InvalidInputError(
+                "orderBy leaves one row of each key; merges of a key all count",
+                kind=ErrorKind.INVALID_OPTION,
+                hint="Leave out orderBy, or write merges and other rows separately",
+            )
         plan = cls(schema, op, _order_field(given, schema, order_by), merge_ops or {})
         plan._check(given)
         return plan
+
+    @property
+    def has_merges(self) -> bool:
+        """Whether rows may be merges, of which several of a key are combined."""
+        return bool(self.merge_ops)
 
     @property
     def ordered(self) -> Schema:
@@ -339,7 +353,7 @@ class RowSorter:
     """Other tasks may have higher rows: keep the order column, and accept ties."""
     rows: int = 0
     duplicates: int = 0
-    """Rows that were dropped in favour of another row of their key."""
+    """Rows that were dropped in favour of another row of their key, or combined with it."""
     spilled: int = 0
 
     def sorted(self, pieces: Iterable[Versions]) -> Iterator[Versions]:
@@ -383,9 +397,9 @@ class RowSorter:
         same = pc.equal(rows.keys[1:], rows.keys[:-1]).to_numpy(zero_copy_only=False)
         if not same.any():
             return rows
-        if self.plan.order is None:
-            raise _repeated(rows, int(np.flatnonzero(same)[0]), int(same.sum()))
         self.duplicates += int(same.sum())
+        if self.plan.order is None:
+            return _with_combined_merges(rows, same, self.plan.schema)
         return _highest(rows, same, self.plan.order.number)
 
     def _drop_order_column(self, rows: Versions) -> Versions:
@@ -416,6 +430,24 @@ def _highest(rows: Versions, same: npt.NDArray[np.bool_], number: int) -> Versio
     chosen = rows.take(order[last].astype(np.int64))
     undecided = tied[last] | (chosen.seqs == UNDECIDED)
     return replace(chosen, seqs=np.where(undecided, UNDECIDED, chosen.seqs).astype(np.uint32))
+
+
+def _with_combined_merges(rows: Versions, same: npt.NDArray[np.bool_], schema: Schema) -> Versions:
+    """Return sorted rows with the merges of each key as one; InvalidInputError at another repeat.
+
+    Sums of floats depend on the order in which rows came. Of several expiries the latest counts.
+    """
+    repeats = np.append(same, False) | np.append(False, same)
+    wrong = np.flatnonzero(repeats & (rows.kinds != OpKind.MERGE))
+    if len(wrong):
+        raise _repeated(rows, int(wrong[0]), int(same.sum()))
+    merges = rows.take(np.flatnonzero(repeats).astype(np.int64))
+    if merges.expires_at_ms is not None:
+        expiry = merges.expires_at_ms.fill_null(2**63 - 1).to_numpy()
+        merges = merges.take(np.argsort(expiry, kind="stable").astype(np.int64))
+    others = rows.take(np.flatnonzero(~repeats).astype(np.int64))
+    combined = concat_versions([others, sorted_merges(merges, schema)], schema)
+    return combined.take(sorted_places(combined.keys))
 
 
 def _repeated(rows: Versions, place: int, count: int) -> InvalidInputError:

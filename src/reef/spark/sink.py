@@ -85,8 +85,12 @@ def find_target(
     key: str | None = None,
     vectors: Mapping[str, int] | None = None,
     merge_ops: Mapping[str, str] | None = None,
+    types: Mapping[str, pa.DataType] | None = None,
 ) -> Target:
-    """Check the columns of a write; InvalidInputError has all problems, not only the first."""
+    """Check the columns of a write; InvalidInputError has all problems, not only the first.
+
+    `types` are those of columns of a new namespace that are not the DataFrame's.
+    """
     given, problems = _arrow_fields(columns, vectors or {})
     try:
         schema = locate(db.store, namespace.name).found.manifest.schema
@@ -101,7 +105,7 @@ def find_target(
                 error.message, kind=error.kind, hint=". ".join(filter(None, hints)), **error.context
             ) from error
         raise_all(problems)
-        schema = make = Schema.of(_own_columns(given, order_by), key)
+        schema = make = Schema.of(_own_columns(given, order_by, types or {}), key)
     try:
         if key is not None:
             _check_key(namespace, schema, key)
@@ -190,7 +194,9 @@ def _arrow_field(field: st.StructField, size: int | None) -> pa.Field:
     return pa.field(field.name, pa.list_(arrow.value_type, size))
 
 
-def _own_columns(given: pa.Schema, order_by: str | None) -> pa.Schema:
+def _own_columns(
+    given: pa.Schema, order_by: str | None, types: Mapping[str, pa.DataType]
+) -> pa.Schema:
     """Return the columns of a new namespace: all but those that control the write.
 
     Other names that begin with _ are refused by its schema.
@@ -198,7 +204,8 @@ def _own_columns(given: pa.Schema, order_by: str | None) -> pa.Schema:
     control = {OP, EXPIRES_AT}
     if order_by is not None and order_by.startswith("_"):
         control.add(order_by)
-    return pa.schema([field for field in given if field.name not in control])
+    own = [field for field in given if field.name not in control]
+    return pa.schema([field.with_type(types.get(field.name, field.type)) for field in own])
 
 
 class PartMessage(WriterCommitMessage):
@@ -247,13 +254,13 @@ class ReefWriter(DataSourceArrowWriter):
         except InvalidInputError:
             job.abort()
             raise
-        self._handle = job.handle
+        self._handle = handle = job.hand_over()
         self._unless = None if write.unless is None else Unchanged(*write.unless)
         lease = SharedLease(
-            job.handle.store,
-            job.handle.namespace,
-            job.handle.lease_id,
-            job.handle.settings.lease_ttl_s,
+            handle.store,
+            handle.namespace,
+            handle.lease_id,
+            handle.settings.lease_ttl_s,
         )
         self._plan = PartPlan(job.staging, rows, write.sort_bytes, lease, keys_shared=True)
 

@@ -14,7 +14,8 @@ Each task reduces a key to one row and stores the order of that row in notes, ne
 
 `deduplicate` runs on the driver before the commit. If no key is in two parts, the segments are
 committed as they are. Otherwise all parts are merged, in bounded memory, into segments that do not
-overlap; this is the work of one process.
+overlap; this is the work of one process. So are parts with merges of the same keys, without notes:
+merges of a key are combined.
 
 Rows are assigned to partitions by key ranges. Spark's `repartitionByRange` samples whole rows, and
 so computes all of them once more. Here the check of a load has taken a sample in its pass over the
@@ -305,10 +306,12 @@ class _Clock:
 def deduplicate(staging: Staging, plan: RowsPlan, parts: Sequence[StagedPart]) -> list[JobSegment]:
     """Return the segments of all parts; merged ones if keys are in several parts."""
     segments = [segment for part in parts for segment in part.segments]
-    if plan.order is None or not _share_keys(staging, segments, parts):
+    reduces = plan.order is not None or plan.has_merges
+    if not reduces or not _share_keys(staging, segments, parts):
         return segments
     reading = SegmentStore(staging.store, staging.namespace, ByteCache(CACHE_BYTES))
-    runs = [_PartCursor(reading, part, staging.schema, plan) for part in parts if part.segments]
+    cursor = _PartCursor if plan.order is None else _NotedCursor
+    runs = [cursor(reading, part, staging.schema, plan) for part in parts if part.segments]
     return list(staging.stage(RowSorter(plan).merge(runs)))
 
 
@@ -320,20 +323,32 @@ def _share_keys(staging: Staging, segments: list[JobSegment], parts: Sequence[St
 
 
 class _PartCursor(Cursor):
-    """The rows of one part, with their order column."""
+    """The rows of one part."""
 
     def __init__(
         self, reading: SegmentStore, part: StagedPart, schema: Schema, plan: RowsPlan
     ) -> None:
         super().__init__()
+        self._data = _pieces(reading, part.segments, schema)
+
+    def _next(self) -> Versions | None:
+        return next(self._data, None)
+
+
+class _NotedCursor(_PartCursor):
+    """The rows of one part, with their order column."""
+
+    def __init__(
+        self, reading: SegmentStore, part: StagedPart, schema: Schema, plan: RowsPlan
+    ) -> None:
+        super().__init__(reading, part, schema, plan)
         self._number = order_of(plan).number
         self._noted = notes_schema(plan)
-        self._data = _pieces(reading, part.segments, schema)
         self._notes = _pieces(reading, part.notes, self._noted)
         self._ahead = Versions.empty(self._noted)
 
     def _next(self) -> Versions | None:
-        rows = next(self._data, None)
+        rows = super()._next()
         if rows is None:
             return None
         notes = self._notes_of(rows)

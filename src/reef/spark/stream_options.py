@@ -9,6 +9,7 @@ adoptCheckpoint  accept a checkpoint that does not continue where the namespace 
 appendBytes      micro-batches with so many bytes of rows go into the log itself; larger ones are
                  staged as segments
 applyChanges     the rows are change rows of a stream, applied in the order of the log
+background       fold and compact after a micro-batch, when that is due (true)
 
 A streaming read has exactly one of the first four, which say where it begins:
 
@@ -48,6 +49,7 @@ STREAM_WRITING = (
     "adoptCheckpoint",
     "appendBytes",
     "applyChanges",
+    "background",
 )
 BATCH_WRITING = (
     "idempotencyKey",
@@ -71,6 +73,8 @@ class StreamSinkOptions:
     adopt_checkpoint: bool = False
     append_bytes: int = APPEND_BYTES
     apply_changes: bool = False
+    background: bool = True
+    """Fold and compact after a micro-batch, when that is due."""
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> "StreamSinkOptions":
@@ -90,6 +94,7 @@ class StreamSinkOptions:
             _flag(own, "adoptCheckpoint"),
             _count_option(own, "appendBytes", APPEND_BYTES),
             _flag(own, "applyChanges"),
+            _flag(own, "background", default=True),
         )
 
 

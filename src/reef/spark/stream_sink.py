@@ -36,6 +36,10 @@ deletes and deleted ranges. They are applied in the order of the log, by `_lsn` 
 Spark has distributed them, as one `append` that counts once. So a copy is exact
 after every micro-batch: it is what its source was at the last LSN of it.
 
+A namespace that the sink creates has the column types of the source, which `readStream` notes in
+the metadata of columns: merges of a column are exact only where they are computed in the same type.
+In a namespace that exists, merges are refused whose operator the type of the column does not allow.
+
 The driver orders the changes, so a micro-batch is limited to `CHANGES_BYTES_MAX`; the source's
 `maxBytesPerTrigger` divides large loads.
 """
@@ -58,19 +62,22 @@ from reef.engine.handles.database import Database
 from reef.engine.history.change_rows import OP_NAMES
 from reef.engine.rows.convert import EXPIRES_AT
 from reef.engine.rows.input import fit_column, fit_keys
+from reef.engine.rows.merges import normal_list
 from reef.errors import ErrorKind, InternalError, InvalidInputError
-from reef.formats.operators import Operator, as_flags
-from reef.formats.schema import Schema
+from reef.formats.operators import Codes, Operator, as_flags, type_problem
+from reef.formats.schema import Field, Schema
 from reef.formats.versions import Versions
 from reef.formats.wal_object import OpKind, Ops, end_of_keys
-from reef.jobs.ingest.append import StreamAppender
+from reef.jobs.ingest.append import StreamAppender, UnfoldedLog
 from reef.jobs.ingest.job import BulkJob, JobHandle, batch_of
+from reef.jobs.upkeep import Upkeep
 from reef.spark.options import check_replacing
 from reef.spark.rows import RowSorter, RowsPlan, bytes_of, from_batch, to_table
 from reef.spark.session import error_boundary
 from reef.spark.sink import Target, find_target
 from reef.spark.staging import PartPlan, StagedPart, check_rows, deduplicate, stage_rows
 from reef.spark.stream_options import StreamSinkOptions
+from reef.spark.types import reef_type
 from reef.types import KeyRange
 
 QUERY_ID, RUN_ID, BATCH_ID = "sql.streaming.queryId", "spark.jobGroup.id", "streaming.sql.batchId"
@@ -255,12 +262,16 @@ class ReefStreamWriter(DataSourceStreamArrowWriter):
             write.location.namespace.name,
             job_id=task.job_id,
             replace=KeyRange() if self._overwrite else None,
+            reported=False,  # the process of a task outlives it, and the namespace shows the job
             **write.settings,
         )
-        plan = self._target.rows_under(job.schema)
-        part = stage_rows(self._parts(job, plan), rows, task.partition, task.attempt)
-        # The lease stays until the commit: the job object ends here, and with it the renewals.
-        return StreamPartMessage(task.query, plan, staged=StagedUnder(job.handle, part))
+        try:
+            plan = self._target.rows_under(job.schema)
+            part = stage_rows(self._parts(job, plan), rows, task.partition, task.attempt)
+        except BaseException:
+            job.let_go()
+            raise
+        return StreamPartMessage(task.query, plan, staged=StagedUnder(job.hand_over(), part))
 
     def _parts(self, job: BulkJob, plan: RowsPlan) -> PartPlan:
         return PartPlan(job.staging, plan, self._options.write.sort_bytes, keys_shared=True)
@@ -272,21 +283,26 @@ class ReefStreamWriter(DataSourceStreamArrowWriter):
         given = self._options
         stream = SinkStream(parts[0].query, given.checkpoint, given.adopt_checkpoint)
         size = sum(len(part.rows) for part in parts)
+        location = given.write.location
+        db = location.database()
         if size > given.append_bytes or any(part.staged for part in parts):
-            self._ingest(parts, stream, batch_id)
+            log = self._ingest(db, parts, stream, batch_id)
         else:
-            self._append(parts, stream, batch_id)
+            log = self._append(db, parts, stream, batch_id)
+        if given.background:
+            Upkeep(db, location.namespace.name).after(log)
 
     def _append(
-        self, parts: Sequence[StreamPartMessage], stream: SinkStream, batch_id: int
-    ) -> None:
+        self, db: Database, parts: Sequence[StreamPartMessage], stream: SinkStream, batch_id: int
+    ) -> UnfoldedLog | None:
+        """Commit the rows in the log; return the log as it is then."""
         plan = parts[0].plan
         rows = RowSorter(plan).sorted(piece for part in parts for piece in part.pieces())
         batches = [batch_of(piece) for piece in rows]
         if self._overwrite:
             batches = [_everything(plan.schema), *batches]
-        location = self._options.write.location
-        StreamAppender(location.database(), location.namespace.name).append(
+        appender = StreamAppender(db, self._options.write.location.namespace.name)
+        appender.append(
             stream.name,
             batch_id + 1,
             batches,
@@ -294,12 +310,13 @@ class ReefStreamWriter(DataSourceStreamArrowWriter):
             also=[stream.place],
             check=lambda marks: stream.check(marks, batch_id),
         )
+        return appender.log
 
     def _ingest(
-        self, parts: Sequence[StreamPartMessage], stream: SinkStream, batch_id: int
-    ) -> None:
+        self, db: Database, parts: Sequence[StreamPartMessage], stream: SinkStream, batch_id: int
+    ) -> UnfoldedLog | None:
+        """Commit the segments of all tasks; return the log as it is then."""
         location = self._options.write.location
-        db = location.database()
         stream.check(StreamAppender(db, location.namespace.name).marks(), batch_id)
         job = self._job(db, parts)
         try:
@@ -315,6 +332,7 @@ class ReefStreamWriter(DataSourceStreamArrowWriter):
         except BaseException:
             job.let_go()  # Spark calls abort next, in a process of its own
             raise
+        return job.log
 
     def _job(self, db: Database, parts: Sequence[StreamPartMessage]) -> BulkJob:
         """Return the job that tasks have begun; begin one if no task has."""
@@ -415,6 +433,8 @@ class ReefChangeWriter(DataSourceStreamArrowWriter):
                 'Pass on all columns of readStream.format("reef")',
             )
         own = [field for field in schema if not field.name.startswith("_")]
+        known = {field.name: reef_type(field) for field in own}
+        self._types = {name: data_type for name, data_type in known.items() if data_type}
         location = options.write.location
         db = location.database()
         self._target: Target = find_target(
@@ -423,6 +443,7 @@ class ReefChangeWriter(DataSourceStreamArrowWriter):
             st.StructType(own),
             key=options.write.key,
             vectors=options.write.vectors,
+            types={n: t for n, t in self._types.items() if n not in options.write.vectors},
         )
         if self._target.make is not None:
             db._namespaces.ensure(location.namespace.name, self._target.make)
@@ -454,32 +475,42 @@ class ReefChangeWriter(DataSourceStreamArrowWriter):
         location = given.write.location
         db = location.database()
         now_ms = int(db.store.runtime.wall_s() * 1000)
-        StreamAppender(db, location.namespace.name).append(
+        tables = [part.table() for part in parts if part.rows]
+        appender = StreamAppender(db, location.namespace.name)
+        appender.append(
             stream.name,
             batch_id + 1,
-            batches_of_changes([part.table() for part in parts if part.rows], schema, now_ms),
+            batches_of_changes(tables, schema, now_ms, self._types),
             schema=schema,
             also=[stream.place],
             check=lambda marks: stream.check(marks, batch_id),
         )
+        if given.background:
+            Upkeep(db, location.namespace.name).after(appender.log)
 
     def abort(self, messages: list[WriterCommitMessage | None], batch_id: int) -> None:
         """Do nothing: nothing was staged, and the log shows whether the commit counted (H31)."""
 
 
-def batches_of_changes(changes: Sequence[pa.Table], schema: Schema, now_ms: int) -> list[Ops]:
+def batches_of_changes(
+    changes: Sequence[pa.Table],
+    schema: Schema,
+    now_ms: int,
+    types: Mapping[str, pa.DataType] | None = None,
+) -> list[Ops]:
     """Return change rows as a batch of operations, in the order of the log.
 
     `now_ms` decides whether a merge finds a row that expires: the log has the time of each merge,
-    change rows do not.
+    change rows do not. `types` are those of columns in the source, as far as they are known.
     """
     if not changes:
         return []
     table = pa.concat_tables(changes, promote_options="default")
-    return [_ops(table.sort_by([("_lsn", "ascending"), ("_seq", "ascending")]), schema, now_ms)]
+    ordered = table.sort_by([("_lsn", "ascending"), ("_seq", "ascending")])
+    return [_ops(ordered, schema, now_ms, types or {})]
 
 
-def _ops(changes: pa.Table, schema: Schema, now_ms: int) -> Ops:
+def _ops(changes: pa.Table, schema: Schema, now_ms: int, types: Mapping[str, pa.DataType]) -> Ops:
     kinds = pc.index_in(changes.column("_op"), pa.array(OP_NAMES, pa.string()))
     unknown = pc.index(pc.is_valid(kinds), False).as_py()
     if unknown >= 0:
@@ -492,6 +523,11 @@ def _ops(changes: pa.Table, schema: Schema, now_ms: int) -> Ops:
         for field in schema.fields
         if field.name in changes.column_names
     }
+    codes = _codes(changes, schema)
+    for field in schema.fields:
+        _check_operators(codes[field.number], field, types.get(field.name))
+        if (codes[field.number] == Operator.UNION).any() and field.number in fields:
+            fields[field.number] = _with_normal_unions(fields[field.number], codes[field.number])
     kinds, keys = kinds.combine_chunks().cast(pa.uint8()), _whole(changes, "_key")
     fit_keys(keys.filter(pc.not_equal(kinds, OpKind.DELETE_RANGE)), schema.key)  # bounds need not
     return Ops(
@@ -500,7 +536,7 @@ def _ops(changes: pa.Table, schema: Schema, now_ms: int) -> Ops:
         _ends(_whole(changes, "_end_key"), kinds, schema),
         _expiry(changes),
         fields,
-        _touched_columns(changes, schema),
+        _touched_columns(codes, changes),
         pa.repeat(now_ms, len(keys)) if pc.any(pc.equal(kinds, OpKind.MERGE)).as_py() else None,
     )
 
@@ -511,24 +547,62 @@ def _ends(end_keys: pa.Array, kinds: pa.Array, schema: Schema) -> pa.Array:
     return pc.if_else(has_none, pa.scalar(end_of_keys(schema), pa.binary()), end_keys)
 
 
-def _touched_columns(changes: pa.Table, schema: Schema) -> dict[int, pa.Array] | None:
-    """Return by column how patches and merges change it; None if there are neither."""
-    names = _whole(changes, "_touched")
-    if names.null_count == len(names):
-        return None
+def _codes(changes: pa.Table, schema: Schema) -> dict[int, Codes]:
+    """Return by column how each change changes it; 0 where it does not, or is a whole row."""
+    names, operators = _whole(changes, "_touched"), _whole(changes, "_operators")
     rows, flat = pc.list_parent_indices(names).to_numpy(), pc.list_flatten(names)
-    operators = _whole(changes, "_operators")
     is_merge = operators.is_valid().to_numpy(zero_copy_only=False)[rows]
     codes = np.full(len(rows), Operator.SET, np.uint8)
-    words = pc.list_flatten(operators).to_pylist()
-    codes[is_merge] = [Operator[word.upper()] for word in words]
-    touched = {}
+    codes[is_merge] = [_operator(word) for word in pc.list_flatten(operators).to_pylist()]
+    of_columns = {}
     for field in schema.fields:
-        of_column = np.zeros(len(names), np.uint8)
+        of_column = of_columns[field.number] = np.zeros(len(names), np.uint8)
         chosen = pc.equal(flat, field.name).to_numpy(zero_copy_only=False)
         of_column[rows[chosen]] = codes[chosen]
-        touched[field.number] = pa.array(of_column)
-    return touched if len(words) else {n: as_flags(array) for n, array in touched.items()}
+    return of_columns
+
+
+def _operator(word: str) -> Operator:
+    """Return an operator by the name that change rows have for it."""
+    try:
+        return Operator[word.upper()]
+    except KeyError:
+        raise InvalidInputError(
+            f"column _operators: {word!r} is no merge operator", column="_operators"
+        ) from None
+
+
+def _check_operators(codes: Codes, field: Field, source: pa.DataType | None) -> None:
+    """Raise if a merge of a column would be another one than in the source.
+
+    Sums wrap around at the ends of their type, so it has to be that of the source.
+    """
+    for code in np.unique(codes[codes > Operator.SET]).tolist():
+        problem = type_problem(Operator(code), field.arrow)
+        is_other = code == Operator.ADD and source is not None and source != field.arrow
+        if problem or is_other:
+            raise InvalidInputError(
+                f"column {field.name}: {problem or f'sums of {source}'}, not {field.type}",
+                hint="The copy needs the column types of its source; let the sink create it",
+                column=field.name,
+            )
+
+
+def _with_normal_unions(values: pa.Array, codes: Codes) -> pa.Array:
+    """Return a column whose operands of unions are sets: a conversion may make elements equal."""
+    is_union = pa.array(codes == Operator.UNION)
+    return pc.if_else(is_union, normal_list(pc.if_else(is_union, values, None)), values)
+
+
+def _touched_columns(codes: Mapping[int, Codes], changes: pa.Table) -> dict[int, pa.Array] | None:
+    """Return by column how patches and merges change it; None if there are neither."""
+    names, operators = _whole(changes, "_touched"), _whole(changes, "_operators")
+    if names.null_count == len(names):
+        return None
+    touched = {number: pa.array(of_column) for number, of_column in codes.items()}
+    if operators.null_count < len(operators):
+        return touched
+    return {number: as_flags(array) for number, array in touched.items()}
 
 
 def _expiry(changes: pa.Table) -> pa.Array | None:

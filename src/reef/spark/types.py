@@ -12,9 +12,10 @@
 
 Nanoseconds are truncated towards the past; a timestamp outside of the range of microseconds is an
 error. The key column is never null, the others may be. `_expires_at` is not a column of the
-schema, but can be selected: a job that writes rows back keeps their expiry that way. Spark compares
-the schema of a batch with the declared one down to the names inside of lists, so batches are cast
-to exactly that schema here.
+schema, but can be selected: a job that writes rows back keeps their expiry that way. Streams of
+changes note Reef's own type in the metadata of each column (`REEF_TYPE`): merges depend on it.
+Spark compares the schema of a batch with the declared one down to the names inside of lists, so
+batches are cast to exactly that schema here.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from pyspark.sql import types as st
 
 from reef.engine.rows.convert import EXPIRES_AT, unknown_column
 from reef.errors import InvalidInputError
-from reef.formats.schema import Schema
+from reef.formats.schema import Schema, arrow_type, type_name
 from reef.formats.wal_object import OpKind
 
 OP = "_op"
@@ -69,6 +70,8 @@ ARROW: dict[type[st.DataType], pa.DataType] = {
 }
 EXPIRY = st.StructField(EXPIRES_AT, st.TimestampType(), True)
 NS_PER_US = 1000
+REEF_TYPE = "reef.type"
+"""Metadata of a column: its type in the namespace that it comes from."""
 
 
 def spark_schema(schema: Schema, columns: Sequence[str] | None = None) -> st.StructType:
@@ -89,6 +92,30 @@ def spark_schema(schema: Schema, columns: Sequence[str] | None = None) -> st.Str
 def arrow_schema(struct: st.StructType) -> pa.Schema:
     """Return the Arrow schema that Spark expects of the batches of a schema."""
     return pa.schema([pa.field(f.name, _arrow_type(f.dataType), f.nullable) for f in struct])
+
+
+def with_reef_types(struct: st.StructType, schema: Schema) -> st.StructType:
+    """Return the same columns with the types of a namespace in their metadata."""
+    names = {field.name: type_name(field.arrow) for field in (schema.key, *schema.fields)}
+    return st.StructType(
+        [st.StructField(f.name, f.dataType, f.nullable, {REEF_TYPE: names[f.name]}) for f in struct]
+    )
+
+
+def reef_type(field: st.StructField) -> pa.DataType | None:
+    """Return the type that a column has in the namespace that it comes from.
+
+    None if it comes from elsewhere, or was cast since: Spark keeps the metadata of a column.
+    """
+    name = (field.metadata or {}).get(REEF_TYPE)
+    if not isinstance(name, str):
+        return None
+    try:
+        known = arrow_type(name)
+    except InvalidInputError:  # of a newer release
+        return None
+    same = field.dataType in (_spark_type(known), _with_nulls(_spark_type(known)))
+    return known if same else None
 
 
 def check_same(given: st.StructType, ours: st.StructType) -> None:

@@ -280,6 +280,15 @@ class HeldLease(Generic[R]):
         with self._turn, suppress(ReefError):
             self._lease.release()
 
+    def hand_over(self) -> None:
+        """Stop renewing it, and leave it to the process that knows its id."""
+        with self._guard:
+            self._released = True
+        for stop_renewing in self._on_release:
+            stop_renewing()
+        with self._turn:  # a renewal under way may change the id
+            pass
+
     def renew_in_background(self) -> "LeaseKeeper":
         """Renew it until it is over, or garbage-collected."""
         return LeaseKeeper(self)

@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from reef.errors import ErrorKind, InvalidInputError, NotFoundError, ReefError, UnavailableError
 from reef.files import OS, File, FileStat, FileSystem, SyncFailed, error_kind, error_number
@@ -89,7 +89,7 @@ class LocalStore(Store):
         self.runtime = runtime
         self._files = files
         self._directory = _OpenDirectory(self._root, runtime, files)
-        self._open_files: dict[str, tuple[File, int, object]] = {}
+        self._open_files: dict[str, OpenFile] = {}
         """Large objects whose ranges were read, by key."""
         self._check_root()
 
@@ -128,10 +128,9 @@ class LocalStore(Store):
         """
         known = self._open_files.get(key)
         if known is not None:
-            file, size, identity = known
             try:
-                if self._files.identity(f"{self._root}/{key}") == identity:
-                    return file, size
+                if self._files.identity(f"{self._root}/{key}") == known.identity:
+                    return known.file, known.size
             except FileNotFoundError:  # opening it again raises that, too
                 pass
             self._open_files.pop(key, None)
@@ -140,9 +139,22 @@ class LocalStore(Store):
         file = self._files.open(path)
         stat = file.stat()
         if stat.size >= KEPT_BYTES_MIN:
-            self._open_files[key] = file, stat.size, self._files.identity_of(stat)
+            identity = self._files.identity_of(stat)
+            self._open_files[key] = OpenFile(file, stat.size, identity, os.fsencode(path))
             self._drop_old_files()
         return file, stat.size
+
+    @property
+    def is_real(self) -> bool:
+        """Whether its files are those of the operating system, and its clock is as well."""
+        return self._files is OS and self.runtime is REAL
+
+    def open_file(self, key: str) -> "OpenFile | None":
+        """Return the open file of an object, if it is one of those that stay open.
+
+        The caller checks whether the key still names it.
+        """
+        return self._open_files.get(key)
 
     def _drop_old_files(self) -> None:
         """Forget the files that were opened first; each is closed when its last read ends."""
@@ -352,6 +364,16 @@ class LocalStore(Store):
 
 def _reopen(root: str, runtime: Runtime, files: FileSystem) -> LocalStore:
     return LocalStore(root, runtime=runtime, files=files)
+
+
+class OpenFile(NamedTuple):
+    """A file that stays open."""
+
+    file: File
+    size: int
+    identity: object
+    """As of when it was opened."""
+    path: bytes
 
 
 class _OpenFile:

@@ -102,7 +102,11 @@ M = TypeVar("M", "Counter", "Gauge", "Histogram")
 
 
 class Counter:
-    """A number that only grows."""
+    """A number that only grows.
+
+    The caches add to `value` without the lock, at every read: threads that run at the very same
+    time may then count one hit instead of two.
+    """
 
     def __init__(self) -> None:
         self._lock = leaf_lock()
@@ -188,6 +192,7 @@ class Metrics:
     def __init__(self) -> None:
         self._lock = leaf_lock()
         self._by_name: dict[str, Counter | Gauge | Histogram] = {}
+        self._requests: dict[str, Histogram] = {}
 
     # Existing metrics are found without the lock: most calls are on hot paths.
     def counter(self, name: str) -> Counter:
@@ -203,6 +208,14 @@ class Metrics:
         if type(found) is Histogram:
             return found
         return self._named(name, lambda: Histogram(unit), Histogram)
+
+    def requests_of(self, operation: str) -> Histogram:
+        """Return the histogram of an operation's requests."""
+        found = self._requests.get(operation)
+        if found is None:
+            found = self.histogram(f"{operation}.requests", unit=1.0)
+            self._requests[operation] = found
+        return found
 
     def items(self) -> list[tuple[str, "Counter | Gauge | Histogram"]]:
         """Return all metrics by name, in order."""
@@ -309,7 +322,7 @@ class operation:  # noqa: N801 - it is used like a function, in a `with`
     def __exit__(self, *error: object) -> None:
         if self._end_span is not None:
             self._end_span(self.requests, *error)
-        self._metrics.histogram(f"{self._name}.requests", unit=1.0).record(self.requests)
+        self._metrics.requests_of(self._name).record(self.requests)
         if self._outer is not None:
             _current.reset(self._outer)
             if type(outer := self._outer.old_value) is operation:

@@ -138,6 +138,8 @@ def test_a_type_has_one_byte(log, kind, count):
         log.store_logs([LogEntry(after + n, type=kind) for n in range(count)])
     log.store_log(LogEntry(after, type=1))
     assert [entry.type for entry in log.entries()] == [255] * count + [1]
+    with pytest.raises(InvalidInputError, match="expected 0 to 255"):
+        LogEntry(after, type=kind).encode()
 
 
 def test_opening_does_not_read_preallocated_space(tmp_path):

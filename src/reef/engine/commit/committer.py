@@ -181,9 +181,12 @@ class Committer:
             self._hand_over(me, error)
             raise
 
-    def drive_in_background(self) -> None:
-        """Make sure that a worker sends batches for which no caller waits."""
-        self._completions.ensure_worker()
+    def drive_in_background(self, owner: object | None = None) -> None:
+        """Make sure that a worker sends batches for which no caller waits.
+
+        The writer that owns them is kept alive until they are decided.
+        """
+        self._completions.ensure_worker(owner)
 
     def flush(self) -> None:
         """Return when every batch that was queued before is decided, and its future is set.
@@ -206,6 +209,11 @@ class Committer:
         finally:
             with self._lock:
                 self._flushing -= 1
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no batch is pending, as far as can be seen without the lock."""
+        return not self.has_work()
 
     def has_pending(self) -> bool:
         """Return whether batches are not decided yet."""
@@ -487,6 +495,8 @@ class Committer:
         schema = None
         if schema_id != opened.schema_id:
             schema = opened.grown_schema(schema_id, self.tail.manifest)
+        if batches[0].patched is not None or batches[-1] is not batches[0]:
+            self._count_patched(batches)
         header, body = encode_object(
             batches,
             self.runtime,
@@ -502,6 +512,18 @@ class Committer:
         self._next_lsn += 1
         self._inflight_metrics.record_launch(inflight)
         return inflight
+
+    def _count_patched(self, batches: list[Pending]) -> None:
+        """Count the rows that patches change, as of all batches that apply before them."""
+        if all(pending.patched is None for pending in batches):
+            return
+        before = [pending.ops for sent in self._inflight for pending in sent.batches]
+        tables, now_ms = [self.tail.view().memtable], int(self.runtime.wall_s() * 1000)
+        for pending in batches:
+            if pending.patched is not None:
+                count = pending.patched.count(pending.ops, before, tables, now_ms)
+                pending.header = pending.header.with_changes(count)
+            before.append(pending.ops)
 
     def _is_ordered(self, batches: list[Pending]) -> bool:
         """Whether an object counts only behind the objects that were sent before it.

@@ -14,13 +14,15 @@ caller:
   went to such a caller is raised by the next `flush` as well.
 
 A future runs its owner's callbacks on the thread that sets it. They may call the writer again,
-wait, block, or end their thread, so four rules hold (H26):
+wait, block, or end their thread, so five rules hold (H26):
 
 - A thread claims one result under the lock, and sets it outside. If it is interrupted in between,
   the result goes back to the head of the queue.
 - Callers that wait run no callbacks. `flush` does, but none within another callback.
 - A batch that is written in a callback is urgent: the callback may wait for its future. Urgent
   results come first, and any worker may deliver them.
+- Workers keep the writer alive, so that one that its program has dropped is not collected with a
+  queue (H78).
 - A worker that runs a callback is replaced, so that its callback may wait for other batches. At
   most `CALLBACK_WORKERS_MAX` workers run callbacks at a time, so that blocked callbacks do not cost
   a thread each; other workers deliver urgent results only.
@@ -111,6 +113,8 @@ class Completions:
         self._rejection: ReefError | None = None
         self._workers: set[object] = set()
         self._worker_count = 0
+        self._owner: object | None = None
+        """The writer, while there are workers."""
         self._callback_threads: set[object] = set()
         """Threads that run callbacks, workers or not."""
 
@@ -223,9 +227,11 @@ class Completions:
         self._claimed.pop(claimant, None)
 
     # --- workers ------------------------------------------------------------------
-    def ensure_worker(self) -> None:
-        """Make sure that a worker continues if no caller waits."""
+    def ensure_worker(self, owner: object | None = None) -> None:
+        """Make sure that a worker continues if no caller waits; workers keep `owner` alive."""
         with self._changed:
+            if owner is not None and (self._worker_count or self._has_task()):
+                self._owner = owner
             if self._worker_count - self._busy() >= self._workers_max or not self._has_task():
                 self._changed.notify_all()
                 return
@@ -234,7 +240,7 @@ class Completions:
             self._runtime.spawn(self._run_worker, name=self._name)
         except BaseException:
             with self._changed:
-                self._worker_count -= 1
+                owner = self._leave(None)
             raise
 
     def _run_worker(self) -> None:
@@ -244,8 +250,8 @@ class Completions:
                 task()
         except BaseException as error:
             with self._changed:
-                self._leave(me)
-            self.ensure_worker()  # a callback has ended this thread, by sys.exit() for instance
+                owner = self._leave(me)
+            self.ensure_worker(owner)  # a callback has ended this thread, by sys.exit() perhaps
             if not isinstance(error, Exception):  # otherwise the writer has ended with it
                 raise
 
@@ -262,12 +268,17 @@ class Completions:
                 if not self._linger_s or (
                     not self._changed.wait(self._linger_s) and not self._has_task()
                 ):
-                    self._leave(me)
+                    owner = self._leave(me)  # noqa: F841  # freed after the lock is
                     return None
 
-    def _leave(self, me: object) -> None:
+    def _leave(self, me: object) -> object | None:
+        """Note the end of a worker; the last one returns the owner, which may be freed now."""
         self._workers.discard(me)
         self._worker_count -= 1
+        owner = None if self._worker_count else self._owner
+        if not self._worker_count:
+            self._owner = None
+        return owner
 
     def _has_task(self) -> bool:
         """Whether there is something to do for one more worker."""

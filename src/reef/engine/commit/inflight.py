@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from reef.config import WriterSettings
 from reef.engine.commit.completions import Completion
+from reef.engine.commit.patched import PatchedKeys
 from reef.engine.log.log import Log, Proof, prove
 from reef.errors import ErrorKind, OutcomeUnknownError, ReefError, UnavailableError
 from reef.formats.manifest import DedupEntry, Lineage
@@ -67,6 +68,8 @@ class Pending(Completion):
     mark: StreamMark | None = None
     """Set for uploads of a local log: a batch with a mark counts once by its position, and its key
     was checked when it was acknowledged."""
+    patched: PatchedKeys | None = None
+    """Set if its patches of missing rows are not counted."""
     deadline: Deadline | None = None
     """Until when it is sent again; None for the writer's `commit_deadline_s`."""
 
@@ -286,7 +289,7 @@ def receipt_of(namespace: Namespace, header: WalHeader, index: int) -> Receipt:
         index,
         header.epoch,
         header.write_id,
-        batch.ops,
+        batch.ops if batch.changes is None else batch.changes,
         idempotency_key=batch.key,
     )
 

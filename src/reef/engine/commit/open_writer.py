@@ -412,7 +412,7 @@ RECENT_S = 60.0
 """A writer counts as active for this long after its last object."""
 
 
-def release_role(store: Store, namespace: Namespace, opened: OpenedWriter) -> None:
+def release_role(store: Store, namespace: Namespace, opened: "OpenedWriter | UnclosedRole") -> None:
     """Record that a writer was closed cleanly: its role can be acquired without taking over.
 
     One object per namespace, overwritten by each writer that closes. It is only a hint for
@@ -422,6 +422,24 @@ def release_role(store: Store, namespace: Namespace, opened: OpenedWriter) -> No
     body = msgspec.json.encode({"epoch": opened.epoch, "writer_id": opened.writer_id})
     with suppress(ReefError):
         store.put(namespace.released, body)
+
+
+@dataclass(frozen=True, slots=True)
+class UnclosedRole:
+    """The role of a writer that was not closed and will write no more."""
+
+    store: Store
+    namespace: Namespace
+    epoch: int
+    writer_id: str
+
+    def release(self) -> None:
+        """Release it as a clean close does, if no other writer has acquired it since."""
+        with suppress(ReefError):
+            heads = locate(self.store, self.namespace.name)
+            newest = _newest_writer(self.store, heads.names, heads.found.manifest)
+            if newest is not None and newest[0].writer_id == self.writer_id:
+                release_role(self.store, heads.names, self)
 
 
 def _is_released(store: Store, namespace: Namespace, header: WalHeader) -> bool:

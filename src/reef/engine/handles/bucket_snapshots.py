@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from reef.catalog import Catalog, WriteSession
 from reef.engine.history.snapshots import (
     Snapshot,
     check_snapshot,
@@ -30,6 +29,7 @@ from reef.paths import Namespace
 from reef.stores.base import current_time_s
 
 if TYPE_CHECKING:
+    from reef.catalog import Catalog, WriteSession
     from reef.engine.handles.database import Database
 
 SNAPSHOTS = "snapshot/"
@@ -135,7 +135,7 @@ def _replaceable(db: "Database", value: Any, name: str) -> Any:
     return value
 
 
-def _exchange(session: WriteSession, name: str, before: Any, after: Any) -> None:
+def _exchange(session: "WriteSession", name: str, before: Any, after: Any) -> None:
     """Replace a record, unless another process was first."""
     if session.get(SNAPSHOTS + name) != before:
         raise _name_taken_error(name)
@@ -178,7 +178,7 @@ def release_all(db: "Database", name: str) -> None:
     _release(db, record)
     catalog = _catalog(db)
 
-    def remove(session: WriteSession) -> None:
+    def remove(session: "WriteSession") -> None:
         value = session.get(SNAPSHOTS + name)
         if value is not None and _Record.of(value) == record:
             session.delete(SNAPSHOTS + name)
@@ -232,7 +232,7 @@ def _locate(db: "Database", namespace: str, root: str | None) -> HeadFinder:
     return heads
 
 
-def _catalog(db: "Database") -> Catalog:
+def _catalog(db: "Database") -> "Catalog":
     return (db._registry or Registry(db.store)).catalog
 
 

@@ -7,6 +7,7 @@ releases called it `name` in some methods; as a keyword that still works, with a
 
 import os
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import datetime
@@ -26,7 +27,7 @@ from reef.config import (
     WriterSettings,
 )
 from reef.engine.commit.committer import Committer
-from reef.engine.commit.open_writer import check_role_is_free, open_writer
+from reef.engine.commit.open_writer import UnclosedRole, check_role_is_free, open_writer
 from reef.engine.commit.resync import Outcomes
 from reef.engine.display import html_table
 from reef.engine.handles.branches import branch_job, differences, make_branch
@@ -37,10 +38,15 @@ from reef.engine.handles.bucket_snapshots import (
     release_all,
     take_all,
 )
-from reef.engine.handles.local_writer import LocalWriter
 from reef.engine.handles.pinned import PinnedReader
 from reef.engine.handles.reader import Reader
-from reef.engine.handles.writer import Worker, Writer, background_settings
+from reef.engine.handles.writer import (
+    Worker,
+    Writer,
+    background_settings,
+    note_unclosed,
+    release_unclosed,
+)
 from reef.engine.history.as_of import AsOf, ReadTarget, read_target
 from reef.engine.history.changes import ChangeCursor, check_lsn, register_cursor
 from reef.engine.history.diff import Difference
@@ -52,13 +58,12 @@ from reef.engine.history.snapshots import (
     resolve_snapshot,
     take_snapshot,
 )
-from reef.engine.local.open import LocalDurability
 from reef.engine.log.tail import read_unfolded
 from reef.engine.namespaces import Namespaces, similar_name
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.segments import SegmentStore
 from reef.engine.registry import Registry
-from reef.engine.running_jobs import JobHeartbeat, RunningJob, running_jobs
+from reef.engine.running_jobs import JobBoard, JobHeartbeat, RunningJob, running_jobs
 from reef.engine.search.specs import (
     IndexDefinition,
     check_same_indexes,
@@ -90,7 +95,9 @@ from reef.stores.two_phase import recover
 from reef.telemetry import Events, Metrics, operation
 
 if TYPE_CHECKING:
+    from reef.engine.handles.local_writer import LocalWriter
     from reef.engine.handles.sql import SqlResult
+    from reef.engine.local.open import LocalDurability
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -150,14 +157,17 @@ class Database:
         self.events = Events()
         self._start_worker = start_worker
         """Starts the background jobs of a writer; passed in by `reef.open`, a layer above."""
-        self._registry, self._board = registry, None if registry is None else registry.board
+        self._registry = registry
         """The registry of namespaces; without one they are listed."""
         self._runtime: Runtime = store.runtime
         self._proved = False
         self._log_files: FileSystem = OS
         """The file system of local logs; the simulator replaces it."""
         self._handles: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Open writers and readers, which `close` closes."""
+        """Open writers and readers, which `close` closes. A writer that the program has dropped is
+        alive while batches are queued."""
+        self._unclosed: deque[UnclosedRole] = deque()
+        """Roles of writers that were dropped without a close, which `close` releases."""
         self._closed = False
 
     # --- namespaces ---------------------------------------------------------------
@@ -240,7 +250,8 @@ class Database:
     def info(self, namespace: str) -> NamespaceInfo:
         """Return the columns, size and log position of a namespace."""
         self._check_open()
-        heads = locate(self.store, namespace)
+        with self._suggesting(namespace):
+            heads = locate(self.store, namespace)
         head = heads.found.manifest
         unfolded = read_unfolded(self.store, heads.names, head)
         return namespace_info(namespace, head, unfolded.ingested)
@@ -257,7 +268,8 @@ class Database:
         `undrop` restores it until a sweep, a day later, deletes its data.
         """
         self._prove_store()
-        self._namespaces.drop(namespace)
+        with self._suggesting(namespace):
+            self._namespaces.drop(namespace)
 
     @renamed_keyword(name="namespace")
     def undrop(self, namespace: str) -> NamespaceInfo:
@@ -276,7 +288,8 @@ class Database:
         cursors and pinned readers stay valid. Can be repeated after an interruption.
         """
         self._prove_store()
-        info = namespace_info(to, self._namespaces.rename(namespace, to))
+        with self._suggesting(namespace):
+            info = namespace_info(to, self._namespaces.rename(namespace, to))
         self.events.emit("namespace.renamed", namespace=namespace, to=to)
         return info
 
@@ -284,7 +297,8 @@ class Database:
     def stats(self, namespace: str) -> NamespaceStats:
         """Return statistics of a namespace: levels, log, pins, its writer."""
         self._check_open()
-        return namespace_stats(self.store, namespace)
+        with self._suggesting(namespace):
+            return namespace_stats(self.store, namespace)
 
     def jobs(self, namespace: str | None = None, *, deep: bool = False) -> list[RunningJob]:
         """Return the jobs that run in the bucket or in one namespace, with their progress.
@@ -296,6 +310,10 @@ class Database:
         self._check_open()
         names = [namespace] if namespace else self.namespaces()
         return running_jobs(self.store, self._board, names, deep=deep or namespace is not None)
+
+    @property
+    def _board(self) -> JobBoard | None:
+        return None if self._registry is None else self._registry.board
 
     def _working(
         self, kind: str, namespace: str, job_id: str | None = None
@@ -323,7 +341,7 @@ class Database:
         take_over: bool = True,
         background: bool | BackgroundSettings = True,
         **settings: Unpack[WriterOptions],
-    ) -> LocalWriter: ...
+    ) -> "LocalWriter": ...
 
     @overload
     def writer(
@@ -372,20 +390,31 @@ class Database:
         self._check_open()
         if not take_over:
             check_role_is_free(self.store, namespace)
-        local = LocalDurability.of(durability, local_log, reapply=reapply, files=self._log_files)
+        local = self._local_durability(durability, local_log, reapply=reapply)
         if local is not None:
             changed = local.adjust(changed)
         writer = self._open_writer(Namespace(namespace), changed, local, create)
         if background and self._start_worker is not None:
             writer.background = self._start_worker(self, writer, work)
         self._handles.add(writer)
+        note_unclosed(writer, self._unclosed)
         return writer
+
+    def _local_durability(
+        self, durability: str, local_log: str | os.PathLike[str] | None, *, reapply: bool
+    ) -> "LocalDurability | None":
+        """Check the arguments of `writer`; the modules of local logs are loaded for one only."""
+        if durability == "object" and local_log is None and not reapply:
+            return None
+        from reef.engine.local.open import LocalDurability
+
+        return LocalDurability.of(durability, local_log, reapply=reapply, files=self._log_files)
 
     def _open_writer(
         self,
         namespace: Namespace,
         settings: WriterSettings,
-        local: LocalDurability | None,
+        local: "LocalDurability | None",
         create: bool | None,
     ) -> Writer:
         self._prove_store()
@@ -409,6 +438,8 @@ class Database:
             return committer, Outcomes(committer.log, heads)
 
         if local is not None:  # checks the owner of the log before anything is created
+            from reef.engine.handles.local_writer import LocalWriter
+
             home = home_of(self.store, namespace.name)
             return local.open(self.store, home, settings, acquire_role, LocalWriter)
         committer, outcomes = acquire_role()
@@ -479,10 +510,10 @@ class Database:
     ) -> Reader | PinnedReader:
         """Open a namespace for reading; NotFoundError if it does not exist.
 
-        `as_of` (a generation, a datetime, ISO 8601 text, or an AsOf), `snapshot` (a Snapshot, its
-        id or its name) and `pin=True` (the current state) open one point in time, which a lease
-        protects until the reader is closed. `notify` reports new commits, so that they are
-        visible at once and not after the next refresh.
+        `as_of` (a generation, a datetime or date, ISO 8601 text, or an AsOf), `snapshot` (a
+        Snapshot, its id or its name) and `pin=True` (the current state) open one point in time,
+        which a lease protects until the reader is closed. `notify` reports new commits, so that
+        they are visible at once and not after the next refresh.
         """
         changed = ReaderSettings().changed(settings)
         self._check_open()
@@ -666,7 +697,8 @@ class Database:
         Each can be read with `as_of=`, branched, compared and rolled back to.
         """
         self._check_open()
-        return generation_records(self.store, namespace)
+        with self._suggesting(namespace):
+            return generation_records(self.store, namespace)
 
     @renamed_keyword(name="namespace")
     def rollback(self, namespace: str, to: Any) -> Any:
@@ -723,10 +755,12 @@ class Database:
     def close(self) -> None:
         """Close the writers and readers that were opened here; the writers release their roles.
 
+        Writers that the program holds no reference to any more are flushed and release theirs, too.
         All of them are closed even if one fails; then its error is raised.
         """
         self._closed = True
         with ExitStack() as stack:
+            stack.callback(release_unclosed, self._unclosed)
             for handle in list(self._handles):
                 stack.callback(handle.close)
 

@@ -11,7 +11,7 @@ to an ordinary writer:
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from reef.config import WriterSettings
@@ -43,10 +43,10 @@ class LocalWriter(Writer):
         settings: WriterSettings,
         recovery: LocalRecovery,
     ) -> None:
+        self._buffer = buffer
         super().__init__(namespace, buffer.committer, outcomes, settings, buffer.runtime)
         self.local_recovery = recovery
         """The batches that opening it has loaded from the local log."""
-        self._buffer = buffer
         self._conditional: set[Future[Receipt]] = set()
         """Futures of conditional batches that are being decided in the bucket."""
         buffer.watch(self._row_cache)
@@ -67,7 +67,9 @@ class LocalWriter(Writer):
         encoded = self._encode(batch)
         if idempotency_key is not None:
             encoded = self._as_first_sent(batch, encoded, idempotency_key)
-        return self._buffer.put(LocalBatch.of(encoded, idempotency_key), encoded.ops, wait=wait)
+        patched = self._find_patched(encoded, idempotency_key) if batch._has_patches else None
+        batch_to_log = LocalBatch.of(encoded, idempotency_key)
+        return self._buffer.put(batch_to_log, encoded.ops, patched, wait=wait, owner=self)
 
     def _write_through(
         self, batch: Batch, key: str | None, when: Sequence[Condition], *, wait: bool
@@ -111,6 +113,10 @@ class LocalWriter(Writer):
 
     def _has_queued(self) -> bool:
         return self._buffer.end_error is None and self._buffer.has_work()
+
+    def _is_idle(self) -> Callable[[], bool]:
+        backlog, is_idle = self._buffer.backlog, super()._is_idle()
+        return lambda: is_idle() and not backlog.arriving and not backlog.waiting
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Return when everything that was written before is in the bucket.

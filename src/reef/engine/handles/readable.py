@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from reef.engine.read.caches import MISSING, RowCache
 from reef.engine.read.memtable import Entry
+from reef.engine.read.runs import PIECE_ROWS, PIECE_ROWS_MAX
 from reef.engine.read.scan import EVERYTHING, Projection
 from reef.engine.read.view import Scan, View, look_up, resume_after_sweeps
 from reef.engine.rows.batch import check_text, encode_key, encode_keys
@@ -171,15 +172,16 @@ class Readable(ABC):
         schema = view.manifest.schema
         if columns is not None:
             check_columns(schema, columns)
+        limit = _checked_limit(limit)
         selected = None
         if columns is not None:
             selected = tuple({schema.key.name: None, **dict.fromkeys(columns)})
         projection = Projection.of(schema, selected, where)
         pieces = self._pieces(
-            self._scan(view, KeyRange.of(start, end, prefix), projection, reverse)
+            self._scan(view, KeyRange.of(start, end, prefix), projection, reverse, limit)
         )
         parts = _rows_of(pieces, schema, projection, columns)
-        return islice(chain.from_iterable(parts), _checked_limit(limit))
+        return islice(chain.from_iterable(parts), limit)
 
     def scan_arrow(
         self,
@@ -196,8 +198,9 @@ class Readable(ABC):
         view = self._view()
         schema = view.manifest.schema
         projection = Projection.of(schema, columns, where)
-        scan = self._scan(view, KeyRange.of(start, end, prefix), projection, reverse)
-        return self._batches(scan, _checked_limit(limit))
+        limit = _checked_limit(limit)
+        scan = self._scan(view, KeyRange.of(start, end, prefix), projection, reverse, limit)
+        return self._batches(scan, limit)
 
     def dataset(self) -> "Dataset":
         """Return the rows as of now as a `pyarrow.dataset.Dataset`.
@@ -360,8 +363,22 @@ class Readable(ABC):
             f"sweeps of {self.namespace} outran {RESTARTS_MAX} attempts to read it"
         )
 
-    def _scan(self, view: View, wanted: KeyRange, projection: Projection, reverse: bool) -> Scan:
-        return view.scan(wanted, self._now_ms(), reverse=reverse, projection=projection)
+    def _scan(
+        self,
+        view: View,
+        wanted: KeyRange,
+        projection: Projection,
+        reverse: bool,
+        limit: int | None = None,
+    ) -> Scan:
+        rows_first = PIECE_ROWS if limit is None else min(limit, PIECE_ROWS_MAX)
+        return view.scan(
+            wanted,
+            self._now_ms(),
+            reverse=reverse,
+            projection=projection,
+            rows_first=rows_first,
+        )
 
     def _pieces(self, scan: Scan) -> Iterator[Versions]:
         """Yield the rows of a scan; subclasses check that they may still be read."""

@@ -175,7 +175,10 @@ class Reader(TimeTravel, ForkAware, Readable):
     def _view(self) -> View:
         if self._closed or self._home != self._runtime.process_id():
             self._check()
-        if self._is_due():
+        subscription = self._subscription
+        if self._runtime.boottime_s() >= self._due_s or (
+            subscription is not None and subscription.is_signaled
+        ):
             with self._turn:
                 if self._is_due():  # no other thread has refreshed meanwhile
                     self._advance()

@@ -222,7 +222,8 @@ class _Statement:
             raise InvalidInputError(
                 f"SQL is read-only here, and this is {kind}",
                 kind=ErrorKind.INVALID_OPTION,
-                hint="Write with db.writer(namespace): upsert, update_where, delete_where",
+                hint="Write with reef put, reef delete and reef import; in Python with "
+                "db.writer(namespace): upsert, update_where, delete_where",
             )
 
     def _register(self, name: str) -> bool:

@@ -244,6 +244,8 @@ class Transaction(Readable):
         self._staged = Memtable(base._view().manifest.schema, STAGED_LSN)
         self._next_lsn = STAGED_LSN
         self._done = False
+        self._has_patches = False
+        """Whether it has patches of rows that may be missing."""
         # A transaction that is neither committed nor rolled back must not hold write sets.
         weakref.finalize(self, footprints.drop, number).atexit = False
 
@@ -295,6 +297,7 @@ class Transaction(Readable):
 
     def patch(self, rows: Any) -> None:
         """Set only the named columns of rows that exist."""
+        self._has_patches = True
         self._stage(lambda batch: batch.patch(rows))
 
     def merge(

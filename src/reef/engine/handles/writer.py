@@ -13,6 +13,7 @@ import atexit
 import sys
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from reef.config import BackgroundSettings, WriterSettings
 from reef.engine.commit.committer import Committer
 from reef.engine.commit.completions import new_future
 from reef.engine.commit.inflight import Pending
-from reef.engine.commit.open_writer import ReplayReport, release_role
+from reef.engine.commit.open_writer import ReplayReport, UnclosedRole, release_role
+from reef.engine.commit.patched import PatchedKeys, patched_keys
 from reef.engine.commit.resync import Outcomes
 from reef.engine.display import human_bytes
 from reef.engine.handles.conditions import Condition, checked
@@ -38,7 +40,6 @@ from reef.engine.rows.batch import (
     check_idempotency_key,
     encode_batch,
 )
-from reef.engine.rows.input import fit_keys, read_columns
 from reef.engine.rows.merges import Operand
 from reef.engine.stats import handle_html, namespace_info
 from reef.errors import (
@@ -62,8 +63,10 @@ from reef.types import Receipt
 
 EXIT_FLUSH_S = 30.0
 """How long queued writes are flushed when the interpreter exits."""
-PATCHES_COUNTED_MAX = 100
-"""Rows of a patch whose existence is looked up, for `ops` of its receipt: a page each, at worst."""
+EXIT_RELEASE_S = 5.0
+"""How long roles of writers that were not closed are released after that."""
+UNCLOSED_ROLES_MAX = 64
+"""Roles of collected writers that are released when the interpreter exits; the last ones."""
 CHANGE_ATTEMPTS = 10
 """Attempts of `delete_where` and `update_where` under concurrent writes."""
 
@@ -140,7 +143,7 @@ class Writer(ProcessBound, Readable):
         self._footprints = Footprints(settings.footprint_bytes_max)
         committer.tail.watch(self._row_cache)
         self._closed = False
-        flush_at_exit(self)
+        end_at_exit(self)
         self.background: Worker | None = None
         """The worker that folds, compacts and sweeps until this writer is closed."""
 
@@ -248,13 +251,11 @@ class Writer(ProcessBound, Readable):
     ) -> Any:
         """Set only the named columns; keys without a row are ignored.
 
-        `ops` of the receipt counts the rows that existed, for up to 100 rows; the keys are
-        looked up for that. In larger batches it counts all of them, and nothing is read.
+        `ops` of the receipt counts the rows that existed when the patch was applied, for up to 100
+        rows; the keys are looked up for that. In larger batches it counts all of them, and nothing
+        is read. `write` and transactions count the same.
         """
-        batch = Batch().patch(rows)
-        existing = self._count_existing(batch)
-        written = self._write(batch, idempotency_key, when, wait=wait)
-        return written if existing is None else self._with_ops(written, existing)
+        return self._write(Batch().patch(rows), idempotency_key, when, wait=wait)
 
     @overload
     def merge(
@@ -474,13 +475,28 @@ class Writer(ProcessBound, Readable):
         """Return whether writes with `wait=False` are not durable yet."""
         return self._committer.is_open and self._committer.has_pending()
 
-    def _flush_queued(self, timeout_s: float) -> None:
-        """Flush queued writes at interpreter exit, for at most `timeout_s`."""
-        self._runtime.spawn(self._try_flush, name="exit-flush").join(timeout_s)
+    def _flush_queued(self, timeout_s: float) -> str | None:
+        """Flush queued writes at interpreter exit; return why some are lost, if any are."""
+        errors: list[ReefError] = []
 
-    def _try_flush(self) -> None:
-        with suppress(ReefError):
-            self.flush()
+        def flush() -> None:
+            try:
+                self.flush()
+            except ReefError as error:
+                errors.append(error)
+
+        if not self._runtime.spawn(flush, name="exit-flush").join(timeout_s):
+            return f"the store has not responded for {EXIT_FLUSH_S:.0f} s"
+        return str(errors[0]) if errors else None
+
+    def _is_idle(self) -> Callable[[], bool]:
+        """Return a check whether nothing waits to be committed; it takes no lock."""
+        committer = self._committer
+        return lambda: committer.is_open and committer.is_idle
+
+    def _unclosed_role(self) -> UnclosedRole:
+        committer, opened = self._committer, self._committer.opened
+        return UnclosedRole(committer.store, committer.namespace, opened.epoch, opened.writer_id)
 
     def _release_role(self) -> None:
         """Record the clean close, so that the next writer need not take over."""
@@ -559,14 +575,15 @@ class Writer(ProcessBound, Readable):
         encoded = self._encode(batch)
         if idempotency_key is not None:
             encoded = self._as_first_sent(batch, encoded, idempotency_key)
+        patched = self._find_patched(encoded, idempotency_key) if batch._has_patches else None
         if when == ():
-            return self._commit(encoded, idempotency_key, None, None, wait=wait)
+            return self._commit(encoded, idempotency_key, None, None, patched, wait=wait)
         conditions = checked(when, self._committer.tail.schema)
         for condition in conditions:  # warm up, so that deciding needs no request
             self._read(partial(View.newest, key=condition.key))
         decide = (lambda: self._decide(conditions)) if conditions else None
         record = [condition._record() for condition in conditions] or None
-        return self._commit(encoded, idempotency_key, decide, record, wait=wait)
+        return self._commit(encoded, idempotency_key, decide, record, patched, wait=wait)
 
     def _as_first_sent(self, batch: Batch, encoded: EncodedBatch, key: str) -> EncodedBatch:
         """Return a retry as its first commit is known, though the schema has grown since."""
@@ -605,6 +622,7 @@ class Writer(ProcessBound, Readable):
         key: str | None,
         decide: Callable[[], None] | None,
         record: list[Any] | None,
+        patched: PatchedKeys | None,
         *,
         wait: bool,
     ) -> Any:
@@ -620,11 +638,12 @@ class Writer(ProcessBound, Readable):
             self._runtime.monotonic_s(),
             decide,
             encoded.schema_id,
+            patched=patched,
             future=future,
         )
         self._committer.submit(pending)
         if future is not None:
-            self._committer.drive_in_background()
+            self._committer.drive_in_background(self)
             return future
         self._committer.drive(pending)
         result = pending.result
@@ -634,43 +653,25 @@ class Writer(ProcessBound, Readable):
         self._check()
         decide = transaction._check_conflicts if transaction._has_read else None
         key = transaction.idempotency_key
-        receipt: Receipt = self._commit(batch, key, decide, None, wait=True)
+        patched = self._find_patched(batch, key) if transaction._has_patches else None
+        receipt: Receipt = self._commit(batch, key, decide, None, patched, wait=True)
         return receipt
 
     def _begin_transaction(self) -> int:
         self._committer.tail.watch(self._footprints)
         return self._footprints.begin()
 
-    def _count_existing(self, batch: Batch) -> int | None:
-        """Return how many rows of a patch exist; None for a large one, or if it cannot be read."""
-        key = self._committer.tail.schema.key
-        columns = read_columns(batch._pieces[0].data, key.name)  # type: ignore[union-attr]
-        if columns.rows > PATCHES_COUNTED_MAX or key.name not in columns.columns:
+    def _find_patched(self, batch: EncodedBatch, idempotency_key: str | None) -> PatchedKeys | None:
+        """Look up the rows that a batch patches; None if they are too many, or cannot be read."""
+        keys, tail = patched_keys(batch.ops), self._committer.tail
+        is_repeat = idempotency_key is not None and tail.dedup.get(idempotency_key) is not None
+        if keys is None or is_repeat:
             return None
-        keys = fit_keys(columns.columns[key.name], key).to_pylist()
+        lsn = tail.view().last_lsn
         with suppress(UnavailableError):
             rows = self._read(lambda view: look_up(view, keys, self._now_ms(), self._runtime, ()))
-            existing = set(rows.keys.to_pylist())
-            return sum(key in existing for key in keys)
+            return PatchedKeys(frozenset(keys), frozenset(rows.keys.to_pylist()), lsn)
         return None
-
-    def _with_ops(self, written: Any, ops: int) -> Any:
-        """Set `ops` of a receipt, or of the receipt of a future."""
-        if isinstance(written, Receipt):
-            if not written.replayed:
-                object.__setattr__(written, "ops", ops)
-            return written
-        counted = new_future(self._runtime)
-
-        def complete(done: "Future[Receipt]") -> None:
-            error = done.exception()
-            if error is not None:
-                counted.set_exception(error)
-            else:
-                counted.set_result(self._with_ops(done.result(), ops))
-
-        written.add_done_callback(complete)
-        return counted
 
     def _decide(self, conditions: Sequence[Condition]) -> None:
         """Evaluate conditions on the durable state; called when nothing is in flight (H20)."""
@@ -744,33 +745,76 @@ class Writer(ProcessBound, Readable):
 
 
 _OPEN_WRITERS: "weakref.WeakSet[Writer]" = weakref.WeakSet()
+_UNCLOSED_ROLES: deque[UnclosedRole] = deque(maxlen=UNCLOSED_ROLES_MAX)
 
 
-def flush_at_exit(writer: Writer) -> None:
-    """Flush the queued writes of a writer that is still open when the interpreter exits (H78)."""
+def end_at_exit(writer: Writer) -> None:
+    """Flush a writer that is not closed when the interpreter exits, and release its role (H78)."""
     if writer._runtime is not REAL:
         return
     if not _OPEN_WRITERS:
-        atexit.unregister(_flush_open_writers)
-        atexit.register(_flush_open_writers)
+        atexit.unregister(_end_open_writers)
+        atexit.register(_end_open_writers)
     _OPEN_WRITERS.add(writer)
+    if not writer._committer.store.url.startswith("memory:"):  # that bucket ends with the process
+        note_unclosed(writer, _UNCLOSED_ROLES)
 
 
-def _flush_open_writers() -> None:
-    """Flush queued batches, within EXIT_FLUSH_S, and warn: the program should have closed it."""
+def note_unclosed(writer: Writer, roles: deque[UnclosedRole]) -> None:
+    """Append the role of a writer when it is garbage-collected, unless it was closed or fenced.
+
+    Nothing is queued then: a queue keeps its writer alive. The garbage collector calls the
+    finalizer in whatever thread, so it takes no lock.
+    """
+    if writer._runtime is REAL:
+        role, is_idle = writer._unclosed_role(), writer._is_idle()
+        home = writer._home_process
+        weakref.finalize(writer, _note_collected, role, is_idle, home, roles).atexit = False
+
+
+def _note_collected(
+    role: UnclosedRole, is_idle: Callable[[], bool], home: int, roles: deque[UnclosedRole]
+) -> None:
+    if REAL.process_id() == home and is_idle():
+        roles.append(role)
+
+
+def release_unclosed(roles: deque[UnclosedRole]) -> None:
+    """Release the roles of writers that were collected without a close."""
+    latest: dict[tuple[str, str], UnclosedRole] = {}
+    while roles:
+        role = roles.popleft()
+        latest[role.store.url, role.namespace.base] = role
+    for role in latest.values():
+        role.release()
+
+
+def _end_open_writers() -> None:
+    """Flush queued batches, within EXIT_FLUSH_S, and release roles, within EXIT_RELEASE_S."""
     deadline = REAL.deadline(EXIT_FLUSH_S)
     for writer in list(_OPEN_WRITERS):
-        is_ours = REAL.process_id() == writer._home_process
-        if writer._closed or not is_ours or not writer._has_queued():
+        if REAL.process_id() != writer._home_process or writer._closed:
             continue
-        warnings.warn(
-            f"{writer!r} has queued writes at interpreter exit; call close() or flush()",
-            ResourceWarning,
-            stacklevel=1,
-        )
-        writer._flush_queued(deadline.remaining_s())
         if writer._has_queued():
-            sys.stderr.write(f"reef: queued writes to {writer.namespace} were lost at exit\n")
+            _flush_with_warning(writer, deadline.remaining_s())
+        store = writer._committer.store
+        if writer._is_idle()() and not store.url.startswith("memory:"):
+            _UNCLOSED_ROLES.append(writer._unclosed_role())
+    if _UNCLOSED_ROLES:
+        release = partial(release_unclosed, _UNCLOSED_ROLES)
+        REAL.spawn(release, name="exit-release").join(EXIT_RELEASE_S)
+
+
+def _flush_with_warning(writer: Writer, timeout_s: float) -> None:
+    """Flush queued batches, and warn: the program should have closed the writer."""
+    warnings.warn(
+        f"{writer!r} has queued writes at interpreter exit; call close() or flush()",
+        ResourceWarning,
+        stacklevel=1,
+    )
+    why = writer._flush_queued(timeout_s)
+    if why is not None:
+        sys.stderr.write(f"reef: queued writes to {writer.namespace} were lost at exit: {why}\n")
 
 
 def _deletes(keys: list[Any], batch: Batch) -> Batch:

@@ -14,7 +14,7 @@ that was collected raises NotFoundError(kind="collected"); it is never silently 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -50,7 +50,7 @@ class AsOf:
 
     generation: int | None = None
     lsn: int | None = None
-    time: datetime | str | None = None
+    time: date | str | None = None
 
     def __post_init__(self) -> None:
         given = [w for w in (self.generation, self.lsn, self.time) if w is not None]
@@ -80,11 +80,11 @@ class ReadTarget:
 
 
 def read_target(as_of: Any) -> ReadTarget:
-    """Resolve `as_of=`: a generation, a datetime, ISO 8601 text, a dict, or an AsOf."""
+    """Resolve `as_of=`: a generation, a datetime or date, ISO 8601 text, a dict, or an AsOf."""
     if isinstance(as_of, dict):
         unknown = as_of.keys() - {"generation", "lsn", "time"}
         as_of = AsOf() if unknown else AsOf(**as_of)
-    elif isinstance(as_of, datetime | str):
+    elif isinstance(as_of, date | str):
         as_of = AsOf(time=as_of)
     elif not isinstance(as_of, AsOf):
         as_of = AsOf(generation=as_of)
@@ -462,6 +462,8 @@ def _is_number(number: object, lowest: int) -> bool:
 def _parsed_time(time: object) -> datetime:
     if isinstance(time, str):
         return _from_iso(time)
+    if isinstance(time, date) and not isinstance(time, datetime):
+        return datetime(time.year, time.month, time.day, tzinfo=UTC)
     if not isinstance(time, datetime):
         raise InvalidInputError(
             f"time={time!r} is neither a datetime nor ISO 8601 text", kind=ErrorKind.INVALID_OPTION
@@ -482,7 +484,8 @@ def _from_iso(text: str) -> datetime:
         raise InvalidInputError(
             f"{text!r} is not a time: {error}",
             kind=ErrorKind.INVALID_OPTION,
-            hint='Write it as "2026-01-31T12:00:00Z"; without an offset it is UTC',
+            hint='Write it as "2026-01-31T12:00:00Z"; without an offset it is UTC. A snapshot is '
+            f"opened with snapshot={text!r}",
         ) from error
     return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
 

@@ -19,7 +19,7 @@ are admitted before the next one.
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from reef.config import WriterSettings
 from reef.engine.commit.committer import Committer
 from reef.engine.commit.completions import Completion, Completions, new_future
 from reef.engine.commit.inflight import replayed_receipt
+from reef.engine.commit.patched import PatchedKeys
 from reef.engine.local import stream
 from reef.engine.local.stream import (
     LocalBatch,
@@ -66,6 +67,8 @@ class BufferedBatch(Completion):
     batch: LocalBatch
     ops: AnyOps
     queued: Stopwatch
+    patched: PatchedKeys | None = None
+    """Set if its patches of missing rows are not counted."""
     index: int = 0
     """Its index in the local log; 0 before it is written there."""
     points: Lineage = ()
@@ -311,13 +314,25 @@ class LocalBuffer:
             return self.backlog.pending()
 
     # --- putting ------------------------------------------------------------------
-    def put(self, batch: LocalBatch, ops: AnyOps, *, wait: bool) -> Any:
-        """Return a receipt when a batch is on the disk, or a future of one."""
+    def put(
+        self,
+        batch: LocalBatch,
+        ops: AnyOps,
+        patched: PatchedKeys | None = None,
+        *,
+        wait: bool,
+        owner: object | None = None,
+    ) -> Any:
+        """Return a receipt when a batch is on the disk, or a future of one.
+
+        `owner` is the writer, which is kept alive until a batch without a waiting caller is there.
+        """
         future: Future[Receipt] | None = None if wait else new_future(self.runtime)
         item = BufferedBatch(
             batch,
             ops,
             self.runtime.stopwatch(),
+            patched=patched,
             future=future,
             in_callback=self._completions.in_callback,
         )
@@ -327,7 +342,7 @@ class LocalBuffer:
         elif future is None:
             self._drive(item)
         else:
-            self._completions.ensure_worker()
+            self._completions.ensure_worker(owner)
         return item.outcome() if future is None else future
 
     def restore(self, item: BufferedBatch) -> None:
@@ -448,6 +463,8 @@ class LocalBuffer:
             self._watcher.applying([item.ops for item in group])
         try:
             for item in group:
+                if item.patched is not None:
+                    self._count_patched(item, item.patched)
                 self._overlay.apply(item.index, item.ops, self._schema())
         finally:
             if self._watcher is not None:
@@ -460,6 +477,12 @@ class LocalBuffer:
         if was_empty or self.backlog.bytes >= self.settings.upload_bytes:
             self.wake_uploader()
         self.committer.metrics.gauge("local.backlog_bytes").set(self.backlog.bytes)
+
+    def _count_patched(self, item: BufferedBatch, patched: PatchedKeys) -> None:
+        """Count the rows that patches change; every batch before them is visible."""
+        tables = [self._overlay.table, self.committer.tail.view().memtable]
+        count = patched.count(item.ops, (), tables, int(self.runtime.wall_s() * 1000))
+        item.batch = replace(item.batch, header=item.batch.header.with_changes(count))
 
     def _fail(self, group: list[BufferedBatch], error: BaseException) -> None:
         """End after an error or an interrupt while writing: the disk may have the group.
@@ -596,7 +619,7 @@ class LocalBuffer:
     def _blank(self, item: BufferedBatch, *, replayed: bool = False) -> Receipt:
         header, epoch = item.batch.header, self.committer.opened.epoch
         name = self.identity.namespace
-        return Receipt(name, None, 0, epoch, "", header.ops, replayed, header.key)
+        return Receipt(name, None, 0, epoch, "", header.counted, replayed, header.key)
 
     def _receipt(self, item: BufferedBatch, *, replayed: bool = False) -> LocalReceipt:
         blank = self._blank(item, replayed=replayed)

@@ -2,7 +2,6 @@
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from operator import lt
 from typing import Any, cast
 
 import pyarrow as pa
@@ -123,7 +122,7 @@ def add_columns(
         fields,
         rows.expires_at_ms,
         rows.touched,
-        _is_distinct(tail, pages),
+        tail.is_distinct(pages),
         rows.merged_at_ms,
     )
 
@@ -155,16 +154,6 @@ def _spread(
         parts.append(array[start : start + count] if page in own else pa.nulls(count, array.type))
         start += count if page in own else 0
     return pa.concat_arrays(parts)
-
-
-def _is_distinct(tail: SegmentTail, pages: Sequence[int]) -> bool:
-    """Whether the keys of pages are in order, and no key comes twice."""
-    table = tail.index.pages
-    if not isinstance(pages, range) and not all(map(lt, pages, pages[1:])):
-        return False
-    if table.is_distinct:
-        return True
-    return bool((of_pages(table.distinct, pages) == of_pages(table.rows, pages)).all())
 
 
 def entry_at(  # noqa: PLR0917 - each get comes here

@@ -44,23 +44,27 @@ class ByteCache:
             found = self._values.get(key)
             if found is not None:
                 self._values.move_to_end(key)
-        (self._misses if found is None else self._hits).add()
-        return None if found is None else found[0]
+        if found is None:
+            self._misses.value += 1
+            return None
+        self._hits.value += 1
+        return found[0]
 
     def peek_many(self, keys: Sequence[Hashable]) -> list[Any | None]:
         """Return the values of many keys, None for those that are not cached."""
-        values, found = self._values, []
+        values, hits = self._values, 0
+        found: list[Any | None] = []
         with self._lock:
             for key in keys:
                 entry = values.get(key)
-                if entry is not None:
+                if entry is None:
+                    found.append(None)
+                else:
                     values.move_to_end(key)
-                found.append(None if entry is None else entry[0])
-        misses = found.count(None)
-        if misses:
-            self._misses.add(misses)
-        if misses < len(found):
-            self._hits.add(len(found) - misses)
+                    found.append(entry[0])
+                    hits += 1
+        self._hits.value += hits
+        self._misses.value += len(found) - hits
         return found
 
     def get(self, key: Hashable, load: Callable[[], tuple[T, int]]) -> T:
@@ -80,15 +84,16 @@ class ByteCache:
 
     def put_many(self, entries: Iterable[tuple[Hashable, object, int]]) -> None:
         """Keep several values, each with its size, one after the other."""
+        values, bytes_max = self._values, self.bytes_max
         with self._lock:
             for key, value, size in entries:
-                if size > self.bytes_max or key in self._values:
+                if size > bytes_max or key in values:
                     continue
-                self._values[key] = (value, size)
+                values[key] = (value, size)
                 self.bytes += size
-                while self.bytes > self.bytes_max:
-                    self.bytes -= self._values.popitem(last=False)[1][1]
-        self._size.set(self.bytes)
+                while self.bytes > bytes_max:
+                    self.bytes -= values.popitem(last=False)[1][1]
+            self._size.value = self.bytes
 
 
 MISSING = object()

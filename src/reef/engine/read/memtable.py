@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from reef.engine.read.merge import RangeTombstones, count_keys, retained_versions, sorted_places
-from reef.engine.read.runs import Run, split_off
+from reef.engine.read.runs import Run, merged_pieces, split_off
 from reef.engine.rows.convert import to_python
 from reef.formats.manifest import SegmentEntry
 from reef.formats.schema import Schema
@@ -167,6 +167,19 @@ class MemtableCut(NamedTuple):
         for run in self.all_runs():
             yield self._pieces(run, wanted, reverse)
 
+    def merged_pieces(self, wanted: KeyRange, rows_first: int) -> Iterator[Versions | KeyRange]:
+        """Yield the newest row of each key in a range, put together by the kernel.
+
+        Ends with the rest of the range if the kernel cannot merge that: at once, without one.
+        """
+        runs = self.all_runs()
+        lsn_min = min((run.lsn_min for run in runs), default=0)
+        for piece in merged_pieces(runs, self.schema, wanted, rows_first) if runs else ():
+            if isinstance(piece, KeyRange):
+                yield piece
+            else:
+                yield from self._visible(piece, lsn_min)
+
     def _pieces(self, run: Run, wanted: KeyRange, reverse: bool) -> Iterator[Versions]:
         for piece in run.pieces(wanted, reverse):
             yield from self._visible(piece, run.lsn_min)
@@ -220,7 +233,8 @@ class MemtableCut(NamedTuple):
         """Yield rows without those below `first_lsn`; nothing if none are left."""
         if lsn_min < self.first_lsn:
             above = np.flatnonzero(rows.lsns >= self.first_lsn).astype(np.int64)
-            rows = rows if len(above) == len(rows) else rows.take(above)
+            if len(above) < len(rows):
+                rows = rows.take(above, distinct=rows.distinct)
         if len(rows):
             yield rows
 

@@ -33,6 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reef.engine.rows.merges import ColumnOperands
+from reef.formats.merging import RowBuffers, merge_rows, row_buffers
 from reef.formats.operators import Codes, Operator, codes_of
 from reef.formats.schema import Schema
 from reef.formats.versions import (
@@ -203,6 +204,8 @@ def newest_versions(
     stays a patch, all patches of its key in one.
     """
     parts = [part for part in parts if len(part)] or list(parts[:1])
+    if len(parts) > 1 and (merged := _merged_directly(parts, schema)) is not None:
+        return drop_covered(merged, tombstones)
     rows = concat_versions(parts, schema)
     has_partial = rows.has_partial
     if len(parts) > 1:
@@ -210,6 +213,12 @@ def newest_versions(
     if has_partial:
         return _resolve_versions(drop_covered(rows, tombstones), schema, complete=True)
     return drop_covered(rows if rows.distinct else _first_of_each_key(rows), tombstones)
+
+
+def in_order(parts: Sequence[Versions], schema: Schema) -> Versions:
+    """Return all versions of some parts, sorted by key, newest first."""
+    rows = concat_versions(parts, schema)
+    return rows if len(parts) == 1 else rows.take(sorted_places(rows))
 
 
 def joined_versions(rows: Versions, schema: Schema, *, joins_merges: bool = True) -> Versions:
@@ -225,6 +234,17 @@ def joined_versions(rows: Versions, schema: Schema, *, joins_merges: bool = True
 def combined_merges(rows: Versions, schema: Schema) -> Versions:
     """Return one merge of each key; sums of floats become one operand. Rows are sorted."""
     return _resolve_versions(rows, schema, complete=False, joins_sums=True)
+
+
+def _merged_directly(parts: Sequence[Versions], schema: Schema) -> Versions | None:
+    """Return the newest row of each key, put together by the kernel; None if it cannot."""
+    buffers: list[RowBuffers] = []
+    for part in parts:
+        found = row_buffers(part, schema)
+        if found is None:
+            return None
+        buffers.append(found)
+    return merge_rows(buffers, schema)
 
 
 def _merge_parts(parts: Sequence[Versions], rows: Versions, *, every: bool) -> Versions:

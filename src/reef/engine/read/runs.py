@@ -25,9 +25,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from reef import kernel
 from reef.engine.read.merge import drop_superseded, sorted_places
+from reef.formats.merging import RowBuffers, merge_rows, row_buffers
 from reef.formats.schema import Schema
-from reef.formats.versions import Versions
+from reef.formats.versions import Versions, key_place
 from reef.types import KeyRange
 
 FENCE_ROWS = 16
@@ -49,13 +51,22 @@ _as_py = methodcaller("as_py")
 class Chunk:
     """Sorted rows, and the fences to search them."""
 
-    __slots__ = ("_fences", "_held", "rows")
+    __slots__ = ("_buffers", "_fences", "_held", "rows")
 
     def __init__(self, rows: Versions, held: int = 0) -> None:
         self.rows = rows
         self._held = held or len(rows)
         """How many rows its buffers hold: more than its own if it is a slice."""
         self._fences: list[bytes] | None = None
+        self._buffers: tuple[Schema, RowBuffers | None] | None = None
+
+    def buffers(self, schema: Schema) -> RowBuffers | None:
+        """Return the rows as the kernel merges them; None if it cannot."""
+        known = self._buffers
+        if known is None or known[0] is not schema:
+            rows = None if self.rows.has_partial else row_buffers(self.rows, schema)
+            known = self._buffers = schema, rows
+        return known[1]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -73,6 +84,8 @@ class Chunk:
 
     def left(self, key: bytes) -> int:
         """Return the place of the first row whose key is not below `key`."""
+        if kernel.native is not None:
+            return key_place(self.rows.keys, key)
         block = bisect_left(self.fences, key)
         if not block:
             return 0
@@ -82,6 +95,8 @@ class Chunk:
 
     def right(self, key: bytes) -> int:
         """Return the place of the first row whose key is above `key`."""
+        if kernel.native is not None:
+            return key_place(self.rows.keys, key, above=True)
         block = bisect_right(self.fences, key)
         if not block:
             return 0
@@ -231,6 +246,12 @@ class Run:
                 start, end = (start, before) if reverse else (after, end)
                 size = min(2 * size, PIECE_ROWS_MAX)
 
+    def part_at(self, start: bytes) -> tuple[Chunk, bytes | None]:
+        """Return the chunk that has the first rows from a key on, and where the next one begins."""
+        chunks, first_keys = self._sorted()
+        place = max(0, bisect_right(first_keys, start) - 1)
+        return chunks[place], first_keys[place + 1] if place + 1 < len(chunks) else None
+
     def within(self, wanted: KeyRange) -> Iterator[Versions]:
         """Yield the rows of a range, chunk by chunk."""
         for chunk in self.chunks:
@@ -323,6 +344,38 @@ def split_off(
         if high is not None:
             rest.append(high)
     return parts, rest
+
+
+def merged_pieces(
+    runs: Sequence[Run], schema: Schema, wanted: KeyRange, rows_first: int
+) -> Iterator[Versions | KeyRange]:
+    """Yield the newest row of each key of a range in several runs, few at first, then more.
+
+    Ends with the rest of the range if the kernel cannot merge that: at once, where there is none.
+    """
+    start, size = wanted.start, max(1, rows_first)
+    while True:
+        end, parts = wanted.end, list[RowBuffers]()
+        for run in runs:
+            chunk, follows = run.part_at(start)
+            if follows is not None and (end is None or follows < end):
+                end = follows
+            if (buffers := chunk.buffers(schema)) is not None:
+                parts.append(buffers)
+        is_complete = len(parts) == len(runs)
+        rows = merge_rows(parts, schema, start, end, size) if is_complete else None
+        if rows is None:
+            yield KeyRange(start, wanted.end)
+            return
+        if len(rows):
+            yield rows
+        if len(rows) == size:
+            start = rows.keys[-1].as_py() + b"\0"
+        elif end is None or end == wanted.end:
+            return
+        else:
+            start = end
+        size = min(2 * size, PIECE_ROWS_MAX)
 
 
 def rows_bytes(rows: Versions) -> int:

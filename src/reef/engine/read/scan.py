@@ -43,9 +43,14 @@ class Cursor(ABC):
 
     def __init__(self) -> None:
         self._rows: Versions | None = None
+        self._rest: tuple[Versions, int, int] | None = None
+        """Of the last piece, cut off when it is needed: a scan with a limit may end before."""
 
     def load(self) -> bool:
         """Load a piece, unless one is loaded; False at the end."""
+        if self._rest is not None:
+            rows, start, end = self._rest
+            self._rows, self._rest = rows.slice(start, end), None
         while self._rows is None or not len(self._rows):
             self._rows = self._next()
             if self._rows is None:
@@ -64,10 +69,12 @@ class Cursor(ABC):
         if self.edge(reverse) == bound:  # all of it
             self._rows = None
             return rows
-        place = key_place(rows.keys, bound, above=not reverse)
-        low, high = rows.slice(0, place), rows.slice(place, len(rows))
-        taken, self._rows = (high, low) if reverse else (low, high)
-        return taken
+        place, self._rows = key_place(rows.keys, bound, above=not reverse), None
+        if reverse:
+            self._rest = rows, 0, place
+            return rows.slice(place, len(rows))
+        self._rest = rows, place, len(rows)
+        return rows.slice(0, place)
 
     @abstractmethod
     def _next(self) -> Versions | None:
@@ -198,29 +205,36 @@ class SegmentCursor(Cursor):
             self._segments.expect(self._entry, pages, self._columns)
 
 
-def merged(cursors: Sequence[Cursor], reverse: bool) -> Iterator[list[Versions]]:
-    """Yield pieces that no source can add to any more, in the order of reading."""
+def merged(
+    cursors: Sequence[Cursor], reverse: bool, late: Iterator[Cursor] | None = None
+) -> Iterator[list[Versions]]:
+    """Yield pieces that no source can add to any more, in the order of reading.
+
+    `late` has the cursors that say where they begin, in that order; by default they are among the
+    others.
+    """
     begun = [cursor for cursor in cursors if cursor.near is None]
-    waiting = _by_near(cursors, reverse)
+    waiting = iter(_by_near(cursors, reverse)) if late is None else late
+    coming = next(waiting, None)
     nearest = max if reverse else min
     while True:
         begun = [cursor for cursor in begun if cursor.load()]
         bound = nearest((cursor.edge(reverse) for cursor in begun), default=None)
-        while waiting and (bound is None or not _is_beyond(waiting[-1], bound, reverse)):
-            cursor = waiting.pop()
-            if cursor.load():
-                begun.append(cursor)
-                edge = cursor.edge(reverse)
+        while coming is not None and (bound is None or not _is_beyond(coming, bound, reverse)):
+            if coming.load():
+                begun.append(coming)
+                edge = coming.edge(reverse)
                 bound = edge if bound is None else nearest(bound, edge)
+            coming = next(waiting, None)
         if bound is None:
             return
         yield [cursor.take(bound, reverse) for cursor in begun]
 
 
 def _by_near(cursors: Sequence[Cursor], reverse: bool) -> list[Cursor]:
-    """Return those that say where they begin; the one that is next comes last."""
+    """Return those that say where they begin, in that order."""
     known = [(cursor.near, cursor) for cursor in cursors if cursor.near is not None]
-    known.sort(key=lambda pair: pair[0], reverse=not reverse)
+    known.sort(key=lambda pair: pair[0], reverse=reverse)
     return [cursor for _, cursor in known]
 
 

@@ -10,7 +10,7 @@ by itself. A bucket is asked once for all blocks of a row, and scans leave out g
 to transfer than another request.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -40,7 +40,7 @@ from reef.engine.read.blocks import (
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.memtable import Entry
 from reef.engine.read.merge import RangeTombstones
-from reef.errors import ErrorKind, InvalidInputError
+from reef.errors import CorruptionError, ErrorKind, InvalidInputError
 from reef.formats.block import (
     BLOCK_HEAD_BYTES,
     decode_block_bytes,
@@ -56,6 +56,8 @@ from reef.formats.versions import Versions, concat_versions
 from reef.paths import Namespace
 from reef.stores import Store
 from reef.stores.base import coalesce, reread_if_damaged
+from reef.stores.direct import DirectReads
+from reef.types import KeyRange
 
 FRAGMENT_BYTES = 200
 """About the memory of a range tombstone, without its keys."""
@@ -78,6 +80,11 @@ RANKED_GAP_BYTES = 128 * 1024
 """The same for single rows all over a segment: their requests are the most of a search."""
 INDEX_RANGES_MAX = 8
 """Requests for the parts of one index that a search reads."""
+DIRECT_PAGES_MAX = 16
+"""A scan reads more pages than these straight into the buffers of their columns."""
+DIRECT_BLOCKS_MAX = 32
+"""The kernel reads pages of so many blocks itself; the bounds of all pages are kept for it."""
+BLOCK_KINDS = (int(KEY_KIND), int(COLUMN_KIND))
 Ordinals = npt.NDArray[np.uint32]
 
 
@@ -103,6 +110,14 @@ class KeyRanges:
             place -= 1
         return found
 
+    def touching(self, wanted: KeyRange) -> list[SegmentEntry]:
+        """Return the segments that may have a key of a range, in the order of their first keys."""
+        start = wanted.start
+        first, last = bisect_left(self._reach, start), len(self._starts)
+        if wanted.end is not None:
+            last = bisect_left(self._starts, wanted.end)
+        return [entry for entry in self._ordered[first:last] if entry.max_key >= start]
+
 
 _first_key, _last_key = attrgetter("min_key"), attrgetter("max_key")
 _highest_lsn = attrgetter("lsn_max")
@@ -119,6 +134,7 @@ class SegmentStore:
         self.namespace = namespace
         self._cache = cache
         self._ranges = KeyRanges(())
+        self._direct = DirectReads.of(store)
 
     @property
     def cache(self) -> ByteCache:
@@ -142,15 +158,23 @@ class SegmentStore:
         self, entries: tuple[SegmentEntry, ...], ingested: Sequence[SegmentEntry], key: bytes
     ) -> list[SegmentEntry]:
         """Return the segments whose bounds include a key, the newest first."""
-        ranges = self._ranges
-        if ranges.entries is not entries:
-            ranges = self._ranges = KeyRanges(entries)
-        having = ranges.having(key)
+        having = self._ranges_of(entries).having(key)
         if ingested:
             having += [e for e in ingested if e.min_key <= key <= e.max_key]
         if len(having) > 1:
             having.sort(key=_highest_lsn, reverse=True)
         return having
+
+    def touching(self, entries: tuple[SegmentEntry, ...], wanted: KeyRange) -> list[SegmentEntry]:
+        """Return the segments that may have a key of a range, in the order of their first keys."""
+        return self._ranges_of(entries).touching(wanted)
+
+    def _ranges_of(self, entries: tuple[SegmentEntry, ...]) -> KeyRanges:
+        """Return the bounds of a manifest's segments; made once for each manifest."""
+        ranges = self._ranges
+        if ranges.entries is not entries:
+            ranges = self._ranges = KeyRanges(entries)
+        return ranges
 
     def tail(self, entry: SegmentEntry) -> SegmentTail:
         """Return all that is needed to plan reads of a segment."""
@@ -268,7 +292,7 @@ class SegmentStore:
         return self._cache.get(("centroids", spec.centroids), load)
 
     # --- by key -------------------------------------------------------------------
-    def find(
+    def find(  # noqa: C901 - each get comes here, and each call costs
         self, entry: SegmentEntry, key: bytes, key_hash: int, columns: Sequence[int] | None = None
     ) -> list[Entry]:
         """Return the versions of a key, newest first, with these columns; all by default."""
@@ -278,15 +302,31 @@ class SegmentStore:
         page = tail.page_of(key)
         if page < 0:
             return []
-        numbers = tail.numbers if columns is None else [KEYS, *columns]
-        payloads = self._page(entry, tail, page, numbers)
-        stamp = tail.stamp(page, key, payloads[0])
+        numbers = tail.numbers if columns is None else (KEYS, *columns)
+        keys = [(entry.id, number, page) for number in numbers]
+        payloads: list[Any] = [None] * len(keys)
+        if self._cache.bytes_max:
+            payloads = self._cache.peek_many(keys)
+        stamp = value = None
+        if None in payloads:
+            found = self._read_row(tail, page, key, numbers) if not any(payloads) else None
+            if found is None:
+                self._read_missing(tail, page, keys, payloads)
+            else:
+                row, last, lsn, seq, kind, value, payloads, _, _ = found
+                stamp = (row, last, lsn, seq, kind) if row >= 0 else None
+                self._keep_page(keys, payloads)
+        if stamp is None:
+            stamp = tail.stamp(page, key, payloads[0])
         if stamp is not None and (versions := stamp[1] - stamp[0]) < 2:
             if not versions:
                 return []
             row, _, lsn, seq, kind = stamp
-            values = {}
-            if kind != DELETE:
+            if kind == DELETE:
+                values = {}
+            elif value is not None:
+                values = {numbers[1]: value[0]}
+            else:
                 values = values_at(tail, page, row, zip(numbers, payloads, strict=True))
             return [Entry(entry.rows_lsn or lsn, seq, kind, values)]
         rows, source = tail.find(page, key, payloads[0])
@@ -295,15 +335,44 @@ class SegmentStore:
             for row in rows
         ]
 
-    def _page(
-        self, entry: SegmentEntry, tail: SegmentTail, page: int, numbers: Sequence[int]
-    ) -> list[Buffer]:
-        """Return the contents of one page's blocks, empty for those that it does not have."""
-        cache, segment = self._cache, entry.id
-        keys = [(segment, number, page) for number in numbers]
-        payloads: list[Any] = cache.peek_many(keys) if cache.bytes_max else [None] * len(keys)
-        if None not in payloads:
-            return payloads
+    def _read_row(
+        self, tail: SegmentTail, page: int, key: bytes, numbers: tuple[int, ...]
+    ) -> Sequence[Any] | None:
+        """Read a page and search it in one call of the kernel, whose result it returns; None if
+        that is left to the store and to Python.
+        """
+        if self._direct is None or len(numbers) > DIRECT_BLOCKS_MAX:
+            return None
+        layout = tail.layout(numbers)
+        found: tuple[Any, ...] | None = self._direct.call(
+            *("get_row", tail.name, layout.bounds, layout.columns, page, BLOCK_KINDS, key),
+            layout.is_bytes,
+        )
+        if found is None or not found[7]:
+            return found
+        spans = tail.spans_of(page, numbers)
+        payloads = list(found[6])
+        for place, (start, _) in enumerate(spans):
+            if found[7] >> place & 1:
+                kind = COLUMN_KIND if place else KEY_KIND
+                try:
+                    payloads[place] = decode_block_bytes(payloads[place], kind, tail.name, start)
+                except CorruptionError:
+                    return None  # it is read again
+        return (*found[:6], payloads, *found[7:])
+
+    def _read_missing(
+        self,
+        tail: SegmentTail,
+        page: int,
+        keys: Sequence[tuple[str, int, int]],
+        payloads: list[Any],
+    ) -> None:
+        """Read the blocks of a page that are not in memory; empty are those that it does not have.
+
+        `keys` are those of the cache; the payloads are filled in.
+        """
+        numbers = [number for _, number, _ in keys]
         missing, spans = [], []
         for place, span in enumerate(tail.spans_of(page, numbers)):
             if payloads[place] is None:
@@ -312,13 +381,20 @@ class SegmentStore:
                     spans.append(span)
                 else:
                     payloads[place] = b""
+        if not missing:
+            return
         fetched = self._read_page(tail, [numbers[place] for place in missing], spans)
-        kept = []
         for place, payload in zip(missing, fetched, strict=True):
             payloads[place] = payload
-            kept.append((keys[place], payload, len(payload) + PAYLOAD_BYTES))
-        cache.put_many(kept)
-        return payloads
+        self._keep_page([keys[place] for place in missing], fetched)
+
+    def _keep_page(self, keys: Sequence[tuple[str, int, int]], payloads: Sequence[bytes]) -> None:
+        """Keep the blocks of a page that it has."""
+        kept = []
+        for key, payload in zip(keys, payloads, strict=True):
+            if payload:
+                kept.append((key, payload, len(payload) + PAYLOAD_BYTES))
+        self._cache.put_many(kept)
 
     def _read_page(
         self, tail: SegmentTail, numbers: Sequence[int], spans: list[tuple[int, int]]
@@ -347,23 +423,69 @@ class SegmentStore:
     ) -> Versions:
         """Return the versions that a segment has of some sorted keys."""
         tail = self.tail(entry)
-        may_have = np.flatnonzero(tail.filter.may_have_many(hashes)).tolist()
-        by_page: dict[int, list[bytes]] = {}
-        for place in may_have:
-            by_page.setdefault(tail.page_of(keys[place]), []).append(keys[place])
-        by_page.pop(-1, None)
-        pages, parts = list(by_page), [Versions.empty(schema)]
-        step = PAGES_IN_PARALLEL if self.waits else PAGES_AT_ONCE
+        chosen = [keys[at] for at in np.flatnonzero(tail.filter.may_have_many(hashes)).tolist()]
+        pages, counts = tail.pages_of(chosen)
+        chosen = chosen[len(chosen) - int(counts.sum()) :]  # without those below the first page
+        parts = self._picked(entry, tail, pages, counts, chosen, columns)
+        parts = [part.under(schema) for part in parts if len(part)] or [Versions.empty(schema)]
+        rows = concat_versions(parts, schema)
+        return rows.with_lsn(entry.rows_lsn) if entry.rows_lsn else rows
+
+    def _picked(  # noqa: PLR0917 - as find_many, with its pages
+        self,
+        entry: SegmentEntry,
+        tail: SegmentTail,
+        pages: npt.NDArray[np.int64],
+        counts: npt.NDArray[np.int64],
+        keys: list[bytes],
+        columns: Sequence[int] | None,
+    ) -> list[Versions]:
+        """Return the versions of sorted keys, of which `counts` may be in each of some pages."""
         each = tail.index.pages.average_bytes
         kept = self.bytes_kept(len(pages) * each) // each
-        for start in range(0, len(pages), step):
-            some = pages[start : start + step]
-            sought = [by_page[page] for page in some]
-            keep = start + step <= kept or kept == len(pages)
-            found = self._matching(entry, tail, some, sought, columns, keep=keep)
-            parts.append(found.under(schema))
-        rows = concat_versions([part for part in parts if len(part)] or parts[:1], schema)
-        return rows.with_lsn(entry.rows_lsn) if entry.rows_lsn else rows
+        if not kept and len(pages):
+            parts = select_blocks(tail, pages.tolist(), columns)
+            rows = self._read_rows(tail, pages, parts, (tuple(keys), counts))
+            if rows is not None:
+                return [rows]
+        step = PAGES_IN_PARALLEL if self.waits else PAGES_AT_ONCE
+        ends, listed = np.cumsum(counts).tolist(), pages.tolist()
+        sought = [keys[end - n : end] for end, n in zip(ends, counts.tolist(), strict=True)]
+        return [
+            self._matching(
+                *(entry, tail, listed[start : start + step], sought[start : start + step], columns),
+                keep=start + step <= kept or kept == len(pages),
+            )
+            for start in range(0, len(pages), step)
+        ]
+
+    def _read_rows(
+        self,
+        tail: SegmentTail,
+        pages: npt.NDArray[np.int64],
+        parts: Sequence[Part],
+        sought: tuple[tuple[bytes, ...], npt.NDArray[np.int64]] | None = None,
+    ) -> Versions | None:
+        """Return the rows of pages, or of sorted keys and how many of them to search in each page,
+        read by one call of the kernel; None if that is left to the store and to Python.
+        """
+        if self._direct is None:
+            return None
+        numbers = tuple([number for number, _ in parts])
+        if len(numbers) > DIRECT_BLOCKS_MAX or numbers in tail.left_to_python:
+            return None
+        layout = tail.layout(numbers)
+        if layout.read is None or not self._direct.is_open(tail.name):
+            return None
+        keys, counts = (None, None) if sought is None else sought
+        found = self._direct.call(
+            *("read_rows", tail.name, layout.bounds, layout.read.encoded, BLOCK_KINDS),
+            *(pages, keys, counts),
+        )
+        if found is None:
+            tail.left_to_python.add(numbers)
+            return None
+        return layout.read.rows(found)
 
     def _matching(
         self,
@@ -399,7 +521,7 @@ class SegmentStore:
         tail = self.tail(entry)
         parts = select_blocks(tail, pages, columns)
         if not keep and not self._has_some(entry, pages):
-            return self._streamed(entry, tail, pages, parts)
+            return self._streamed(tail, pages, parts)
         payloads = self._payloads(entry, tail, parts, SCAN_GAP_BYTES, keep=keep)
         return assemble_rows(tail, pages, parts, payloads)
 
@@ -451,10 +573,12 @@ class SegmentStore:
         ends = [(entry.id, KEYS, page) for page in (pages[0], pages[-1])] if pages else []
         return any(payload is not None for payload in self._cache.peek_many(ends))
 
-    def _streamed(
-        self, entry: SegmentEntry, tail: SegmentTail, pages: Sequence[int], parts: Sequence[Part]
-    ) -> Versions:
+    def _streamed(self, tail: SegmentTail, pages: Sequence[int], parts: Sequence[Part]) -> Versions:
         """Read pages that are not kept: from stored blocks to columns, without payloads between."""
+        if len(pages) <= DIRECT_PAGES_MAX:
+            rows = self._read_rows(tail, np.array(pages, np.int64), parts)
+            if rows is not None:
+                return replace(rows, distinct=tail.is_distinct(pages))
         key, spans = tail.name, block_spans(tail, parts)
         ranges = coalesce(spans, self._gap(SCAN_GAP_BYTES))
 

@@ -23,6 +23,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -300,7 +301,7 @@ class Skipping:
         # A segment without rows has range tombstones only, which are always read.
         self._entries = [entry for entry in entries if entry.rows]
         self._segments = segments
-        self._bytes = sum(entry.size for entry in entries)
+        self._bytes: int = sum(map(attrgetter("size"), entries))
         self._memory = [rows for rows in memory if len(rows)]
         self._wheres = self._alternatives(where)
         self._known: dict[tuple[int, str], _SegmentGroups] = {}

@@ -28,14 +28,16 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile
+from itertools import chain, takewhile
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from reef.engine.read.memtable import Entry, Memtable, MemtableCut, entry_at, rows_of_key
-from reef.engine.read.merge import RangeTombstones, drop_deleted, newest_versions
+from reef.engine.read.merge import RangeTombstones, drop_deleted, in_order, newest_versions
+from reef.engine.read.runs import PIECE_ROWS
 from reef.engine.read.scan import (
     EVERYTHING,
     Cursor,
@@ -52,11 +54,14 @@ from reef.formats.filter import hash_key, hash_keys
 from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.schema import Schema
 from reef.formats.versions import RangeTombstone, Versions
-from reef.formats.wal_object import OpKind
+from reef.formats.wal_object import FIRST_PARTIAL, OpKind
 from reef.runtime import Runtime
 from reef.types import KeyRange
 
 T = TypeVar("T")
+FEW_KEYS = 64
+"""So few keys are looked for one by one among the bounds of segments."""
+_near_key, _far_key = attrgetter("min_key"), attrgetter("max_key")
 
 
 class Overlaying(Protocol):
@@ -99,6 +104,10 @@ class View:
 
     def newest(self, key: bytes, columns: Sequence[int] | None = None) -> Entry | None:
         """Return a key's newest version with all patches applied; None if it never had one."""
+        if self.staged is None:
+            table = self.memtable.tidy_cut()
+            found = [] if table.is_empty else table.versions(key)
+            return self._with_segments(key, found, table, columns)
         cut = self._cut()
         return cut.view._newest_in(key, cut, columns)
 
@@ -106,8 +115,18 @@ class View:
         self, key: bytes, cut: "_ViewCut", columns: Sequence[int] | None = None
     ) -> Entry | None:
         """Return the newest version, as of a cut."""
-        found, segments, key_hash = cut.versions(key), self.segments, None
-        for entry in segments.newest_first(self.manifest.segments, cut.tables[0].ingested, key):
+        return self._with_segments(key, cut.versions(key), cut.tables[0], columns)
+
+    def _with_segments(
+        self,
+        key: bytes,
+        found: list[Entry],
+        table: MemtableCut,
+        columns: Sequence[int] | None = None,
+    ) -> Entry | None:
+        """Return the newest version, given those in memory."""
+        segments, key_hash = self.segments, None
+        for entry in segments.newest_first(self.manifest.segments, table.ingested, key):
             if found and _newest_whole_lsn(found) > entry.lsn_max:
                 break
             if entry.tombstones:
@@ -117,9 +136,9 @@ class View:
             if key_hash is None:
                 key_hash = hash_key(key)
             found += segments.find(entry, key, key_hash, columns)
-        if len(found) == 1 and found[0].is_whole:
+        if len(found) == 1 and found[0].kind < FIRST_PARTIAL:
             return found[0]
-        return resolve(found, cut.view.manifest.schema)
+        return resolve(found, self.manifest.schema)
 
     def scan(
         self,
@@ -128,13 +147,17 @@ class View:
         *,
         reverse: bool = False,
         projection: Projection = EVERYTHING,
+        rows_first: int = PIECE_ROWS,
     ) -> "Scan":
         """Return the rows of a range, as of now; nothing is fetched before they are consumed."""
         if projection.where is not None:
             wanted = wanted.both(projection.where.key_range())
         cut = self._cut()
         manifest = cut.view.manifest
-        return Scan(manifest, self.segments, cut.tables, wanted, now_ms, reverse, projection)
+        return Scan(
+            *(manifest, self.segments, cut.tables, wanted, now_ms, reverse, projection),
+            rows_first,
+        )
 
     def cut(self) -> tuple[Manifest, tuple[MemtableCut, ...]]:
         """Return the tables as of now, the memtable first, and the manifest below them."""
@@ -228,6 +251,8 @@ class Scan:
     reverse: bool
     projection: Projection = EVERYTHING
     """Rows that cannot match may be left out; whether the others do is for the caller to see."""
+    rows_first: int = PIECE_ROWS
+    """About how many rows are merged first; each further piece is twice as large."""
 
     def __iter__(self) -> Iterator[Versions]:
         """Yield the rows in pieces, by key, from either end."""
@@ -235,18 +260,27 @@ class Scan:
         tombstones = [table.range_tombstones for table in self.tables]
         tombstones += [self.segments.deletes(entry) for entry in overlapping if entry.tombstones]
         deletes = [some for some in tombstones if some]
-        cursors: list[Cursor] = [
-            RowsCursor(pieces)
-            for table in self.tables
-            for pieces in table.pieces(self.wanted, self.reverse)
-        ]
+        cursors = [cursor for table in self.tables for cursor in self._in_memory(table)]
         skipping = self.skipping(overlapping)
-        cursors += [self._late_cursor(entry, skipping) for entry in overlapping]
-        for piece in merged(cursors, self.reverse):
+        by_near = sorted(overlapping, key=_far_key if self.reverse else _near_key)
+        late = (self._late_cursor(entry, skipping) for entry in _in_turn(by_near, self.reverse))
+        waiting = list(late) if self.segments.reads_ahead else late
+        for piece in merged(cursors, self.reverse, iter(waiting)):
             rows = newest_versions(piece, self.manifest.schema, deletes)
             rows = drop_deleted(rows, self.now_ms)
             if len(rows):
                 yield rows.take(np.arange(len(rows) - 1, -1, -1)) if self.reverse else rows
+
+    def _in_memory(self, table: MemtableCut) -> list[Cursor]:
+        """Return the rows of a table: of all runs merged by the kernel, or run by run."""
+        if not self.reverse and len(table.runs) + bool(table.head.rows) > 1:
+            pieces = table.merged_pieces(self.wanted, self.rows_first)
+            first = next(pieces, None)
+            if first is None:
+                return []
+            if not isinstance(first, KeyRange):
+                return [RowsCursor(_newest_rows(table, chain((first,), pieces)))]
+        return [RowsCursor(pieces) for pieces in table.pieces(self.wanted, self.reverse)]
 
     def _late_cursor(self, entry: SegmentEntry, skipping: Skipping) -> LateCursor:
         near = entry.max_key if self.reverse else entry.min_key
@@ -279,8 +313,24 @@ class Scan:
 
     def overlapping(self) -> list[SegmentEntry]:
         """Return the segments that may have a part in it."""
-        everything = (*self.tables[0].ingested, *self.manifest.segments)
-        return [e for e in everything if self.wanted.touches(e.min_key, e.max_key)]
+        found = self.segments.touching(self.manifest.segments, self.wanted)
+        ingested = self.tables[0].ingested
+        return [e for e in ingested if self.wanted.touches(e.min_key, e.max_key)] + found
+
+
+def _in_turn(entries: list[SegmentEntry], reverse: bool) -> Iterator[SegmentEntry]:
+    return reversed(entries) if reverse else iter(entries)
+
+
+def _newest_rows(table: MemtableCut, pieces: Iterable[Versions | KeyRange]) -> Iterator[Versions]:
+    """Yield pieces of merged rows; where the kernel ends, all versions, merged by Python."""
+    for piece in pieces:
+        if isinstance(piece, KeyRange):
+            cursors = [RowsCursor(some) for some in table.pieces(piece, False)]
+            for parts in merged(cursors, False):
+                yield in_order(parts, table.schema)
+        else:
+            yield piece
 
 
 def range_tombstones_of(segments: SegmentStore, entry: SegmentEntry) -> Sequence[RangeTombstone]:
@@ -334,12 +384,11 @@ def versions_in(
 ) -> tuple[list[Versions], list[RangeTombstones]]:
     """Return the same for sorted keys, as of one cut of a view."""
     in_memory = [rows for table in tables for rows in table.look_up(ordered)]
-    everything = (*tables[0].ingested, *manifest.segments)
-    open_keys = _unsettled(ordered, in_memory, everything)
+    open_keys = _unsettled(ordered, in_memory, (*tables[0].ingested, *manifest.segments))
     hashes = hash_keys(open_keys)
     shares = [
         (entry, slice(first, last))
-        for entry in everything
+        for entry in _holders(open_keys, manifest, tables[0].ingested, segments)
         if (first := bisect_left(open_keys, entry.min_key))
         < (last := bisect_right(open_keys, entry.max_key))
     ]
@@ -357,6 +406,22 @@ def versions_in(
     return [Versions.empty(manifest.schema), *in_memory, *parts], tombstones
 
 
+def _holders(
+    keys: list[bytes],
+    manifest: Manifest,
+    ingested: Sequence[SegmentEntry],
+    segments: SegmentStore,
+) -> list[SegmentEntry]:
+    """Return the segments that may have some of these sorted keys, and some others."""
+    if not keys:
+        return []
+    if len(keys) > FEW_KEYS:
+        within = KeyRange(keys[0], keys[-1] + b"\0")
+        return [*ingested, *segments.touching(manifest.segments, within)]
+    having = (segments.newest_first(manifest.segments, (), key) for key in keys)
+    return [*ingested, *{entry.id: entry for some in having for entry in some}.values()]
+
+
 def _one_by_one(call: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
     return [call(item) for item in items]
 
@@ -365,7 +430,9 @@ def _unsettled(
     ordered: list[bytes], in_memory: Sequence[Versions], entries: Sequence[SegmentEntry]
 ) -> list[bytes]:
     """Return the keys whose newest whole row in memory may not be the newest there is."""
-    newest = max((entry.lsn_max for entry in entries), default=0)
+    if not in_memory:
+        return ordered
+    newest = max(map(attrgetter("lsn_max"), entries), default=0)
     known: set[bytes] = set()
     for rows in in_memory:
         settled = ~rows.are_partial() & (rows.lsns > newest)

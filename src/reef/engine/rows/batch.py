@@ -201,6 +201,7 @@ class Batch:
 
     _pieces: "list[_SinglePiece | _RowPiece | _MergePiece]" = field(default_factory=list)
     _ops: int = 0
+    _has_patches: bool = False
 
     def __len__(self) -> int:
         """Return the number of calls that added operations; a table of rows counts once."""
@@ -238,6 +239,7 @@ class Batch:
 
     def patch(self, rows: Any) -> Self:
         """Set only the named columns of rows that exist."""
+        self._has_patches = True
         return self._add_rows(_RowPiece(OpKind.PATCH, _copied(rows), None))
 
     def merge(

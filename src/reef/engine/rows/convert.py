@@ -18,6 +18,7 @@ data is null there, and data from before a column was widened is cast to its cur
 expiry time is no column of the schema, but can be selected by name.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
@@ -69,6 +70,9 @@ EXPIRES_TYPE = pa.timestamp("ms", "UTC")
 BINARY_ID = pa.binary().id
 
 
+TIME = re.compile(r"(\d\d:\d\d(?::\d\d(?=$|\.))?)(?:\.(\d{1,9}))?")
+
+
 class Misfit(ValueError):
     """A value that its column cannot hold; the caller adds row and column."""
 
@@ -100,6 +104,22 @@ def fit_numpy(values: npt.NDArray[np.generic], target: pa.DataType) -> pa.Array:
         # numpy has no zones: its timestamps are UTC if the column has a zone.
         array = array.cast(pa.timestamp(array.type.unit, target.tz))
     return fit_array(array, target)
+
+
+def parse_times(texts: pa.Array, target: pa.DataType) -> pa.Array:
+    """Return times of day from ISO 8601 text, to the nanosecond, or raise one of MISFITS."""
+    times = [None if text is None else _parse_time(text) for text in texts.to_pylist()]
+    return pa.array(times, pa.int64()).cast(pa.time64("ns")).cast(target)
+
+
+def _parse_time(text: str) -> int:
+    """Return the nanoseconds since midnight; Arrow parses no times, Python cuts nanoseconds off."""
+    match = TIME.fullmatch(text)
+    if match is None:
+        raise Misfit(f"{text[:80]!r} is not a time such as 12:30:01.5")
+    clock = time.fromisoformat(match[1])
+    seconds = (clock.hour * 60 + clock.minute) * 60 + clock.second
+    return seconds * 10**9 + int((match[2] or "").ljust(9, "0"))
 
 
 def is_list(data_type: pa.DataType) -> bool:

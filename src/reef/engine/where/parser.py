@@ -40,6 +40,7 @@ ALLOWED = (
     "literal, column [NOT] BETWEEN literal AND literal, column [NOT] IN (literals), "
     "column [NOT] LIKE 'prefix%', or column IS [NOT] NULL"
 )
+FIELD_HINT = "Conditions are on whole columns; SQL has the fields of structs: db.sql, reef sql"
 DEPTH_MAX = 100
 """Most nested parentheses; deeper ones would exhaust the stack."""
 RESERVED = frozenset(("AND", "OR", "NOT", "IN", "IS", "NULL", "LIKE", "BETWEEN", "TRUE", "FALSE"))
@@ -195,12 +196,14 @@ def quote_name(name: str) -> str:
 
 
 def _tokens(text: str) -> list[_Token]:
-    tokens, offset = [], 0
+    tokens: list[_Token] = []
+    offset = 0
     while offset < len(text):
         match = TOKEN.match(text, offset)
         if match is None:
             unclosed = "an unclosed quote" if text[offset] in "'\"`" else "not understood"
-            raise SourcePosition(text, offset).error(f"{text[offset]!r} is {unclosed}")
+            hint = FIELD_HINT if text[offset] == "." and tokens else ALLOWED
+            raise SourcePosition(text, offset).error(f"{text[offset]!r} is {unclosed}", hint)
         if match.lastgroup != "space":
             tokens.append(_Token(str(match.lastgroup), match[0], offset))
         offset = match.end()

@@ -148,6 +148,11 @@ class UnfoldedLog:
     """How far each stream was committed."""
     appended: dict[str, int] = field(default_factory=dict)
     """The LSNs of appends that count, behind the floor, by write id."""
+    objects: int = 0
+    bytes: int = 0
+    """Of all objects behind the floor."""
+    has_writer: bool = False
+    """Whether a writer has put one of them."""
 
     def committed_as(self, key: str | None) -> DedupEntry | None:
         """Return the commit with a job's key, if it is still in the dedup window."""
@@ -202,6 +207,8 @@ class Appender:
         self._heads = HeadFinder(store, namespace)
         self._headers: dict[int, WalHeader] = {}
         self._tries: dict[tuple[WalKind, str], _Tries] = {}
+        self.seen: UnfoldedLog | None = None
+        """The log as it was read last."""
         self._checked: LogRules | None = None
         """Rules of a conditional ingest, up to the last object that was checked."""
 
@@ -341,7 +348,9 @@ class Appender:
             listed = self._log.filled(head.manifest.wal_floor)
             headers = self._peek({slot.lsn: slot.size for slot in listed}, head.manifest)
             if headers is not None and head.fresh():
-                return self._replay(head.manifest, headers)
+                size = sum(slot.size for slot in listed)
+                self.seen = self._replay(head.manifest, headers, size)
+                return self.seen
         raise UnavailableError(
             f"the log of {self._names.name} cannot be read within half a grace period",
             hint="The store is too slow for this grace period",
@@ -402,7 +411,7 @@ class Appender:
         headers = run_header_task(HeaderTask(self._store, self._names, tuple(slots)))
         return {lsn: header for (lsn, _), header in zip(slots, headers, strict=True)}
 
-    def _replay(self, manifest: Manifest, headers: dict[int, WalHeader]) -> UnfoldedLog:
+    def _replay(self, manifest: Manifest, headers: dict[int, WalHeader], size: int) -> UnfoldedLog:
         rules = LogRules(manifest)
         ended: dict[str, Ended] = {}
         appended: dict[str, int] = {}
@@ -424,6 +433,9 @@ class Appender:
             rules.last_ids(),
             rules.marks,
             appended,
+            len(headers),
+            size,
+            any(header.kind.of_writer for header in headers.values()),
         )
 
     # --- filling ------------------------------------------------------------------
@@ -598,6 +610,11 @@ class StreamAppender:
     def marks(self) -> dict[str, int]:
         """Return how many batches of each stream were committed."""
         return self._appender.read_log().marks
+
+    @property
+    def log(self) -> UnfoldedLog | None:
+        """The unfolded log, as the last call has read it."""
+        return self._appender.seen
 
     def append(
         self,

@@ -27,7 +27,7 @@ response: the log shows whether the commit has counted (H31).
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from dataclasses import replace as dataclass_replace
 from typing import Any, Literal, Self, Unpack
@@ -48,7 +48,7 @@ from reef.formats.manifest import DedupEntry, Manifest
 from reef.formats.schema import Schema
 from reef.formats.versions import Versions
 from reef.formats.wal_object import JOB_DIGEST, Job, JobSegment, OpKind, Ops, WalKind, encode_ops
-from reef.jobs.ingest.append import Appender, JobState, Unchanged
+from reef.jobs.ingest.append import Appender, JobState, Unchanged, UnfoldedLog
 from reef.jobs.ingest.staging import (
     ROW_SEQ,
     Staging,
@@ -113,9 +113,13 @@ class BulkJob:
         make: Schema | None = None,
         job_id: str | None = None,
         digest: Callable[[Schema], str] | None = None,
+        reported: bool = True,
         **settings: Unpack[IngestOptions],
     ) -> None:
-        """Begin a job. Several processes may begin the same one, by its id: the tasks of Spark."""
+        """Begin a job. Several processes may begin the same one, by its id: the tasks of Spark.
+
+        If it is not `reported`, `Database.jobs` finds it in its namespace only.
+        """
         check_live_wins(live_wins, replaces=replace is not None)
         self._settings = IngestSettings().changed(settings)
         check_idempotency_key(idempotency_key)
@@ -139,7 +143,7 @@ class BulkJob:
         self._digest_of, self._schemas_before = digest, manifest.schemas[:-1]
         self.receipt: Receipt | None = None
         """The result of the commit; set from the start if the key was committed before."""
-        self._lease = self._hold(manifest, self._settings.lease_ttl_s)
+        self._lease = self._hold(manifest, self._settings.lease_ttl_s, reported=reported)
         try:
             self._begin()
         except BaseException:
@@ -184,6 +188,20 @@ class BulkJob:
             self.live_wins,
             self.begin_lsn,
         )
+
+    @property
+    def log(self) -> UnfoldedLog | None:
+        """The unfolded log, as the last step has read it."""
+        return self._appender.seen
+
+    def hand_over(self) -> JobHandle:
+        """Leave the job and its lease to the process that will `resume` it.
+
+        Nothing renews the lease in between, unless tasks do.
+        """
+        self._lease.hand_over()
+        self._shown.__exit__(None, None, None)
+        return self.handle
 
     @property
     def staging(self) -> Staging:
@@ -264,10 +282,13 @@ class BulkJob:
                     raise
 
     # --- steps --------------------------------------------------------------------
-    def _hold(self, manifest: Manifest, ttl_s: float) -> HeldLease[GenerationLease]:
+    def _hold(
+        self, manifest: Manifest, ttl_s: float, *, reported: bool = True
+    ) -> HeldLease[GenerationLease]:
         owner = job_owner(self.id)
         lease = take_lease(self._store, self._names, manifest, owner=owner, ttl_s=ttl_s)
-        self._shown = self._db._working(BULK_LOAD, self._names.name, self.id)
+        shown = self._db._working(BULK_LOAD, self._names.name, self.id)
+        self._shown: AbstractContextManager[object] = shown if reported else nullcontext()
         self._shown.__enter__()
         return HeldLease(lease)
 

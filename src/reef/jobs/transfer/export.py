@@ -327,7 +327,8 @@ def export(
     `as_of`, `snapshot` and the bounds are those of a reader and of `scan_arrow`.
     """
     if format not in ("parquet", "arrow"):
-        raise _bad(f"format={format!r} is neither 'parquet' nor 'arrow'")
+        hint = CSV_HINT if str(format) == "csv" else ""
+        raise _bad(f"format={format!r} is neither 'parquet' nor 'arrow'", hint)
     if rows_per_file < 1:
         raise _bad(f"rows_per_file={rows_per_file} is not a number of rows")
     files = open_files(target)
@@ -459,5 +460,11 @@ def _seal(task: ExportTask, done: list[ExportedFile]) -> None:
         )
 
 
-def _bad(message: str) -> InvalidInputError:
-    return InvalidInputError(message, kind=ErrorKind.INVALID_OPTION)
+CSV_HINT = (
+    'CSV is written by reef sql URL "SELECT * FROM users" --format csv --to users.csv, or in '
+    'Python by pyarrow.csv.write_csv(reader.to_arrow(), "users.csv")'
+)
+
+
+def _bad(message: str, hint: str = "") -> InvalidInputError:
+    return InvalidInputError(message, kind=ErrorKind.INVALID_OPTION, hint=hint)

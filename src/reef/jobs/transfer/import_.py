@@ -69,7 +69,7 @@ def find_files(source: Source | Sequence[Source]) -> Found:
         if path.endswith(SUFFIXES):
             folder, slash, name = path.rpartition("/")
             store = open_files((folder or slash or ".") + mark + query)
-            return Found((SourceFile(store, name, store.head(name).size),))
+            return Found((SourceFile(store, name, _size_of(store, name, path)),))
         if os.path.isfile(path):
             raise InvalidInputError(
                 f"{path} is not a file of rows, by its name",
@@ -89,6 +89,13 @@ def find_files(source: Source | Sequence[Source]) -> Found:
             hint=f"Names end in one of {', '.join(SUFFIXES)}",
         )
     return Found(tuple(found) if seal is None else _as_sealed(store, seal, found), seal)
+
+
+def _size_of(store: Store, name: str, path: str) -> int:
+    try:
+        return store.head(name).size
+    except NotFoundError as error:
+        raise NotFoundError(f"there is no file {path}", object=name) from error
 
 
 def _as_sealed(

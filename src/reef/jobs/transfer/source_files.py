@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from reef.engine.rows.convert import MISFITS, parse_times
 from reef.errors import ErrorKind, InvalidInputError
 from reef.stores import Store
 
@@ -290,17 +291,17 @@ class _JsonRows(FileRows):
             try:
                 batch = self._reader.read_next_batch()
                 columns = [
-                    column.cast(field.type)
+                    _cast(column, field.type)
                     for column, field in zip(batch.columns, self.schema, strict=True)
                 ]
             except StopIteration:
                 return
-            except pa.ArrowInvalid as error:
+            except MISFITS as error:
                 raise self._name_row(error, self._types, first) from error
             yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
             first += len(batch)
 
-    def _name_row(self, error: pa.ArrowInvalid, types: pa.Schema, first: int) -> InvalidInputError:
+    def _name_row(self, error: Exception, types: pa.Schema, first: int) -> InvalidInputError:
         """Return an error with the row: Arrow numbers the rows of a block. Parse line by line."""
         known = set(getattr(self, "schema", pa.schema([])).names) or None
         text = io.TextIOWrapper(self._source.stream(), encoding="utf-8", errors="replace")
@@ -338,7 +339,7 @@ def _problem(line: str, types: pa.Schema, known: set[str] | None) -> tuple[str |
                 parse_options=_json_options(pa.schema(kept)),
             )
             if kept:
-                read.column(0).cast(kept[0].type)
+                _cast(read.column(0).combine_chunks(), kept[0].type)
         except (pa.ArrowException, ValueError) as error:
             return name, f"{json.dumps(value)[:80]} is not a value of the type: {error}"
     return None
@@ -351,6 +352,13 @@ def _json_type(data_type: pa.DataType) -> pa.DataType:
     if pa.types.is_fixed_size_list(data_type):
         return pa.list_(data_type.value_type)
     return data_type
+
+
+def _cast(column: pa.Array, data_type: pa.DataType) -> pa.Array:
+    """Return a parsed column as its own type."""
+    if pa.types.is_time(data_type) and pa.types.is_string(column.type):
+        return parse_times(column, data_type)
+    return column.cast(data_type)
 
 
 def _is_nested(data_type: pa.DataType) -> bool:

@@ -416,6 +416,11 @@ class Throttle(Hooked):
         now_s = self.runtime.monotonic_s()
         return {name: lane.rate(now_s) for name, lane in list(self._lanes.items())}
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether some requests wait for their turn."""
+        return bool(self._lanes)
+
     # --- requests -----------------------------------------------------------------
     def handles(self, operation: Operation) -> bool:
         """Reading the clock of a bucket writes one object, the most contended of all."""

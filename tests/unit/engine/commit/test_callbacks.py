@@ -268,7 +268,7 @@ def test_H26_a_refresh_that_ends_the_writer_completes_queued_batches():
     """H26: `refresh` finds another writer's fence, while no caller waits for the queued batches."""
     bucket = stores.open("memory://")
     old = opened(bucket)
-    old._committer.drive_in_background = lambda: None
+    old._committer.drive_in_background = lambda owner=None: None
     future = old.put("k", b"zombie", wait=False)
     opened(bucket)
     with pytest.raises(FencedError):

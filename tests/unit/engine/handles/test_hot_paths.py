@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import reef
+from reef import kernel
 from reef.jobs import fold
 from reef.stores import local
 from reef.telemetry import RequestMeter
@@ -21,6 +22,8 @@ NAME = "events"
 PUT_CALLS, DIRECTORY_CALLS = 235, 66
 """Of a put of one row, where the bucket is in memory; and the extra calls of a directory."""
 GROUP_CALLS = 220
+KERNEL_CALLS = {"get": 106, "get_many": 3_600, "scan": 300, "scan of two runs": 440}
+"""Of reads of a directory beyond the caches, by the kernel: a tenth more than measured."""
 
 
 @contextmanager
@@ -211,3 +214,39 @@ def test_groups_that_cannot_match_are_not_read(db, meter):
         reader.scan_arrow(where=where).read_all()
         read.append(meter.to_dict()["get"]["bytes"])
     assert read[1] < read[0] / 3
+
+
+@pytest.mark.skipif(kernel.native is None, reason="the kernel was not built here")
+def test_reads_by_the_kernel_have_little_work_of_their_own(tmp_path):
+    """Of a directory, beyond the caches: a get, 1,000 keys, and 100 rows, folded and not."""
+    db = reef.open(str(tmp_path))
+    count = 40_000
+    keys = [b"k%07d" % n for n in range(count)]
+    rows = pa.table({"id": keys, "value": [b"v%07d" % n * 12 for n in range(count)]})
+    settings = {"cache_bytes": 600_000, "row_cache_bytes": 0}
+    with db.writer("plain", background=False, **settings) as writer:
+        writer.upsert(rows)
+        fold(db, "plain")
+        reader = db.reader("plain", refresh_interval_ms=1e9, **settings)
+        reads = {
+            "get": lambda n: reader.get(keys[n]),
+            "get_many": lambda n: reader.get_many(keys[n::40]),
+            "scan": lambda n: list(reader.scan(start=keys[n], limit=100)),
+        }
+        fewest = {name: _fewest(read) for name, read in reads.items()}
+        writer.upsert(rows.slice(0, 20_000))
+        writer.upsert(rows.slice(0, 5_000))
+        runs = "scan of two runs"
+        fewest[runs] = _fewest(lambda n: list(writer.scan(start=keys[n], limit=100)))
+    for name, most in KERNEL_CALLS.items():
+        assert fewest[name] <= most, fewest
+
+
+def _fewest(read):
+    """Return the calls of the cheapest of several reads."""
+    counts = []
+    for n in range(3, 1000, 111):
+        with calls() as counted:
+            read(n)
+        counts.append(counted[0])
+    return min(counts)

@@ -267,3 +267,37 @@ def test_a_lookup_of_more_than_the_cache_leaves_the_index_in_memory():
     assert reader.get_many(asked[:10])["_found"].to_pylist() == [True] * 10
     tails = meter.requests()["get"]
     assert tails == 1, "the pages, in one range"
+
+
+def test_short_reads_do_not_get_slower_with_segments():
+    """A scan of some rows, from both ends, and two keys: over 120 segments as over 20."""
+    counts = []
+    meter = RequestMeter()
+    db = reef.open("memory://", meter=meter)
+    with db.writer("plain", background=False) as writer:
+        for number in range(120):
+            keys = [key(n) for n in range(number * 10, number * 10 + 10)]
+            writer.upsert(pa.table({"id": pa.array(keys), "value": pa.array([b"v"] * 10)}))
+            fold(db, "plain")
+            if number + 1 in {20, 120}:
+                counts.append(_calls_of_reads(db, number))
+    few, many = counts
+    assert len(db.reader("plain")._view().manifest.segments) > 100
+    for name, calls in few.items():
+        assert many[name] <= calls + 40, (few, many)
+
+
+def _calls_of_reads(db, last):
+    reader = db.reader("plain", refresh_interval_ms=1e9)
+    reads = {
+        "scan": lambda: list(reader.scan(start=key(50), limit=15)),
+        "reverse": lambda: list(reader.scan(reverse=True, limit=15)),
+        "get_many": lambda: reader.get_many([key(3), key(last * 10 + 4)]),
+    }
+    found = {}
+    for name, read in reads.items():
+        read()
+        with counted_calls() as calls:
+            read()
+        found[name] = calls[0]
+    return found
