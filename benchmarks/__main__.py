@@ -22,6 +22,7 @@ from benchmarks import (
     local_log,
     reads,
     report,
+    search,
     upkeep,
     writes,
 )
@@ -34,6 +35,7 @@ PARTS: dict[str, Callable[[Sizes], Any]] = {
     "mixes": writes.mixes,
     "growth": lambda sizes: [*reads.grow(sizes), *writes.grow(sizes)],
     "upkeep": upkeep.run,
+    "search": search.run,
     "s3": latency.run,
 }
 SMALL: dict[str, Callable[[Sizes], list[Comparison]]] = {

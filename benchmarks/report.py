@@ -28,6 +28,7 @@ TITLES = {
     "mixes": "Mixes",
     "growth": "Growth",
     "upkeep": "Opening and jobs",
+    "search": "Search",
     "s3-standard": "Over a bucket as slow as S3 Standard",
 }
 PREFACE = """# Benchmarks

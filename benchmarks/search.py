@@ -1,11 +1,13 @@
-"""Text search next to tantivy and bm25s: one thread, one corpus, the same ten best rows.
+"""Search next to faiss, lancedb, tantivy and bm25s: one thread, one corpus, equal recall.
 
+    python -m benchmarks --only search
     python -m benchmarks.search [--documents 100000] [--segments 1]
 
-Peers that are not installed are left out. A query starts from its text: parsing, reading postings
-from memory that earlier queries have filled, scoring. The corpus is synthetic: words by Zipf's law,
-lengths log-normal, as in the goals: at most 3 × tantivy for short queries, 1 × with a stop word.
-Every measured query is compared with exhaustive scoring first.
+Peers that are not installed are left out. Text: a query starts from its text: parsing, reading
+postings from memory that earlier queries have filled, scoring; `search()` is the same through a
+reader, with the rows. The corpus is synthetic: words by Zipf's law, lengths log-normal. Vectors:
+in clusters, and hashed texts; each engine probes as many lists as it needs for a recall of 0.95.
+Filters: counts with a filter index, next to Arrow's mask of the column in memory.
 """
 
 import argparse
@@ -15,13 +17,18 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+import reef
+from benchmarks.contest import Sizes
 from benchmarks.harness import Case, Result, measure
 from reef.engine.read.caches import ByteCache
 from reef.engine.search.bm25 import Hits, Statistics, exhaustive, top_k
 from reef.engine.search.text_sources import PostingRead, TextSource, collect
 from reef.formats.text_index import TextDirectory, TextIndexBuilder
 from reef.formats.tokenize import Analyzer, TextOptions
+from reef.jobs import build_indexes, fold, ingest
+from reef.stores.memory import MemoryStore
 
 WORDS, K = 60_000, 10
 QUERIES = 200
@@ -124,13 +131,194 @@ def bm25s_search(documents: Sequence[str]) -> Search:
     return lambda text: ranker.retrieve([text.split()], k=K, show_progress=False, n_threads=0)
 
 
-def run(documents: int = 100_000, segments: int = 1, rounds: int = 5) -> list[Result]:
+# --- vectors ----------------------------------------------------------------------------
+DIMENSIONS, VECTOR_QUERIES, RECALL = 128, 40, 0.95
+
+
+def clustered(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return vectors around a thousand centers, and queries near some of them."""
+    rng = np.random.default_rng(1)
+    centers = rng.normal(size=(1000, DIMENSIONS)).astype("f4")
+    noise = 0.7 * rng.normal(size=(count, DIMENSIONS))
+    vectors = (centers[rng.integers(0, 1000, count)] + noise).astype("f4")
+    queries = vectors[rng.choice(count, VECTOR_QUERIES)]
+    return vectors, (queries + 0.3 * rng.normal(size=queries.shape)).astype("f4")
+
+
+def hashed_texts(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return embeddings of texts by hashed words, of overlapping topics, and queries like them."""
+    rng = np.random.default_rng(1)
+    signs = rng.normal(size=(30_000, DIMENSIONS)).astype("f4")
+    shares = np.cumsum(1 / (np.arange(1, 30_001) + 2.7))
+    topics = [rng.permutation(30_000) for _ in range(300)]
+
+    def texts(number: int) -> np.ndarray:
+        drawn = np.searchsorted(shares / shares[-1], rng.random((number, 60)))
+        words = [topics[rng.integers(300)][np.minimum(row, 29_999)] for row in drawn]
+        made = np.array([signs[row].sum(axis=0) for row in words])
+        return (made / np.linalg.norm(made, axis=1, keepdims=True)).astype("f4")
+
+    return texts(count), texts(VECTOR_QUERIES)
+
+
+def vectors(rows: int, rounds: int) -> list[Result]:
+    """Measure searches by vector, with one and with many segments."""
+    results = []
+    for kind, make in (("clusters", clustered), ("hashed texts", hashed_texts)):
+        stored, queries = make(rows)
+        squares = np.einsum("ij,ij->i", stored, stored)
+        truth = [set(np.argsort(squares - 2 * (stored @ query))[:K].tolist()) for query in queries]
+        peer = _faiss(stored, queries, truth)
+        for segments in (1, 4, 16):
+            reader = _reader(stored, segments)
+            works = {"reef": lambda query, reader=reader: _ids(reader, query)} | peer
+            for engine, work in works.items():
+                print(f"{kind}, {segments} segments, {engine}: {_recall(work, queries, truth):.3f}")
+            turns = {
+                engine: (lambda turn, work=work, asked=queries: work(asked[turn % len(asked)]))
+                for engine, work in works.items()
+            }
+            case = Case(
+                "search",
+                kind,
+                turns,
+                calls=VECTOR_QUERIES,
+                rounds=rounds,
+                size=f"{rows:,} × {DIMENSIONS}, {segments} segments",
+                goals=dict.fromkeys(peer, 4.0) if segments == 1 else {},
+            )
+            results.append(measure(case))
+    return results
+
+
+def _reader(stored: np.ndarray, segments: int) -> reef.Reader:
+    db = reef.Database(MemoryStore())
+    places = np.array_split(np.random.default_rng(5).permutation(len(stored)), segments)
+    parts = [
+        pa.table(
+            {
+                "id": [f"{number:07}" for number in np.sort(some)],
+                "v": pa.FixedSizeListArray.from_arrays(
+                    pa.array(stored[np.sort(some)].ravel()), DIMENSIONS
+                ),
+            }
+        )
+        for some in places
+    ]
+    db.create("docs", parts[0].schema, indexes=[reef.vector_index("v", rows_min=100)])
+    for part in parts:
+        ingest(db, "docs", part)
+    fold(db, "docs")
+    build_indexes(db, "docs")
+    return db.reader("docs")
+
+
+def _ids(reader: reef.Reader, query: np.ndarray) -> list[int]:
+    found = reader.search(vector=("v", query), columns=[], k=K)
+    return [int(key) for key in found["id"].to_pylist()]
+
+
+def _recall(work: Callable[[np.ndarray], list[int]], queries: np.ndarray, truth: list) -> float:
+    found = zip(queries, truth, strict=True)
+    return float(np.mean([len(near & set(work(query))) / K for query, near in found]))
+
+
+def _faiss(stored: np.ndarray, queries: np.ndarray, truth: list) -> dict[str, Callable]:
+    """Return a search of faiss with 8-bit codes and exact distances of the best 50."""
+    try:
+        import faiss
+    except ImportError:
+        print("faiss is not installed")
+        return {}
+    faiss.omp_set_num_threads(1)
+    lists, coding = round(len(stored) ** 0.5), faiss.ScalarQuantizer.QT_8bit
+    index = faiss.IndexIVFScalarQuantizer(
+        faiss.IndexFlatL2(DIMENSIONS), DIMENSIONS, lists, coding, faiss.METRIC_L2
+    )
+    index.train(stored[: 64 * lists])
+    index.add(stored)
+
+    def search(query: np.ndarray) -> list[int]:
+        found = index.search(query[None], 50)[1][0]
+        found = found[found >= 0]
+        return found[np.argsort(np.square(stored[found] - query).sum(axis=1))[:K]].tolist()
+
+    index.nprobe = 2
+    while index.nprobe < lists and _recall(search, queries, truth) < RECALL:
+        index.nprobe *= 2
+    return {"faiss": search}
+
+
+# --- filters ----------------------------------------------------------------------------
+CONDITIONS: dict[str, Callable[[pa.Table], pa.ChunkedArray]] = {
+    "country = 'C7'": lambda t: pc.equal(t["country"], "C7"),
+    "price < 1": lambda t: pc.less(t["price"], 1.0),
+    "price BETWEEN 20 AND 60": lambda t: pc.and_(
+        pc.greater_equal(t["price"], 20.0), pc.less_equal(t["price"], 60.0)
+    ),
+}
+
+
+def filters(rows: int, rounds: int) -> list[Result]:
+    """Measure counts with a condition: with and without an index, and Arrow in memory."""
+    rng = np.random.default_rng(0)
+    table = pa.table(
+        {
+            "id": [f"{number:08}" for number in range(rows)],
+            "country": [f"C{number}" for number in np.minimum(rng.zipf(1.5, rows), 9)],
+            "price": np.round(rng.gamma(2, 30, rows), 2),
+        }
+    )
+    readers = {}
+    for engine, columns in (("reef", ("country", "price")), ("reef without index", ())):
+        db = reef.Database(MemoryStore())
+        db.create("t", table.schema, indexes=[reef.filter_index(column) for column in columns])
+        ingest(db, "t", table)
+        fold(db, "t")
+        readers[engine] = db.reader("t")
+    results = []
+    for where, mask in CONDITIONS.items():
+        turns: dict[str, Callable] = {
+            engine: (lambda turn, reader=reader, where=where: reader.count(where))
+            for engine, reader in readers.items()
+        }
+        turns["arrow"] = lambda turn, mask=mask: pc.sum(mask(table)).as_py()
+        assert len({work(0) for work in turns.values()}) == 1, where
+        size = f"{rows:,} rows"
+        results.append(measure(Case("search", where, turns, calls=10, rounds=rounds, size=size)))
+    return results
+
+
+# --- all --------------------------------------------------------------------------------
+
+
+def run(sizes: Sizes) -> list[Result]:
+    """Measure searches by text and by vector, and filters."""
+    texts = run_text(sizes.rows // 2, rounds=sizes.rounds)
+    return [*texts, *vectors(sizes.rows, sizes.rounds), *filters(5 * sizes.rows, sizes.rounds)]
+
+
+def _text_reader(texts: Sequence[str], segments: int) -> reef.Reader:
+    table = pa.table({"id": [f"{number:07}" for number in range(len(texts))], "body": texts})
+    db = reef.Database(MemoryStore())
+    db.create("docs", table.schema, indexes=[reef.text_index("body")])
+    for part in np.array_split(np.arange(len(texts)), segments):
+        ingest(db, "docs", table.slice(part[0], len(part)))
+    fold(db, "docs")
+    return db.reader("docs")
+
+
+def run_text(documents: int = 100_000, segments: int = 1, rounds: int = 5) -> list[Result]:
     """Measure all kinds of queries, and print how long the indexes took."""
     texts = corpus(documents)
     reef_index = _timed("reef", texts, lambda: ReefIndex(texts, segments))
     tokens = sum(source.directory.tokens for source in reef_index.sources)
     print(f"{tokens:,} tokens, index {reef_index.bytes:,} bytes of {sum(map(len, texts)):,}")
-    works: dict[str, Search] = {"reef": reef_index.search}
+    reader = _text_reader(texts, segments)
+    works: dict[str, Search] = {
+        "reef": reef_index.search,
+        "search()": lambda text: reader.search(text=("body", text), columns=[], k=K),
+    }
     for name, make in (("tantivy", tantivy_search), ("bm25s", bm25s_search)):
         try:
             works[name] = _timed(name, texts, lambda make=make: make(texts))
@@ -146,7 +334,7 @@ def run(documents: int = 100_000, segments: int = 1, rounds: int = 5) -> list[Re
         }
         size = f"{documents:,} documents, {segments} segments"
         goals = {"tantivy": goal} if "tantivy" in works else {}
-        case = Case("text", name, turns, calls=QUERIES, rounds=rounds, size=size, goals=goals)
+        case = Case("search", name, turns, calls=QUERIES, rounds=rounds, size=size, goals=goals)
         results.append(measure(case))
     return results
 
@@ -168,7 +356,7 @@ def main() -> None:
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"):
         os.environ.setdefault(variable, "1")
     pa.set_cpu_count(1)
-    for result in run(asked.documents, asked.segments):
+    for result in run_text(asked.documents, asked.segments):
         times = ", ".join(
             f"{engine} {figures.cpu_seconds * 1e3:.3f} ms (p50 {figures.p50 * 1e3:.3f})"
             for engine, figures in result.figures.items()

@@ -117,6 +117,8 @@ class World:
         A rebuild without any manifest shows the same rows.
         """
         calm = Database(self.sim.bucket)
+        if self.columns is not None:
+            calm.create(NAME, self.columns)  # where it was dropped
         with calm.writer(NAME) as writer:
             self.clients.opened("calm", writer)
             for key in KEYS:
@@ -173,6 +175,8 @@ def check_rebuilt(bucket, rows):
 def open_writer(world, node, *, calm=False, **settings):
     """Open a writer, and record the rows that it sees."""
     store = Calm(world, node) if calm else node.store()
+    if world.columns is not None:  # a writer would create a plain one
+        settings = {"create": False, **settings}
     writer = Database(store).writer(NAME, lease_ttl_s=GRACE_S, **settings)
     world.clients.opened(node.name, writer)
     return writer

@@ -171,10 +171,23 @@ def health(output: Output, db: Database, namespace: str, **limits: Any) -> int:
 @click.command(cls=ReefCommand)
 @on_namespace
 @click.option("--deep", is_flag=True, help="Also read every block of every segment.")
+@click.option(
+    "--indexes",
+    type=click.Choice(["sample", "all"]),
+    default="sample",
+    help="With --deep: which rows are compared with search indexes.",
+)
 @engine_options
 @encoding_option
 def verify(
-    output: Output, db: Database, namespace: str, *, deep: bool, engine: str, master: str | None
+    output: Output,
+    db: Database,
+    namespace: str,
+    *,
+    deep: bool,
+    indexes: str,
+    engine: str,
+    master: str | None,
 ) -> int:
     """Check the objects of a namespace and print every problem.
 
@@ -183,7 +196,7 @@ def verify(
     Example: reef verify ./data users --deep
     """
     with executing(output, db, f"verifying {namespace}", engine=engine, master=master) as executor:
-        report = job("verify")(db, namespace, deep=deep, executor=executor)
+        report = job("verify")(db, namespace, deep=deep, indexes=indexes, executor=executor)
     output.report(f"verified {namespace}", report)
     return EXIT_PROBLEMS if report.problems else 0
 

@@ -26,7 +26,7 @@ and takes 50 in `finish`, which encodes a million postings at a time.
 
 import struct
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -416,6 +416,16 @@ class TextDirectory:
                 if (entry := block.find(encoded)) is not None:
                     found[term] = entry
         return found
+
+    def every_entry(self, data: Buffer) -> Iterator[tuple[str, TermEntry]]:
+        """Yield all terms with their entries; `data` is the whole data part."""
+        view = memoryview(data)
+        for number, (offset, length) in enumerate(self._ranges):
+            block = self._own.get(number)
+            if block is None:
+                block = self.block(view[offset : offset + length], offset)
+            for place in range(block.count):
+                yield block.term(place).decode(), block.entry(place)
 
     def ranges(
         self, terms: Iterable[str], blocks: Mapping[int, "DictionaryBlock"]

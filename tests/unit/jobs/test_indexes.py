@@ -9,11 +9,12 @@ import pytest
 
 import reef
 from reef.config import BackgroundSettings
-from reef.errors import ConflictError, NotFoundError
+from reef.errors import ConflictError, InvalidInputError, NotFoundError
 from reef.formats.filter_index import FilterIndexBuilder
 from reef.formats.index_block import IndexParts
 from reef.formats.manifest import Condemned
 from reef.formats.segment import decode_tail
+from reef.formats.text_index import TextIndexBuilder
 from reef.jobs import backup, build_indexes, compact, fold, ingest, rebuild, restore, verify
 from reef.jobs.background import Background
 from reef.jobs.verify.chain import ProblemKind
@@ -191,6 +192,67 @@ def test_verify_notices_rows_under_a_wrong_value():
     (problem,) = verify(db, NAME, deep=True).problems
     assert problem.kind is ProblemKind.INDEX_DAMAGED
     assert "not under its value" in problem.message
+
+
+def texts(count=4000):
+    """Return rows with texts."""
+    words = [f"w{n % 37} w{n % 11} all" if n % 5 else None for n in range(count)]
+    return pa.table({"id": [f"{n:06}" for n in range(count)], "body": pa.array(words, pa.string())})
+
+
+@pytest.mark.parametrize("wrong", [0, 3])
+def test_verify_notices_postings_of_other_rows(wrong):
+    """Words of sampled rows are split again: each has the postings that its rows make."""
+    made = TextIndexBuilder.add
+
+    def shifted(self, first_ordinal, column, valid):
+        values = column.to_pylist()
+        values[wrong] = "another text"
+        made(self, first_ordinal, pa.array(values, column.type), valid)
+
+    db = reef.Database(MemoryStore())
+    db.create(NAME, texts(1).schema, indexes=[reef.text_index("body", rows_min=1)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TextIndexBuilder, "add", shifted)
+        ingest(db, NAME, texts())
+    fold(db, NAME)
+    assert not verify(db, NAME).problems
+    (problem,) = verify(db, NAME, deep=True).problems
+    assert problem.kind is ProblemKind.INDEX_DAMAGED
+    assert "text index" in problem.message
+
+
+def test_verify_compares_all_rows_with_the_indexes_if_asked():
+    """Rows outside of the sample are not compared otherwise; intact indexes pass both."""
+    made = FilterIndexBuilder.finish
+
+    def wrong(self):
+        values = pa.concat_arrays(self._values).to_pylist()
+        values[len(values) // 4] = 99 - values[len(values) // 4]
+        self._values, self._ordinals = [pa.array(values)], [np.concatenate(self._ordinals)]
+        return made(self)
+
+    def build():
+        db = reef.Database(MemoryStore())
+        count = 60_000
+        table = pa.table({"id": [f"{n:06}" for n in range(count)], "n": np.arange(count) % 90})
+        table = table.append_column("body", texts(count)["body"])
+        indexes = [reef.filter_index("n", rows_min=1), reef.text_index("body", rows_min=1)]
+        db.create(NAME, table.schema, indexes=indexes)
+        ingest(db, NAME, table)
+        fold(db, NAME)
+        return db
+
+    db = build()
+    assert not verify(db, NAME, deep=True, indexes="all").problems
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FilterIndexBuilder, "finish", wrong)
+        db = build()
+    assert not verify(db, NAME, deep=True).problems
+    (problem,) = verify(db, NAME, deep=True, indexes="all").problems
+    assert problem.kind is ProblemKind.INDEX_DAMAGED
+    with pytest.raises(InvalidInputError, match="needs deep"):
+        verify(db, NAME, indexes="all")
 
 
 def test_a_sweep_keeps_centroids_that_a_manifest_names_and_deletes_others():

@@ -47,7 +47,7 @@ INDEXED_GROUPS_MIN = 4
 """A scan of fewer groups does not read an index for it."""
 INTERVALS = (Op.EQ, Op.LT, Op.LE, Op.GT, Op.GE, Op.LIKE)
 """Operators whose values follow each other in sorted order, NaN excluded."""
-SCANNED_MIN, SCANNED_SHARE = 8 * RUN_ROWS, 0.1
+SCANNED_MIN, SCANNED_SHARE = 4 * RUN_ROWS, 0.1
 """A scan for more of a segment's rows reads nearly all groups, and no index for it."""
 NOTHING: frozenset[int] = frozenset()
 

@@ -16,10 +16,10 @@ from reef.errors import CorruptionError, NotFoundError
 from reef.formats.block import BlockKind, decode_block
 from reef.formats.coding import Buffer, corrupt
 from reef.formats.filter_index import FilterDirectory, FilterIndex
-from reef.formats.index_block import IndexKind
+from reef.formats.index_block import IndexKind, IndexSpec
 from reef.formats.manifest import Manifest
 from reef.formats.segment import IndexPlace, SegmentTail
-from reef.formats.text_index import TextDirectory
+from reef.formats.text_index import TermEntry, TextDirectory, TextIndexBuilder, text_options
 from reef.formats.vector_index import (
     CentroidSet,
     VectorDirectory,
@@ -83,6 +83,8 @@ def check_rows(
             at = place.data.offset
             payload = decode_block(data[number], BlockKind.INDEX_DATA, key, at)
             directory = _intact_directory(tail, number, place)
+            if isinstance(directory, TextDirectory) and place.spec.column in samples:
+                _check_text(directory, payload, samples[place.spec.column], place.spec, at)
             for sample in samples.get(place.spec.column, ()):
                 if isinstance(directory, FilterDirectory):
                     _check_filter(directory, payload, sample, at)
@@ -189,3 +191,51 @@ def _check_vectors(
             raise corrupt(
                 directory.name, at, f"row {ordinal} is in another list, or has other codes"
             )
+
+
+def _check_text(
+    directory: TextDirectory, payload: Buffer, samples: Sequence[Sample], spec: IndexSpec, at: int
+) -> None:
+    """Raise unless sampled rows are in the postings of their words, as often as these are in them,
+    and in no others of these; of all rows, the index has to have the words of these and no more.
+    """
+    ordinals = np.concatenate([some for some, _ in samples])
+    builder = TextIndexBuilder(text_options(spec))
+    column = pa.concat_arrays([texts for _, texts in samples])
+    builder.add(0, column, np.ones(len(column), bool))
+    parts = builder.finish()
+    data = parts.data if isinstance(parts.data, bytes) else b"".join(parts.data)
+    made, view = TextDirectory.decode(parts.directory, directory.name, 0), memoryview(payload)
+    stored = dict(directory.every_entry(view))
+    for term, entry in made.every_entry(data):
+        expected = made.postings(entry, _postings_in(memoryview(data), entry), 0)
+        rows, times = ordinals[expected.ordinals], expected.counts
+        if term not in stored or not _has(directory, stored[term], view, ordinals, rows, times, at):
+            problem = f"the postings of {term!r} in the text index are not those of the rows"
+            raise corrupt(directory.name, at, problem)
+    sizes = (directory.documents, directory.tokens, len(stored))
+    if len(ordinals) == directory.rows and sizes != (made.documents, made.tokens, made.terms):
+        problem = f"{sizes} documents, tokens and terms in the text index, the rows have others"
+        raise corrupt(directory.name, at, problem)
+
+
+def _has(  # noqa: PLR0917 - two sides of one comparison
+    directory: TextDirectory,
+    entry: TermEntry,
+    view: memoryview,
+    sampled: npt.NDArray[np.uint32],
+    rows: npt.NDArray[np.uint32],
+    times: npt.NDArray[np.int64],
+    at: int,
+) -> bool:
+    """Whether of the sampled rows, postings have these, so many times each."""
+    postings = directory.postings(entry, _postings_in(view, entry), at)
+    ours = np.isin(postings.ordinals, sampled)
+    return np.array_equal(postings.ordinals[ours], rows) and np.array_equal(
+        postings.counts[ours], times
+    )
+
+
+def _postings_in(data: memoryview, entry: TermEntry) -> memoryview:
+    start, length = entry.postings_range
+    return data[start : start + length]

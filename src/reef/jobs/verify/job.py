@@ -24,7 +24,13 @@ import msgspec
 from reef.engine.context import NamespaceContext
 from reef.engine.handles.database import Database
 from reef.engine.log.log import Verdict
-from reef.errors import UNDECODABLE, CorruptionError, NotFoundError
+from reef.errors import (
+    UNDECODABLE,
+    CorruptionError,
+    ErrorKind,
+    InvalidInputError,
+    NotFoundError,
+)
 from reef.formats.manifest import Manifest, SegmentEntry
 from reef.jobs.verify.chain import (
     ManifestChain,
@@ -77,9 +83,11 @@ class NamespaceSurvey:
         return found
 
 
-def survey(context: NamespaceContext, executor: Executor, *, deep: bool) -> NamespaceSurvey:
+def survey(
+    context: NamespaceContext, executor: Executor, *, deep: bool, every_row: bool = False
+) -> NamespaceSurvey:
     """Check everything that is needed; changes nothing."""
-    return _Surveyor(context, executor, context.fresh().heads).run(deep=deep)
+    return _Surveyor(context, executor, context.fresh().heads).run(deep=deep, every_row=every_row)
 
 
 @dataclass
@@ -90,7 +98,7 @@ class _Surveyor:
     executor: Executor
     heads: HeadFinder
 
-    def run(self, *, deep: bool) -> NamespaceSurvey:
+    def run(self, *, deep: bool, every_row: bool = False) -> NamespaceSurvey:
         chain = read_chain(self.context, self.heads, self._now_ms())
         refuse_dropped(self.context.names, chain.head)
         log = survey_log(self.executor, self.context, chain)
@@ -98,7 +106,7 @@ class _Surveyor:
         segments |= {i: named.entry for i, named in chain.named.items()}
         ordered = [segments[i] for i in sorted(segments)]
         found = NamespaceSurvey(chain, log, segments)
-        wrong = check_segments(self.executor, self.context, ordered, deep=deep)
+        wrong = check_segments(self.executor, self.context, ordered, deep=deep, every_row=every_row)
         found.problems = [*chain.problems, *log.problems, *wrong]
         if any(problem.is_missing for problem in found.problems):
             found.problems = self._confirmed(found)
@@ -277,13 +285,30 @@ class VerifyReport:
 
 
 def verify(
-    db: Database, namespace: str, *, deep: bool = False, executor: Executor | None = None
+    db: Database,
+    namespace: str,
+    *,
+    deep: bool = False,
+    indexes: str = "sample",
+    executor: Executor | None = None,
 ) -> VerifyReport:
-    """Check everything that is needed and return every problem. Changes nothing."""
+    """Check everything that is needed and return every problem. Changes nothing.
+
+    With `deep` every block is read, and the rows of three groups of each segment are compared with
+    its search indexes; with `indexes="all"` all rows, which keeps the indexed columns of a segment
+    in memory.
+    """
+    if indexes not in ("sample", "all"):
+        raise InvalidInputError(
+            f"indexes={indexes!r} is neither 'sample' nor 'all'", kind=ErrorKind.INVALID_OPTION
+        )
+    if indexes == "all" and not deep:
+        raise InvalidInputError("indexes='all' needs deep=True", kind=ErrorKind.INVALID_OPTION)
     names = newest_incarnation(db.store, namespace)
     context = NamespaceContext(db.store, names, metrics=db.metrics)
     with operation(db.metrics, "verify"):
-        found = survey(context, executor or db.store.runtime, deep=deep)
+        every_row = indexes == "all"
+        found = survey(context, executor or db.store.runtime, deep=deep, every_row=every_row)
         found.problems += check_opened(context)
         executor = executor or db.store.runtime
         earlier = check_earlier(context, executor, found.head, deep=deep)

@@ -280,6 +280,8 @@ class SegmentCheckTask:
     context: NamespaceContext
     entries: tuple[SegmentEntry, ...]
     deep: bool
+    every_row: bool = False
+    """Whether all rows are compared with their indexes."""
 
 
 def check_segments(
@@ -288,11 +290,12 @@ def check_segments(
     entries: Sequence[SegmentEntry],
     *,
     deep: bool,
+    every_row: bool = False,
 ) -> list[Problem]:
     """Check segments in parallel; return their problems."""
     step = 1 if deep else SHALLOW_AT_ONCE
     tasks = [
-        SegmentCheckTask(context, tuple(entries[at : at + step]), deep)
+        SegmentCheckTask(context, tuple(entries[at : at + step]), deep, every_row)
         for at in range(0, len(entries), step)
     ]
     return [p for found in executor.map(run_segment_task, tasks) for p in found]
@@ -317,6 +320,7 @@ def _check(task: SegmentCheckTask, entry: SegmentEntry) -> Iterator[Problem]:
         if task.deep:
             checks = _DeepCheck(task.context.store, key, entry, tail, tail_bytes)
             checks.compares_checksum = not damaged
+            checks.every_row = task.every_row
             yield from checks.run()
     except NotFoundError:
         yield Problem(
@@ -398,6 +402,8 @@ class _DeepCheck:
     intact: bool = True
     compares_checksum: bool = True
     """Whether that of the whole object has to be right: damage that it would show is reported."""
+    every_row: bool = False
+    """Whether all rows are compared with the indexes, or those of three groups."""
     samples: dict[int, list[Sample]] = field(default_factory=dict)
     """Rows by column, to be compared with the indexes."""
     found: list[Problem] = field(default_factory=list)
@@ -441,7 +447,7 @@ class _DeepCheck:
     def _sample(self, group: int, rows: Versions) -> None:
         """Keep the whole rows of the first, the middle and the last group for their indexes."""
         count = len(self.tail.index)
-        if group not in (0, count // 2, count - 1):
+        if not self.every_row and group not in (0, count // 2, count - 1):
             return
         whole = np.flatnonzero(rows.kinds == OpKind.PUT)
         first = int(self.tail.index.rows[:group].sum())

@@ -228,3 +228,20 @@ def test_two_versions_of_a_key_are_checked_one_by_one():
             result = writer.search(vector=("v", VECTORS[7]), k=5, columns=[], recall=recall)
             assert "000007" not in result["id"].to_pylist()
             assert len(set(result["id"].to_pylist())) == 5
+
+
+def test_of_rows_as_far_as_the_last_result_the_smaller_keys_are_returned():
+    """Whichever segments they are in: rows that tie with the k-th are all compared by key."""
+    db = reef.Database(MemoryStore())
+    db.create(NAME, TIED, indexes=[reef.vector_index("v", rows_min=1, lists=2)])
+    for prefix, near, far in (("g", "m", "y"), ("h", "z", "n")):
+        rows = [{"id": f"{prefix}{i:03}", "v": [50.0 + i, 9.0]} for i in range(40)]
+        rows += [{"id": near, "v": [1.0, 1.0]}, {"id": far, "v": [-1.0, -1.0]}]
+        rows.sort(key=lambda row: row["id"])
+        ingest(db, NAME, pa.Table.from_pylist(rows, TIED))
+        fold(db, NAME)
+        build_indexes(db, NAME)
+    with db.reader(NAME) as reader:
+        for query, key in (([1, 1], "m"), ([-1, -1], "n")):
+            assert reader.search(vector=("v", query), explain=True)["segments_indexed"] == 2
+            assert reader.search(vector=("v", query), k=1)["id"].to_pylist() == [key]
