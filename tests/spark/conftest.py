@@ -46,6 +46,15 @@ def db(url):
     return reef.open(url)
 
 
+@pytest.fixture
+def catalog(spark, url, request):
+    """A catalog over an empty bucket; every test has one of its own name."""
+    name = f"c{abs(hash(request.node.name))}"
+    spark.conf.set(f"spark.sql.catalog.{name}", "reef.spark.ReefCatalog")
+    spark.conf.set(f"spark.sql.catalog.{name}.url", url)
+    return f"{name}.default"
+
+
 @pytest.fixture(scope="session")
 def java_program(java17, tmp_path_factory):
     """Compile a program of tests/spark/jvm, which sees the reader's own classes.

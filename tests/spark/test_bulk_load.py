@@ -1,15 +1,27 @@
 """Bulk loads with a real session: reports, refusals, and a concurrent live writer."""
 
+import random
 import threading
 from itertools import pairwise
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import types as st
 
 import reef
 from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
-from reef.spark.load_check import Preflight
+from reef.spark.load_check import (
+    TASK_KEYS,
+    THINNED,
+    KeyCounts,
+    Preflight,
+    _run_pass,
+    hash_limit,
+    is_narrow,
+    sample_keys,
+)
+from reef.spark.sink import find_target
 from tests.spark.writing import (
     kinds_of,
     leases_of,
@@ -21,6 +33,7 @@ from tests.spark.writing import (
 )
 
 COLUMNS = pa.schema([("id", pa.string()), ("n", pa.int64())])
+KEYS_ONLY = st.StructType([st.StructField("id", st.StringType())])
 
 
 @pytest.fixture(scope="module")
@@ -323,3 +336,54 @@ def test_live_rows_written_during_a_load_are_where_they_belong(numbers, db, url)
     head = HeadFinder(db.store, Namespace("t")).find().manifest
     assert head.writer_epoch == 1
     assert named_segments(db) >= {segment.id for segment in head.segments}
+
+
+def test_a_check_of_files_finds_what_a_check_of_any_rows_finds(spark, db, url, tmp_path):
+    """Keys are read alone, and rows of each file only at its start: counts and sample are alike."""
+    db.create("t", COLUMNS)
+    odd = "CASE WHEN id % 7000 = 1 THEN NULL WHEN id = 9 THEN '' ELSE hex(xxhash64(id)) END AS id"
+    source = spark.range(150_000, numPartitions=1).selectExpr(odd, "'x' AS n")
+    source.write.parquet(str(tmp_path / "files"))
+    files = spark.read.parquet(str(tmp_path / "files")).where("id IS NULL OR id != 'x'")
+    target = find_target(db, Namespace("t"), KEYS_ONLY)
+    quick, slow = (_run_pass(df, target.rows) for df in (files, files.repartition(1)))
+    assert (is_narrow(files), is_narrow(files.repartition(1))) == (True, False)
+    assert quick.counts == slow.counts == KeyCounts(150_000, 22, 1, 16)
+    keys = quick.keys.to_list()
+    assert 1_000 < len(keys) < len(slow.keys.to_list())
+    assert keys == slow.keys.to_list()[: len(keys)], "the keys with the lowest hashes"
+    assert reef.spark.preflight(files, url, "t").problems[0].startswith("column n:")
+
+
+def test_a_thinned_sample_has_all_keys_below_its_limit():
+    """Spark sends all of the first rows of a partition, and later only those with low hashes."""
+    choices = random.Random(1)
+    hashes = [choices.randrange(-(2**63), 2**63) for _ in range(200_000)]
+    (first, few), (second, fewer) = THINNED
+    for rows, limit in (
+        (100, None),
+        (first, None),
+        (first + 1, hash_limit(few)),
+        (second, hash_limit(few)),
+        (second + 1, hash_limit(fewer)),
+    ):
+        sent = [
+            n
+            for n in range(rows)
+            if n <= first
+            or n == second
+            or (n < second and hashes[n] < hash_limit(few))
+            or hashes[n] < hash_limit(fewer)
+        ]
+        batch = pa.record_batch(
+            {
+                "key": pa.array([b"%d" % n for n in sent]),
+                "hash": pa.array([hashes[n] for n in sent]),
+                "number": pa.array(sent),
+            }
+        )
+        found = set(sample_keys([batch]).to_list())
+        every = sorted((hashes[n], b"%d" % n) for n in range(rows))
+        below = [key for value, key in every if limit is None or value < limit]
+        assert found == set(below[: len(found)])
+        assert len(found) == min(len(below), TASK_KEYS)

@@ -2,7 +2,7 @@
 
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
@@ -13,15 +13,6 @@ import reef
 import reef.jobs
 import reef.spark
 from tests.spark.writing import sweep_everything
-
-
-@pytest.fixture
-def catalog(spark, url, request):
-    """A catalog over an empty bucket; every test has one of its own name."""
-    name = f"c{abs(hash(request.node.name))}"
-    spark.conf.set(f"spark.sql.catalog.{name}", "reef.spark.ReefCatalog")
-    spark.conf.set(f"spark.sql.catalog.{name}.url", url)
-    return f"{name}.default"
 
 
 def rows(spark, query):
@@ -372,3 +363,72 @@ def test_a_table_is_renamed(spark, table):
         spark.sql(f"SELECT * FROM {table}")
     with pytest.raises(AnalysisException, match="NOT_FOUND"):
         spark.sql(f"ALTER TABLE {catalog}.nothing RENAME TO {catalog}.w")
+
+
+def test_a_key_is_not_changed_by_an_update(spark, table):
+    """It would replace the row that has the new key, and forget when the row expires."""
+    for changed in ("id = 'c'", "id = 'new'"):
+        with pytest.raises(PySparkException, match="cannot change the key of a row") as info:
+            spark.sql(f"UPDATE {table} SET {changed} WHERE id = 'a'")
+        assert "\n\tat " not in str(info.value).split("JVM stacktrace")[0]
+    spark.sql(f"UPDATE {table} SET id = 'a', n = 9 WHERE id = 'a'")
+    assert rows(spark, f"SELECT id, n FROM {table} ORDER BY id") == [("a", 9), ("b", 2), ("c", 3)]
+
+
+def test_the_expiry_of_rows_is_a_column_that_can_be_selected(spark, db, table):
+    """It is not part of `*`; updates and merges keep it."""
+    late = datetime(2100, 1, 2, tzinfo=UTC)
+    with db.writer("t", background=False) as writer:
+        writer.upsert([{"id": "e", "n": 5, "_expires_at": late}])
+    spark.sql(f"UPDATE {table} SET n = n + 1")
+    assert spark.table(table).columns == ["id", "n", "s"]
+    query = f"SELECT id, n, unix_seconds(_expires_at) FROM {table} WHERE id IN ('a', 'e')"
+    assert rows(spark, f"{query} ORDER BY id") == [("a", 2, None), ("e", 6, late.timestamp())]
+
+
+def test_a_time_without_a_zone_is_in_that_of_the_session(spark, db, url, table):
+    """As in TIMESTAMP AS OF; both readers understand the options of other table formats."""
+    snapshot = db.snapshot("t", name="monday")
+    time.sleep(0.01)
+    now = datetime.now(UTC)
+    time.sleep(0.01)
+    spark.sql(f"DELETE FROM {table} WHERE id = 'a'")
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        local = (now + timedelta(hours=9)).replace(tzinfo=None)
+        for engine in ("jvm", "python"):
+            reader = spark.read.format("reef").options(namespace="t", engine=engine)
+            assert reader.option("timestampAsOf", str(local)).load(url).count() == 3
+            reader = spark.read.format("reef").options(namespace="t", engine=engine)
+            assert reader.option("versionAsOf", snapshot.generation).load(url).count() == 3
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+
+
+def test_a_time_before_the_table_existed_is_an_error(spark, table):
+    """No rows would mean that it was empty then."""
+    with pytest.raises(AnalysisException, match="NotFoundError: t did not exist at 2001"):
+        spark.sql(f"SELECT * FROM {table} TIMESTAMP AS OF '2001-01-01'").collect()
+
+
+def test_metadata_tables_of_a_version(spark, db, table):
+    """Segments are those of the version; the other tables have only one."""
+    reef.jobs.fold(db, "t")
+    first = db.info("t").generation
+    spark.sql(f"INSERT INTO {table} VALUES ('d', 4, 'q')")
+    reef.jobs.fold(db, "t")
+    counted = f"SELECT sum(rows) FROM {table}.segments"
+    assert rows(spark, f"{counted} VERSION AS OF {first}") == [(3,)]
+    assert rows(spark, counted) == [(4,)]
+    with pytest.raises(AnalysisException, match="generations are listed for the newest version"):
+        spark.sql(f"SELECT * FROM {table}.generations VERSION AS OF {first}")
+
+
+def test_errors_of_the_python_reader_are_those_of_reef(spark, db, url, table):
+    """Changes of a namespace that is not there; a catalog alone lists its tables."""
+    with pytest.raises(AnalysisException, match="NotFoundError: there is no namespace x") as info:
+        reef.spark.changes(spark, url, "x")
+    assert "Traceback" not in str(info.value)
+    catalog = table.split(".")[0]
+    assert rows(spark, f"SHOW TABLES IN {catalog}") == [("default", "t", False)]

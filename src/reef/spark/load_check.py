@@ -6,12 +6,16 @@ more task merges these reports. The driver receives counts, messages and a bound
 never rows. The number of partitions follows from the number of rows and their size, the bounds
 between them from the sample: the source is not evaluated again to find them.
 
-Python receives the whole of only the first rows of a partition, and of all others the key and its
-hash.
+Over a plan that Spark can narrow, such as a scan of files with filters, the check is two jobs: one
+reads keys alone, which Spark counts itself, and Python receives a fair part of them; the other
+reads the first rows of each partition and stops there. Over any other plan, which would be
+evaluated twice, it is one job: Python receives the whole of the first rows, and of all others the
+key and its hash.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -25,6 +29,7 @@ from reef.paths import Namespace
 from reef.spark.options import SORT_BYTES, TableLocation
 from reef.spark.rows import RowsPlan
 from reef.spark.session import (
+    batch_rows,
     check_running,
     from_message,
     larger_batches,
@@ -32,7 +37,7 @@ from reef.spark.session import (
     to_message,
 )
 from reef.spark.sink import Target, find_target
-from reef.spark.staging import KeySample, column_of, numbered
+from reef.spark.staging import SAMPLED, KeySample, column_of, numbered
 from reef.spark.types import OP
 
 SAMPLE_ROWS = 1000
@@ -47,6 +52,15 @@ TASK_KEYS, TASK_KEY_BYTES = 8_000, 256 << 10
 """The sample of keys of each task."""
 KEYS, KEY_BYTES = 200_000, 16 << 20
 """The merged sample. Of 200 keys for each partition, ranges are even to within about a tenth."""
+THINNED = ((1 << 14, 8), (1 << 17, 64))
+"""From these rows of a partition on, Python receives only one of so many keys: those whose hash is
+low."""
+HASH_MIN = -(1 << 63)
+NARROW = (
+    *("Project", "Filter", "Union", "SubqueryAlias", "LocalRelation", "Range"),
+    *("LogicalRelation", "DataSourceV2Relation", "DataSourceV2ScanRelation"),
+)
+"""Nodes of plans over which Spark prunes columns, and a task that stops early has done little."""
 ROW_NUMBER = (1 << 33) - 1
 """The bits of Spark's `monotonically_increasing_id` that count the rows of a partition."""
 
@@ -274,29 +288,127 @@ class _PassReport:
 
 
 def _run_pass(df: Any, plan: RowsPlan) -> _PassReport:
-    """Evaluate a DataFrame once."""
+    """Check all rows; a DataFrame that is costly to evaluate is evaluated once."""
+    if not is_narrow(df):
+        return _one_report(_whole_pieces(df, plan), partial(_check_partition, plan, df.columns))
+    sampled = _sample_rows(df, plan)
+    counts, keys = _sample_keys(df, plan)
+    return _PassReport(sampled, counts, keys)
+
+
+def is_narrow(df: Any) -> bool:
+    """Whether a pass over a few columns or rows of a DataFrame costs little, by its plan."""
+    if not hasattr(df, "_jdf"):  # Spark Connect does not show its plans
+        return False
+    nodes = [df._jdf.queryExecution().optimizedPlan()]
+    while nodes:
+        node = nodes.pop()
+        if node.getClass().getSimpleName() not in NARROW or not node.deterministic():
+            return False
+        children = node.children()
+        nodes += [children.apply(place) for place in range(children.size())]
+    return True
+
+
+def _whole_pieces(df: Any, plan: RowsPlan) -> Any:
+    """Return keys and their hashes, and the first rows of each partition as a whole."""
     from pyspark.sql import functions as fn
 
-    names = df.columns
+    pieces, number = _keys_of(df, plan)
     rows = numbered(df)
-    key = column_of(rows, str(names.index(plan.schema.key.name))).cast("binary")
-    number = fn.monotonically_increasing_id().bitwiseAND(fn.lit(ROW_NUMBER))
     whole = fn.struct(*[column_of(rows, name) for name in rows.columns])
-    pieces = rows.select(
-        key.alias("key"),
-        fn.xxhash64(key).alias("hash"),
-        fn.when(number < SAMPLE_ROWS, whole).alias("row"),
+    return rows.select(*pieces, fn.when(number < SAMPLE_ROWS, whole).alias("row"))
+
+
+def _keys_of(df: Any, plan: RowsPlan) -> tuple[list[Any], Any]:
+    """Return expressions for the key and its hash, and for the number of a row."""
+    from pyspark.sql import functions as fn
+
+    place = df.columns.index(plan.schema.key.name)
+    key = fn.col(f"`{place}`").cast("binary")
+    number = fn.monotonically_increasing_id().bitwiseAND(fn.lit(ROW_NUMBER))
+    return [key.alias("key"), fn.xxhash64(key).alias("hash")], number
+
+
+def _sample_rows(df: Any, plan: RowsPlan) -> SampleReport:
+    """Convert the first rows of each partition; tasks read no further."""
+
+    def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        sample = check_sample(plan, (batch.rename_columns(names) for batch in batches))
+        yield to_message(_PassReport(sample, KeyCounts(), KeySample.empty()))
+
+    names = df.columns
+    with batch_rows(df.sparkSession, SAMPLE_ROWS):
+        return _collected(numbered(df).mapInArrow(check, "message binary")).sample
+
+
+def _sample_keys(df: Any, plan: RowsPlan) -> tuple[KeyCounts, KeySample]:
+    """Count all keys in Spark, and sample them in Python."""
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as fn
+
+    pieces, number = _keys_of(df, plan)
+    observed = Observation()
+    length = fn.octet_length("key")
+    invalid = (length < 1) | (length > KEY_BYTES_MAX)
+    keys = numbered(df).select(*pieces, number.alias("number"))
+    keys = keys.observe(
+        observed,
+        fn.count(fn.lit(1)).alias("rows"),
+        fn.count_if(fn.col("key").isNull()).alias("null_keys"),
+        fn.count_if(invalid).alias("bad_length"),
+        fn.max(length).alias("longest"),
+    )
+    (first, few), (second, fewer) = THINNED
+    kept = (
+        (fn.col("number") <= first)  # the row with each of these numbers reports that it exists
+        | (fn.col("number") == second)
+        | ((fn.col("number") < second) & (fn.col("hash") < hash_limit(few)))
+        | (fn.col("hash") < hash_limit(fewer))
     )
 
     def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield to_message(_check_partition(plan, names, batches))
+        yield to_message(_PassReport(SampleReport(0, 0, ()), KeyCounts(), sample_keys(batches)))
+
+    with larger_batches(df.sparkSession):
+        report = _collected(keys.where(kept).mapInArrow(check, "message binary"))
+    found = {name: count or 0 for name, count in observed.get.items()}
+    return KeyCounts(**found), report.keys
+
+
+def hash_limit(part: int) -> int:
+    """Return the hash below which one of so many hashes is."""
+    return HASH_MIN + (1 << 64) // part
+
+
+def sample_keys(batches: Iterable[pa.RecordBatch]) -> KeySample:
+    """Sample the keys of one partition, of which Spark has left out most above a limit."""
+    keys = KeySample.empty()
+    last = 0
+    for batch in batches:
+        last = max(last, pc.max(batch.column("number")).as_py() or 0)
+        keys = keys.add(batch.select(["hash", "key"])).cut(TASK_KEYS, TASK_KEY_BYTES)
+    limits = [hash_limit(part) for first, part in THINNED if last >= first]
+    return keys.merge(KeySample(SAMPLED.empty_table(), min(limits))) if limits else keys
+
+
+def _one_report(
+    pieces: Any, check_partition: Callable[[Iterator[pa.RecordBatch]], _PassReport]
+) -> _PassReport:
+    def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield to_message(check_partition(batches))
+
+    with larger_batches(pieces.sparkSession):
+        return _collected(pieces.mapInArrow(check, "message binary"))
+
+
+def _collected(reports: Any) -> _PassReport:
+    """Merge the reports of tasks in one more task."""
 
     def merge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield to_message(_merge(batches))
 
-    with larger_batches(df.sparkSession):
-        reports = pieces.mapInArrow(check, "message binary").repartition(1)
-        (row,) = reports.mapInArrow(merge, "message binary").collect()
+    (row,) = reports.repartition(1).mapInArrow(merge, "message binary").collect()
     found: _PassReport = from_message(bytes(row["message"]))
     return found
 

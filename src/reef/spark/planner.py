@@ -7,6 +7,7 @@ the metadata of the schema that the source returns. All values are JSON; keys ar
     plan          pin a generation with a lease; segments with their URLs, and the unfolded log
     renew         renew the lease of a plan
     release       release it
+    define      check the definition of a table that a statement will create or replace
     list, exists, create, add_columns, drop, rename, truncate    for SQL statements on tables
     metadata      rows of a metadata table: segments, generations, snapshots
 
@@ -31,15 +32,17 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from reef.errors import InvalidInputError, NotFoundError, ReefError, UnavailableError
+from reef.errors import ErrorKind, InvalidInputError, NotFoundError, ReefError, UnavailableError
 from reef.formats.block import Codec
 from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.segment import Lineage
 from reef.formats.segment_writer import SegmentWriter
 from reef.jobs.ingest.job import BulkJob
+from reef.manifest.head import HeadFinder, locate
+from reef.spark.definitions import KEY, Definition, check_columns
 from reef.spark.options import REQUEST, ReadOptions, parse_vectors
 from reef.spark.read_plan import ReadPin, take_pin
-from reef.spark.sink import arrow_columns, check_collation
+from reef.spark.sink import arrow_columns
 from reef.stores import Store, Wrapper
 from reef.stores.leases import SharedLease
 from reef.stores.local import LocalStore
@@ -49,6 +52,10 @@ from reef.types import KeyRange
 URL_VALID_S = 12 * 3600.0
 LOG_BYTES_MAX = 256 << 20
 """A longer unfolded log is read through Python; folding it is the better way."""
+
+STORES_MAX = 16
+_stores: dict[tuple[str, tuple[tuple[str, str], ...]], Store] = {}
+"""Opened stores of this process, by URL and options: a directory that was synced is not again."""
 
 Request = Mapping[str, Any]
 Response = dict[str, Any]
@@ -70,19 +77,52 @@ def respond(options: Mapping[str, str]) -> StructType:
     return StructType([StructField("response", StringType(), True, metadata)])
 
 
+def _open(options: ReadOptions) -> Store:
+    """Open the store of a request; the one of an earlier request, if there is one."""
+    location = options.location
+    key = (location.url, tuple(sorted(location.store_options.items())))
+    store = _stores.get(key)
+    if store is None:
+        if len(_stores) == STORES_MAX:
+            _stores.clear()
+        store = _stores[key] = location.open()
+    return store
+
+
 def _describe(options: ReadOptions, request: Request) -> Response:
-    store = options.location.open()
+    store = _open(options)
     heads, target = options.target(store)
     manifest = heads.found.manifest
-    if options.snapshot or options.generation or options.as_of_time:
+    if _is_past(options):
         pin = take_pin(store, heads, target, options.lease_s)
         pin.lease.release()
+        _check_existed(options, heads, pin)
         manifest = pin.manifest
     return {"schema": _schema(manifest), "generation": manifest.generation}
 
 
+def _is_past(options: ReadOptions) -> bool:
+    return bool(options.snapshot or options.generation or options.as_of_time)
+
+
+def _check_existed(options: ReadOptions, heads: HeadFinder, pin: ReadPin) -> None:
+    """Raise NotFoundError for a time before the namespace was created."""
+    time = options.as_of_time
+    if time is None or pin.last_lsn >= max(1, pin.manifest.wal_base):
+        return
+    try:
+        first = heads.load(1)
+    except NotFoundError:  # it was swept, long after it was created
+        return
+    if first.published_at_ms is not None and time.timestamp() * 1000 < first.published_at_ms:
+        raise NotFoundError(
+            f"{pin.namespace.name} did not exist at {time.isoformat()}",
+            hint="Use a later time, or a generation",
+        )
+
+
 def _plan(options: ReadOptions, request: Request) -> Response:
-    store = options.location.open()
+    store = _open(options)
     heads, target = options.target(store)
     pin = take_pin(store, heads, target, options.lease_s, sent_bytes_max=LOG_BYTES_MAX)
     try:
@@ -130,16 +170,37 @@ def _create(options: ReadOptions, request: Request) -> Response:
     if name in db.namespaces():
         return {"created": False}
     columns = StructType.fromJson(json.loads(request["schema"]))
-    vectors = parse_vectors(request.get("vectors", ""))
-    check_collation(columns, request["key"])
-    db.create(name, arrow_columns(columns, vectors), key=request["key"])
+    db.create(name, arrow_columns(columns, parse_vectors(request["vectors"])), key=request["key"])
     return {"created": True}
+
+
+def _define(options: ReadOptions, request: Request) -> Response:
+    """Check a definition; nothing is changed."""
+    db, name = options.location.database(), options.location.namespace.name
+    columns = StructType.fromJson(json.loads(request["schema"]))
+    properties = request["properties"]
+    definition = Definition.of(columns, properties, request["default_provider"])
+    vectors = definition.vectors
+    exists = name in db.namespaces()
+    response: Response = {"exists": exists, "added": StructType([]).jsonValue(), "key": ""}
+    if not exists:
+        response["key"] = definition.check_new()
+    elif request["mode"] == "replace":
+        schema = locate(db.store, name).found.manifest.schema
+        added = definition.check_replacement(schema)
+        vectors = {n: size for n, size in definition.vectors.items() if n in added.names}
+        response["added"] = added.jsonValue()
+        response["key"] = schema.key.name
+    response["vectors"] = ",".join(f"{column}={size}" for column, size in vectors.items())
+    return response
 
 
 def _add_columns(options: ReadOptions, request: Request) -> Response:
     db, name = options.location.database(), options.location.namespace.name
     schema = db.info(name).schema
-    for field in arrow_columns(StructType.fromJson(json.loads(request["schema"])), {}):
+    columns = StructType.fromJson(json.loads(request["schema"]))
+    check_columns(columns, KEY)
+    for field in arrow_columns(columns, parse_vectors(request.get("vectors", ""))):
         schema = schema.append(field)
     db.alter(name, schema)
     return {}
@@ -179,11 +240,22 @@ def _metadata(options: ReadOptions, request: Request) -> Response:
             f"there is no metadata table {request['table']}", hint=f"There are {', '.join(tables)}"
         )
     ddl, rows_of = tables[request["table"]]
-    store = options.location.open()
-    heads, _ = options.target(store)
+    store = _open(options)
+    heads, target = options.target(store)
+    manifest = heads.found.manifest
+    if _is_past(options):
+        if request["table"] != "segments":
+            raise InvalidInputError(
+                f"{request['table']} are listed for the newest version only",
+                kind=ErrorKind.INVALID_OPTION,
+                hint="Leave VERSION AS OF away",
+            )
+        pin = take_pin(store, heads, target, options.lease_s)
+        pin.lease.release()
+        manifest = pin.manifest
     fields = [StructField(n, TYPES[t], True) for n, t in (c.split() for c in ddl.split(", "))]
     schema = StructType(fields)
-    return {"schema": schema.jsonValue(), "rows": rows_of(heads.found.manifest)}
+    return {"schema": schema.jsonValue(), "rows": rows_of(manifest)}
 
 
 TYPES = {
@@ -237,7 +309,7 @@ def _micros(time_ms: int | None) -> int | None:
 
 
 def _lease(options: ReadOptions, request: Request) -> SharedLease:
-    store = options.location.open()
+    store = _open(options)
     heads, _ = options.target(store)
     return SharedLease(store, heads.names, request["lease"], request["ttl_ms"] / 1000)
 
@@ -323,6 +395,7 @@ OPERATIONS: Mapping[str, Callable[[ReadOptions, Request], Response]] = {
     "list": _list,
     "exists": _exists,
     "create": _create,
+    "define": _define,
     "add_columns": _add_columns,
     "drop": _drop,
     "rename": _rename,

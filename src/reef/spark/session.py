@@ -25,7 +25,7 @@ import pickle
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import wraps
 from pathlib import Path
@@ -148,18 +148,25 @@ def parallelism(spark: Any) -> int:
     return max(1, int(ranges.count()))
 
 
-@contextmanager
-def larger_batches(spark: Any) -> Iterator[None]:
+def larger_batches(spark: Any) -> AbstractContextManager[None]:
     """Let Spark pass more rows in a batch to Python, until the block ends.
 
-    Spark bounds the bytes of a batch by itself (`maxBytesPerBatch`). Loads may overlap: only the
-    one that has changed the setting restores it.
+    Spark bounds the bytes of a batch by itself (`maxBytesPerBatch`).
+    """
+    return batch_rows(spark, LARGE_BATCH_ROWS)
+
+
+@contextmanager
+def batch_rows(spark: Any, rows: int) -> Iterator[None]:
+    """Let Spark pass batches of so many rows to Python, until the block ends.
+
+    Loads may overlap: only the one that has changed the setting restores it.
     """
     before = spark.conf.get(BATCH_ROWS, None)
-    if before == str(LARGE_BATCH_ROWS):
+    if before == str(rows):
         yield
         return
-    spark.conf.set(BATCH_ROWS, str(LARGE_BATCH_ROWS))
+    spark.conf.set(BATCH_ROWS, str(rows))
     try:
         yield
     finally:

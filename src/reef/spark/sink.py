@@ -118,16 +118,17 @@ def find_target(
     return Target(namespace, schema, rows, given, make)
 
 
-def check_collation(columns: st.StructType, key: str) -> None:
-    """Raise if the key column has a collation: Reef orders and compares keys as bytes."""
+def check_collation(columns: st.StructType, column: str, *, is_key: bool = True) -> None:
+    """Raise if a column has a collation: Reef orders and compares text as bytes."""
     for field in columns:
         collation = getattr(field.dataType, "collation", BINARY)
-        if field.name == key and collation != BINARY:
+        if field.name == column and collation != BINARY:
+            role = "key" if is_key else "column"
             raise InvalidInputError(
-                f"column {key}: a key has the collation {BINARY}, not {collation}",
-                kind=ErrorKind.INVALID_KEY,
-                hint=f"Keys are compared as bytes; cast it: {key} COLLATE {BINARY}",
-                column=key,
+                f"column {column}: a {role} has the collation {BINARY}, not {collation}",
+                kind=ErrorKind.INVALID_KEY if is_key else None,
+                hint=f"Text is compared as bytes; cast it: {column} COLLATE {BINARY}",
+                column=column,
             )
 
 

@@ -255,8 +255,25 @@ class ReefTable:
     conflict_retries: int = 0
 
     @classmethod
-    def for_name(cls, spark: Any, name: str, *, conflict_retries: int = 0) -> "ReefTable":
-        """Return a table of a catalog; Spark's AnalysisException if there is none."""
+    def for_name(
+        cls,
+        spark: Any,
+        name: str,
+        namespace: str | None = None,
+        *,
+        conflict_retries: int = 0,
+        **store_options: Any,
+    ) -> "ReefTable":
+        """Return a table of a catalog; Spark's AnalysisException if there is none.
+
+        With a namespace, `name` is the URL of its bucket, as for `for_path`.
+        """
+        if namespace is not None:
+            return cls.for_path(
+                spark, name, namespace, conflict_retries=conflict_retries, **store_options
+            )
+        if store_options:
+            raise _bad(f"{', '.join(store_options)}: a catalog has its own options of the store")
         found = cls(spark, name, conflict_retries)
         found._catalog_and_namespace()
         spark.table(name)
@@ -294,22 +311,29 @@ class ReefTable:
             reader = reader.option("timestampAsOf", timestamp.isoformat())
         return reader.table(self.name)
 
-    def update(self, condition: Any = None, set: Assignments | None = None) -> None:
-        """Set columns of the rows that match a condition, of all rows without one."""
-        if not set:
+    def update(self, condition: Any = None, set: Any = None, where: Any = None) -> None:
+        """Set columns of the rows that match a condition, of all rows without one.
+
+        The forms are `update(condition, set)`, `update(set, where)`, and those with names.
+        """
+        if isinstance(condition, Mapping):
+            condition, set = set, condition
+        condition = _one_condition(condition, where)
+        if not isinstance(set, Mapping) or not set:
             raise _bad("update needs columns to set", 'Such as update("n > 5", {"n": "n + 1"})')
         if _are_texts(condition, *set.values()):
             assignments = ", ".join(f"{_quoted(name)} = {value}" for name, value in set.items())
-            where = "" if condition is None else f" WHERE {condition}"
-            self._run(lambda: self.spark.sql(f"UPDATE {self.name} SET {assignments}{where}"))
+            suffix = "" if condition is None else f" WHERE {condition}"
+            self._run(lambda: self.spark.sql(f"UPDATE {self.name} SET {assignments}{suffix}"))
         else:
             self._merge_one(condition).when_matched_update(set).execute()
 
-    def delete(self, condition: Any = None) -> None:
+    def delete(self, condition: Any = None, where: Any = None) -> None:
         """Delete the rows that match a condition, all rows without one."""
+        condition = _one_condition(condition, where)
         if _are_texts(condition):
-            where = "" if condition is None else f" WHERE {condition}"
-            self._run(lambda: self.spark.sql(f"DELETE FROM {self.name}{where}"))
+            suffix = "" if condition is None else f" WHERE {condition}"
+            self._run(lambda: self.spark.sql(f"DELETE FROM {self.name}{suffix}"))
         else:
             self._merge_one(condition).when_matched_delete().execute()
 
@@ -329,6 +353,7 @@ class ReefTable:
 
     def restore(
         self,
+        to: Any = None,
         *,
         generation: int | None = None,
         snapshot: Any = None,
@@ -336,11 +361,18 @@ class ReefTable:
     ) -> None:
         """Make the rows those of an earlier state again, in one commit.
 
+        `to` is a generation, a time, or a snapshot or its name; or one of them is given by name.
         Concurrent writes before that commit are undone, those after it stay. Rows keep their
         expiry; columns that were added since are null.
         """
-        if [generation, snapshot, time].count(None) != 2:
+        if [to, generation, snapshot, time].count(None) != 3:
             raise _bad("restore takes exactly one of generation, snapshot and time")
+        if isinstance(to, int):
+            generation = to
+        elif isinstance(to, datetime):
+            time = to
+        elif to is not None:
+            snapshot = to
         past = self._table().as_of(generation=generation, snapshot=snapshot, time=time)
         columns = past.df().columns
         rows = past.select(*columns, EXPIRES_AT).df()
@@ -445,6 +477,16 @@ def _assign(clause: Any, action: str, values: Assignments | None) -> Any:
     if values is None:
         return getattr(clause, f"{action}All")()
     return getattr(clause, action)({name: _column(value) for name, value in values.items()})
+
+
+def _one_condition(condition: Any, where: Any) -> Any:
+    """Return the condition, which may be given by either name."""
+    if condition is not None and where is not None:
+        raise _bad("a condition is given once, as the first argument or as where")
+    found = where if condition is None else condition
+    if isinstance(found, Mapping):
+        raise _bad("a condition is SQL text or a Spark column", 'Such as "n > 5"')
+    return found
 
 
 def _given(condition: Any) -> tuple[Any, ...]:

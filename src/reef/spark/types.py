@@ -121,13 +121,18 @@ def reef_type(field: st.StructField) -> pa.DataType | None:
 def check_same(given: st.StructType, ours: st.StructType) -> None:
     """Raise unless a schema that a user gave has the type of each column."""
     for column, found in zip(given, ours, strict=True):
-        if column.dataType not in (found.dataType, _with_nulls(found.dataType)):
+        if not same_type(column.dataType, found.dataType):
             raise InvalidInputError(
                 f"column {column.name} is {found.dataType.simpleString()}, "
                 f"the given schema says {column.dataType.simpleString()}",
                 hint="Omit the schema: it comes from the namespace. Cast afterwards",
                 column=column.name,
             )
+
+
+def same_type(given: st.DataType, found: st.DataType) -> bool:
+    """Whether a type is that of a column, with or without nulls within its values."""
+    return given in (found, _with_nulls(found))
 
 
 def to_spark(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:

@@ -86,15 +86,17 @@ final class ChangeWriter implements DeltaWriter<InternalRow> {
     add(row.copy(), PUT);
   }
 
-  /** An update is a patch of all columns, which keeps the expiry of the row; a changed key moves the row. */
+  /**
+   * An update is a patch of all columns, which keeps the expiry of the row. A changed key is refused: the row that may
+   * have the new key already would be lost.
+   */
   @Override
   public void update(InternalRow metadata, InternalRow id, InternalRow row) throws IOException {
     if (id.get(0, layout.keyType).equals(row.get(layout.key, layout.keyType)) || sameBytes(id, row)) {
       add(row.copy(), PATCH);
       return;
     }
-    delete(metadata, id);
-    insert(row);
+    throw ReefException.ofRow("an UPDATE cannot change the key of a row. INSERT the row with the new key, then DELETE the one with the old key");
   }
 
   private boolean sameBytes(InternalRow id, InternalRow row) {

@@ -28,6 +28,10 @@ import org.apache.spark.unsafe.types.UTF8String;
 final class Pruner {
   private final ReefSchema schema;
   private final Map<Predicate, Optional<byte[][]>> keyLists = new IdentityHashMap<>();
+  /** By predicate and group, for the tail that was asked about last. */
+  private final Map<Predicate, Boolean[]> groupMatches = new IdentityHashMap<>();
+  private SegmentTail groupsOf;
+  private final Map<Predicate, Optional<ReefSchema.Field>> understoodFields = new IdentityHashMap<>();
 
   Pruner(ReefSchema schema) {
     this.schema = schema;
@@ -56,12 +60,24 @@ final class Pruner {
     if (predicate instanceof And and) return mayMatch(and.left(), tail, page) && mayMatch(and.right(), tail, page);
     if (predicate instanceof Or or) return mayMatch(or.left(), tail, page) || mayMatch(or.right(), tail, page);
     if (predicate.name().equals("IN") && sortedKeys(predicate) != null) return mayMatchKey(predicate, tail.firstKeys[page], tail.lastKeys[page]);
-    if (!understands(predicate)) return true;
-    ReefSchema.Field field = field(predicate);
+    ReefSchema.Field field = understoodField(predicate);
+    if (field == null) return true;
     if (field.number() == ReadColumns.KEY) return mayMatchKey(predicate, tail.firstKeys[page], tail.lastKeys[page]);
     int[] lengths = tail.columnLengths.get(field.number());
     if (lengths == null || lengths[page] == 0) return false; // all null: no comparison holds
+    if (groupsOf != tail) groupMatches.clear();
+    groupsOf = tail;
     int group = tail.groupOf[page];
+    Boolean[] known = groupMatches.computeIfAbsent(predicate, ignored -> new Boolean[tail.pages]);
+    if (known[group] == null) known[group] = mayMatchGroup(predicate, field, tail, group);
+    return known[group];
+  }
+
+  private ReefSchema.Field understoodField(Predicate predicate) {
+    return understoodFields.computeIfAbsent(predicate, given -> Optional.ofNullable(understands(given) ? field(given) : null)).orElse(null);
+  }
+
+  private boolean mayMatchGroup(Predicate predicate, ReefSchema.Field field, SegmentTail tail, int group) {
     ColumnVector low = tail.smallest.get(field.number());
     ColumnVector high = tail.largest.get(field.number());
     if (low == null || high == null || predicate.name().equals("IS_NOT_NULL")) return true;

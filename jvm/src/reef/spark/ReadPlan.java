@@ -44,6 +44,8 @@ final class ReadPlan {
   final long nowMs;
   final List<Segment> segments = new ArrayList<>();
   private final Map<String, SegmentTail> tails = new ConcurrentHashMap<>();
+  /** Of all plans: objects never change, so a tail that was read once is good for later queries. */
+  private static final TailCache CACHE = new TailCache(32L << 20);
 
   ReadPlan(JsonNode json, Map<String, String> options) {
     schema = new ReefSchema(json.get("schema"));
@@ -90,13 +92,15 @@ final class ReadPlan {
   }
 
   SegmentTail tail(Segment segment) {
-    return tails.computeIfAbsent(segment.location().name, name -> {
-      try (ObjectReader reader = ObjectReader.open(segment.location())) {
-        return SegmentTail.read(reader, segment.location().size, segment.tailBytes());
-      } catch (IOException error) {
-        throw new UncheckedIOException(error);
-      }
-    });
+    return tails.computeIfAbsent(segment.location().name, name -> CACHE.get(segment, () -> readTail(segment)));
+  }
+
+  private static SegmentTail readTail(Segment segment) {
+    try (ObjectReader reader = ObjectReader.open(segment.location())) {
+      return SegmentTail.read(reader, segment.location().size, segment.tailBytes());
+    } catch (IOException error) {
+      throw new UncheckedIOException(error);
+    }
   }
 
   private void keepAlive(JsonNode lease, Map<String, String> options) {

@@ -16,12 +16,15 @@ import org.apache.spark.sql.connector.catalog.Column;
 import org.apache.spark.sql.connector.catalog.FunctionCatalog;
 import org.apache.spark.sql.connector.catalog.Identifier;
 import org.apache.spark.sql.connector.catalog.NamespaceChange;
+import org.apache.spark.sql.connector.catalog.StagedTable;
+import org.apache.spark.sql.connector.catalog.StagingTableCatalog;
 import org.apache.spark.sql.connector.catalog.SupportsNamespaces;
 import org.apache.spark.sql.connector.catalog.Table;
-import org.apache.spark.sql.connector.catalog.TableCatalog;
 import org.apache.spark.sql.connector.catalog.TableChange;
 import org.apache.spark.sql.connector.catalog.functions.UnboundFunction;
 import org.apache.spark.sql.connector.expressions.Transform;
+import org.apache.spark.sql.internal.SQLConf;
+import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
@@ -30,7 +33,7 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  * and, for the store, {@code .store.*}. Tables are in the one Spark namespace {@code default}; behind a table's name
  * are its metadata tables, such as {@code reef.default.events.segments}.
  */
-public final class ReefCatalog implements TableCatalog, SupportsNamespaces, FunctionCatalog {
+public final class ReefCatalog implements StagingTableCatalog, SupportsNamespaces, FunctionCatalog {
   private static final String[] DEFAULT = {"default"};
 
   private String name;
@@ -102,7 +105,8 @@ public final class ReefCatalog implements TableCatalog, SupportsNamespaces, Func
 
   @Override
   public Identifier[] listTables(String[] namespace) throws NoSuchNamespaceException {
-    if (!namespaceExists(namespace)) throw new NoSuchNamespaceException(namespace);
+    boolean isCatalog = namespace.length == 0; // SHOW TABLES IN reef
+    if (!isCatalog && !namespaceExists(namespace)) throw new NoSuchNamespaceException(namespace);
     List<Identifier> tables = new ArrayList<>();
     for (JsonNode table : call("list", "any").get("names")) tables.add(Identifier.of(DEFAULT, table.asText()));
     return tables.toArray(new Identifier[0]);
@@ -112,17 +116,74 @@ public final class ReefCatalog implements TableCatalog, SupportsNamespaces, Func
   public Table createTable(Identifier identifier, Column[] columns, Transform[] partitions, Map<String, String> properties)
       throws TableAlreadyExistsException, NoSuchNamespaceException {
     if (!namespaceExists(identifier.namespace())) throw new NoSuchNamespaceException(identifier.namespace());
-    if (partitions.length > 0) throw new UnsupportedOperationException("Reef tables are sorted by key and have no partitions; leave PARTITIONED BY away");
-    StructType schema = new StructType();
-    for (Column column : columns) schema = schema.add(column.name(), column.dataType(), column.nullable());
-    ObjectNode request = Planner.request("create").put("schema", schema.json()).put("key", properties.getOrDefault("key", "id"));
-    if (properties.containsKey("vectors")) request.put("vectors", properties.get("vectors"));
+    StructType schema = schema(identifier, columns, partitions, properties);
+    StagedReefTable.Definition definition = define("create", identifier, schema, properties);
+    if (definition.exists()) throw new TableAlreadyExistsException(identifier);
+    StagedReefTable.create(identifier, options(identifier.name()), schema, definition);
     try {
-      if (!Planner.call(options(identifier.name()), request).get("created").asBoolean()) throw new TableAlreadyExistsException(identifier);
       return loadTable(identifier);
     } catch (NoSuchTableException error) {
       throw new IllegalStateException("table " + identifier + " was dropped while it was created", error);
     }
+  }
+
+  @Override
+  public StagedTable stageCreate(Identifier identifier, Column[] columns, Transform[] partitions, Map<String, String> properties)
+      throws TableAlreadyExistsException, NoSuchNamespaceException {
+    StagedReefTable staged = stage("create", identifier, columns, partitions, properties);
+    if (staged.exists()) throw new TableAlreadyExistsException(identifier);
+    return staged;
+  }
+
+  @Override
+  public StagedTable stageReplace(Identifier identifier, Column[] columns, Transform[] partitions, Map<String, String> properties)
+      throws NoSuchNamespaceException, NoSuchTableException {
+    StagedReefTable staged = stage("replace", identifier, columns, partitions, properties);
+    if (!staged.exists()) throw new NoSuchTableException(identifier);
+    return staged;
+  }
+
+  @Override
+  public StagedTable stageCreateOrReplace(Identifier identifier, Column[] columns, Transform[] partitions, Map<String, String> properties)
+      throws NoSuchNamespaceException {
+    return stage("replace", identifier, columns, partitions, properties);
+  }
+
+  private StagedReefTable stage(String mode, Identifier identifier, Column[] columns, Transform[] partitions, Map<String, String> properties)
+      throws NoSuchNamespaceException {
+    if (!namespaceExists(identifier.namespace())) throw new NoSuchNamespaceException(identifier.namespace());
+    StructType schema = schema(identifier, columns, partitions, properties);
+    return new StagedReefTable(identifier, options(identifier.name()), schema, define(mode, identifier, schema, properties));
+  }
+
+  private static StructType schema(Identifier identifier, Column[] columns, Transform[] partitions, Map<String, String> properties) {
+    if (partitions.length > 0) throw new UnsupportedOperationException("Reef tables are sorted by key and have no partitions; leave PARTITIONED BY away");
+    boolean hasComments = properties.containsKey(StagingTableCatalog.PROP_COMMENT);
+    StructType schema = new StructType();
+    for (Column column : columns) {
+      schema = schema.add(column.name(), column.dataType(), column.nullable());
+      hasComments |= column.comment() != null;
+    }
+    if (hasComments) warnOfComments(identifier);
+    return schema;
+  }
+
+  private static void warnOfComments(Identifier identifier) {
+    org.slf4j.LoggerFactory.getLogger(ReefCatalog.class).warn("Reef keeps no comments: those of table {} are dropped", identifier);
+  }
+
+  /** Checks the definition of a table in Python, before anything is changed. */
+  private StagedReefTable.Definition define(String mode, Identifier identifier, StructType schema, Map<String, String> properties) {
+    ObjectNode request = Planner.request("define").put("mode", mode).put("schema", schema.json());
+    request.put("default_provider", SQLConf.get().defaultDataSourceName());
+    ObjectNode given = request.putObject("properties");
+    properties.forEach(given::put);
+    JsonNode response = Planner.call(options(identifier.name()), request);
+    return new StagedReefTable.Definition(
+        response.get("exists").asBoolean(),
+        response.get("key").asText(),
+        response.get("vectors").asText(),
+        (StructType) DataType.fromJson(response.get("added").toString()));
   }
 
   @Override
@@ -133,6 +194,7 @@ public final class ReefCatalog implements TableCatalog, SupportsNamespaces, Func
         throw new UnsupportedOperationException("Reef tables grow by ADD COLUMN only, not by " + change.getClass().getSimpleName());
       }
       if (!column.isNullable()) throw new UnsupportedOperationException("an added column is nullable: " + column.fieldNames()[0]);
+      if (column.comment() != null) warnOfComments(identifier);
       added = added.add(column.fieldNames()[0], column.dataType(), true);
     }
     Planner.call(options(identifier.name()), Planner.request("add_columns").put("schema", added.json()));

@@ -3,6 +3,8 @@ package reef.spark;
 import java.util.Map;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
+import org.apache.spark.QueryContext;
+import org.apache.spark.SparkRuntimeException;
 import org.apache.spark.sql.AnalysisException;
 import scala.jdk.javaapi.CollectionConverters;
 
@@ -34,6 +36,13 @@ final class ReefException extends AnalysisException {
       message = found.group(2);
     }
     throw ReefException.<RuntimeException>sneaky(error == null ? cause : new ReefException(error, "", message));
+  }
+
+  /** An error about a row, in a task: of a class that Spark shows without a stack. */
+  static SparkRuntimeException ofRow(String message) {
+    Map<String, String> parameters = Map.of("errorMessage", "reef.errors.InvalidInputError: " + message);
+    return new SparkRuntimeException(
+        "USER_RAISED_EXCEPTION", scala.collection.immutable.Map.from(CollectionConverters.asScala(parameters)), null, new QueryContext[0], "");
   }
 
   boolean isNotFound() {

@@ -50,6 +50,8 @@ final class ReefScan
   boolean reportsPartitioning;
   /** Where the key range is cut into tasks; runtime filters, which come later, must not move the cuts. */
   private List<byte[]> cuts;
+  /** The pages to read; null again when a runtime filter arrives. */
+  private List<Source> pruned;
 
   ReefScan(String description, ReadPlan plan, StructType required, List<Predicate> predicates, long limit, long splitBytes) {
     this.description = description;
@@ -134,6 +136,7 @@ final class ReefScan
     for (Predicate predicate : predicates) {
       if (pruner.isAboutKey(predicate) && pruner.understands(predicate)) runtime.add(predicate);
     }
+    pruned = null;
   }
 
   @Override
@@ -162,11 +165,13 @@ final class ReefScan
 
   /** Reads the tails of the segments that may match, and drops the pages that cannot. */
   private List<Source> prunedSources() {
+    if (pruned != null) return pruned;
     List<ReadPlan.Segment> candidates = candidates();
     candidates.parallelStream().forEach(plan::tail);
     List<Source> sources = new ArrayList<>();
     for (ReadPlan.Segment segment : candidates) sources.add(new Source(segment, plan.tail(segment)));
     prune(sources);
+    pruned = sources;
     return sources;
   }
 
@@ -202,17 +207,30 @@ final class ReefScan
     List<Predicate> aboutKey = keyPredicates(pruner);
     List<Predicate> others = new ArrayList<>(predicates);
     others.removeIf(pruner::isAboutKey);
+    List<Predicate> lists = new ArrayList<>(aboutKey);
+    lists.removeIf(predicate -> !hasList(predicate));
+    aboutKey.removeAll(lists);
+    KeyRanges ranges = KeyRanges.of(pruner, aboutKey);
     boolean patched = sources.stream().anyMatch(source -> source.segment.patches() > 0);
-    for (Source source : sources) source.match(pruner, aboutKey, patched ? List.of() : others);
+    for (Source source : sources) source.match(pruner, ranges, lists, patched ? List.of() : others);
     for (Source source : sources) source.drop(sources);
   }
 
+  /** A join may have a hundred thousand keys: they are searched, not made into ranges. */
+  private static boolean hasList(Predicate predicate) {
+    if (predicate.name().equals("IN")) return true;
+    for (Expression child : predicate.children()) if (child instanceof Predicate inner && hasList(inner)) return true;
+    return false;
+  }
+
   private List<byte[]> cuts(List<Source> sources) {
+    // Two scans that report their partitioning must be cut alike, whatever columns they read.
+    int[] fields = reportsPartitioning && readsKey() ? null : schema.columns(required).fields();
     TreeMap<byte[], Long> weights = new TreeMap<>(Arrays::compareUnsigned);
     long total = 0;
     for (Source source : sources) {
       for (int page : source.kept()) {
-        long bytes = source.tail.pageBytes(page);
+        long bytes = source.tail.pageBytes(page, fields);
         weights.merge(source.tail.firstKeys[page], bytes, Long::sum);
         total += bytes;
       }
@@ -260,10 +278,15 @@ final class ReefScan
       kept = new boolean[tail.pages];
     }
 
-    void match(Pruner pruner, List<Predicate> aboutKey, List<Predicate> others) {
+    void match(Pruner pruner, KeyRanges ranges, List<Predicate> lists, List<Predicate> others) {
+      for (KeyRanges.Range range : ranges.ranges()) {
+        for (int page = firstAtOrAfter(range.start()); page < tail.pages; page++) {
+          if (range.end() != null && Arrays.compareUnsigned(tail.firstKeys[page], range.end()) >= 0) break;
+          inRange[page] = true;
+        }
+      }
       for (int page = 0; page < tail.pages; page++) {
-        inRange[page] = true;
-        for (Predicate predicate : aboutKey) inRange[page] &= pruner.mayMatch(predicate, tail, page);
+        for (Predicate predicate : lists) inRange[page] = inRange[page] && pruner.mayMatch(predicate, tail, page);
         matches[page] = inRange[page];
         for (Predicate predicate : others) matches[page] = matches[page] && pruner.mayMatch(predicate, tail, page);
       }

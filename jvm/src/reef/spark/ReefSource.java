@@ -7,16 +7,19 @@ import org.apache.spark.sql.Row;
 import org.apache.spark.sql.SQLContext;
 import org.apache.spark.sql.SaveMode;
 import org.apache.spark.sql.catalyst.analysis.TableAlreadyExistsException;
+import org.apache.spark.sql.catalyst.util.DateTimeUtils;
 import org.apache.spark.sql.connector.catalog.Identifier;
 import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.catalog.TableProvider;
 import org.apache.spark.sql.connector.expressions.Transform;
 import org.apache.spark.sql.execution.datasources.v2.python.PythonDataSourceV2;
+import org.apache.spark.sql.internal.SQLConf;
 import org.apache.spark.sql.sources.BaseRelation;
 import org.apache.spark.sql.sources.CreatableRelationProvider;
 import org.apache.spark.sql.sources.DataSourceRegister;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
+import org.apache.spark.unsafe.types.UTF8String;
 import scala.jdk.javaapi.CollectionConverters;
 
 /**
@@ -29,6 +32,8 @@ import scala.jdk.javaapi.CollectionConverters;
  */
 public final class ReefSource implements TableProvider, CreatableRelationProvider, DataSourceRegister {
   static final String SAVE = "reef.save";
+  private static final String VERSION = "versionAsOf";
+  private static final String TIMESTAMP = "timestampAsOf";
 
   private PythonDataSourceV2 python;
   private boolean isRead;
@@ -47,14 +52,22 @@ public final class ReefSource implements TableProvider, CreatableRelationProvide
   public StructType inferSchema(CaseInsensitiveStringMap given) {
     isRead = true;
     CaseInsensitiveStringMap options = withVersion(given);
-    if (!Engine.of(options).isNative()) return python().inferSchema(options);
+    if (!Engine.of(options).isNative()) return pythonSchema(options);
     return new ReefSchema(ReefTable.describe(options.asCaseSensitiveMap()).get("schema")).spark();
+  }
+
+  private StructType pythonSchema(CaseInsensitiveStringMap options) {
+    try {
+      return python().inferSchema(options);
+    } catch (Throwable error) { // the error of Reef, without the traceback
+      throw ReefException.from(error);
+    }
   }
 
   @Override
   public Table getTable(StructType schema, Transform[] partitioning, Map<String, String> properties) {
     CaseInsensitiveStringMap options = withVersion(new CaseInsensitiveStringMap(properties));
-    if (!Engine.of(options).isNative()) return python().getTable(schema, partitioning, properties);
+    if (!Engine.of(options).isNative()) return python().getTable(schema, partitioning, options.asCaseSensitiveMap());
     boolean isWritable = isRead || options.containsKey(SAVE);
     return new ReefTable(name(options), options.asCaseSensitiveMap(), schema, Map.of("provider", "reef"), isWritable);
   }
@@ -62,9 +75,17 @@ public final class ReefSource implements TableProvider, CreatableRelationProvide
   /** Translates Spark's options for time travel, which are those of other table formats too. */
   private static CaseInsensitiveStringMap withVersion(CaseInsensitiveStringMap options) {
     Map<String, String> given = new HashMap<>(options.asCaseSensitiveMap());
-    if (options.containsKey("versionAsOf")) given.putAll(ReefCatalog.version(options.get("versionAsOf")));
-    if (options.containsKey("timestampAsOf")) given.put("asOfTime", options.get("timestampAsOf"));
+    given.keySet().removeIf(option -> option.equalsIgnoreCase(VERSION) || option.equalsIgnoreCase(TIMESTAMP));
+    if (options.containsKey(VERSION)) given.putAll(ReefCatalog.version(options.get(VERSION)));
+    if (options.containsKey(TIMESTAMP)) given.put("asOfTime", instant(options.get(TIMESTAMP)));
     return new CaseInsensitiveStringMap(given);
+  }
+
+  /** A time as Spark reads it: without a zone it is in that of the session. */
+  private static String instant(String text) {
+    var zone = DateTimeUtils.getZoneId(SQLConf.get().sessionLocalTimeZone());
+    var micros = DateTimeUtils.stringToTimestamp(UTF8String.fromString(text), zone);
+    return micros.isEmpty() ? text : DateTimeUtils.microsToInstant((Long) micros.get()).toString();
   }
 
   private static String name(CaseInsensitiveStringMap options) {

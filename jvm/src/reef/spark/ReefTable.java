@@ -8,6 +8,8 @@ import java.util.Locale;
 import java.util.Map;
 import java.util.Set;
 import org.apache.spark.sql.connector.catalog.Column;
+import org.apache.spark.sql.connector.catalog.MetadataColumn;
+import org.apache.spark.sql.connector.catalog.SupportsMetadataColumns;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.SupportsRowLevelOperations;
 import org.apache.spark.sql.connector.catalog.SupportsWrite;
@@ -23,6 +25,8 @@ import org.apache.spark.sql.connector.write.SupportsTruncate;
 import org.apache.spark.sql.connector.write.Write;
 import org.apache.spark.sql.connector.write.WriteBuilder;
 import org.apache.spark.sql.internal.connector.SupportsStreamingUpdateAsAppend;
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
@@ -30,7 +34,7 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  * A namespace as a table. Loading it reads the schema only; the first scan pins a state of the namespace, and all later
  * scans of this table, such as those of one SQL statement, read the same. Writes go through the Python sink.
  */
-final class ReefTable implements Table, SupportsRead, SupportsWrite, SupportsRowLevelOperations, TruncatableTable {
+final class ReefTable implements Table, SupportsMetadataColumns, SupportsRead, SupportsWrite, SupportsRowLevelOperations, TruncatableTable {
   private static final long SPLIT_BYTES = 128L << 20;
   private static final Set<String> PAST = Set.of("generation", "snapshot", "asoftime");
   /** Options of the native reader, and Spark's own for time travel, which the Python source does not know. */
@@ -89,6 +93,22 @@ final class ReefTable implements Table, SupportsRead, SupportsWrite, SupportsRow
 
   @Override
   public Column[] columns() {
+    return columns(schema);
+  }
+
+  /** When a row expires: a column that is there if it is asked for. */
+  @Override
+  public MetadataColumn[] metadataColumns() {
+    long names = Arrays.stream(schema.fieldNames()).map(name -> name.toLowerCase(Locale.ROOT)).distinct().count();
+    return names < schema.size() ? new MetadataColumn[0] : new MetadataColumn[] {new ExpiryColumn()};
+  }
+
+  private record ExpiryColumn() implements MetadataColumn {
+    @Override public String name() { return "_expires_at"; }
+    @Override public DataType dataType() { return DataTypes.TimestampType; }
+  }
+
+  static Column[] columns(StructType schema) {
     return Arrays.stream(schema.fields()).map(field -> Column.create(field.name(), field.dataType(), field.nullable())).toArray(Column[]::new);
   }
 
@@ -178,7 +198,7 @@ final class ReefTable implements Table, SupportsRead, SupportsWrite, SupportsRow
   private record Sink(WriteBuilder python) implements WriteBuilder, SupportsTruncate, SupportsStreamingUpdateAsAppend {
     @Override
     public Write build() {
-      return python.build();
+      return new SinkWrite(python.build());
     }
 
     @Override

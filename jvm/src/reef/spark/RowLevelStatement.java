@@ -101,15 +101,7 @@ final class RowLevelStatement implements SupportsDelta {
     @Override public DeltaBatchWrite toBatch() { return this; }
     @Override public boolean useCommitCoordinator() { return sink().useCommitCoordinator(); }
     @Override public void abort(WriterCommitMessage[] messages) { sink().abort(messages); }
-
-    @Override
-    public void commit(WriterCommitMessage[] messages) {
-      try {
-        sink().commit(messages);
-      } catch (Throwable error) { // the sink throws checked exceptions that it does not declare
-        throw ReefException.from(error);
-      }
-    }
+    @Override public void commit(WriterCommitMessage[] messages) { sink().commit(messages); }
 
     @Override
     public DeltaWriterFactory createBatchWriterFactory(PhysicalWriteInfo info) {

@@ -118,9 +118,17 @@ final class SegmentTail {
     return !expires && !hasMerges && tombstones.isEmpty() && distinct != null && Arrays.equals(distinct, rows);
   }
 
-  long pageBytes(int page) {
+  /** Stored bytes of a page: of all columns, or of some fields; the key is always among them. */
+  long pageBytes(int page, int[] fields) {
     long bytes = keyLengths[page];
-    for (int[] lengths : columnLengths.values()) bytes += lengths[page];
+    if (fields == null) {
+      for (int[] lengths : columnLengths.values()) bytes += lengths[page];
+      return bytes;
+    }
+    for (int field : fields) {
+      int[] lengths = columnLengths.get(field);
+      if (lengths != null) bytes += lengths[page];
+    }
     return bytes;
   }
 

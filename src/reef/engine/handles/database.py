@@ -554,7 +554,7 @@ class Database:
             pin=True,
             metrics=self.metrics,
             heads=heads,
-            dropped=heads.found.manifest.successor is not None,
+            dropped=heads.found.manifest.dropped is not None,
         )
 
     # --- SQL ----------------------------------------------------------------------
@@ -714,7 +714,7 @@ class Database:
         """Return the unexpired snapshots of a namespace, oldest first.
 
         Snapshots of earlier incarnations of the name are included: they can be read and released
-        after a drop.
+        after a drop, and while the name is dropped.
         """
         self._check_open()
         return list_snapshots(self.store, namespace)
