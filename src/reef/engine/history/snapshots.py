@@ -116,12 +116,13 @@ def take_snapshot(
     name: str | None,
     ttl_s: float | None,
     generation: int | None,
+    snapshot_id: str | None = None,
 ) -> Snapshot:
     """Pin the committed state, or a generation that is still retained."""
     _check_name(name)
     now_ms = _now_ms(store)
     entry = SnapshotEntry(
-        id=store.runtime.ulid(),
+        id=snapshot_id or store.runtime.ulid(),
         generation=0 if generation is None else generation,
         name=name,
         expires_at_ms=_expiry_ms(ttl_s, now_ms),
@@ -139,6 +140,18 @@ def take_snapshot(
         if added:
             return Snapshot(store, namespace, added[0])
     raise UnavailableError(f"{namespace.name} is folded faster than a snapshot can be taken")
+
+
+def release_snapshot(store: Store, heads: HeadFinder, snapshot_id: str) -> None:
+    """Release a snapshot of an incarnation; does nothing if it is gone already."""
+    publisher = Publisher(store, heads.names, heads=heads)
+    publisher.publish(lambda head: drop_snapshot(head, snapshot_id), dropped=True)
+
+
+def check_snapshot(name: str, ttl_s: float | None) -> None:
+    """Raise InvalidInputError unless these are the name and the time to live of a snapshot."""
+    _check_name(name)
+    _expiry_ms(ttl_s, 0)
 
 
 def _adding(
