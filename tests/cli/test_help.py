@@ -111,6 +111,18 @@ def on_a_server(words, server):
     return [word.replace("http://127.0.0.1:9000", server.endpoint) for word in words] + ours
 
 
+def prepare_snapshots(db, command):
+    """Release all snapshots, and take those that a command of `reef snapshot` expects."""
+    for of_bucket in db.bucket_snapshots():
+        db.release_snapshot_all(of_bucket.name)
+    for found in db.snapshots("users"):
+        found.release()
+    if command == "release-all":
+        db.snapshot_all("nightly")
+    if command in ("extend", "release"):
+        db.snapshot("users", "monday")
+
+
 @pytest.mark.parametrize(("path", "command"), ALL, ids=NAMES)
 def test_every_example_runs(prepared, request, path, command):
     """As it is written, in the directory where a person would try it; a bucket is a real one."""
@@ -121,10 +133,7 @@ def test_every_example_runs(prepared, request, path, command):
     if path[0] in ("put", "delete") or path == ("log", "reapply"):
         words.append("--take-over")
     if path[0] == "snapshot":
-        for found in db.snapshots("users"):
-            found.release()
-    if path in (("snapshot", "extend"), ("snapshot", "release")):
-        db.snapshot("users", "monday")
+        prepare_snapshots(db, path[1])
     if path == ("indexes", "drop"):
         db.alter("docs", add_index=reef.text_index("body", language="english"))
     if path[0] == "backup" and not path[1].startswith("create"):

@@ -43,6 +43,19 @@ def test_the_life_of_a_snapshot(cli, users):
     assert cli("snapshot", "list", users, "users").out == "snapshots of users: none\n"
 
 
+def test_the_life_of_a_snapshot_of_all_namespaces(cli, users):
+    """Taken, listed, released, and taken again."""
+    out = cli("snapshot", "take-all", users, "nightly", "--ttl", 600, "--output", "json").out
+    assert [(one["namespace"], one["name"]) for one in json.loads(out)] == [("users", "nightly")]
+    (listed,) = json.loads(cli("snapshot", "list-all", users, "--output", "json").out)
+    assert (listed["name"], listed["is_complete"], listed["namespaces"]) == ("nightly", True, 1)
+    assert cli("snapshot", "take-all", users, "nightly").code == 1
+    assert cli("snapshot", "release-all", users, "nightly").code == 0
+    assert cli("snapshot", "list", users, "users").out == "snapshots of users: none\n"
+    assert cli("snapshot", "release-all", users, "nightly").code == 1
+    assert cli("snapshot", "take-all", users, "nightly").code == 0
+
+
 def test_snapshots_for_people(cli, users):
     """A table with a line for each."""
     cli("snapshot", "take", users, "users", "monday")

@@ -3,8 +3,10 @@
 import pytest
 
 from reef.engine.context import NamespaceContext
+from reef.errors import ConflictError, NotFoundError
 from reef.jobs import repair, verify
 from reef.jobs.verify.earlier import check_earlier
+from reef.manifest.head import HeadFinder
 from tests.support.sweep_world import NAME, USERS, World
 
 
@@ -17,6 +19,8 @@ def world():
     world.fold()
     world.db.snapshot(NAME, name="folded")
     put(world, b=b"2")
+    world.db.cursor(NAME, "billing")
+    put(world)
     world.db.snapshot(NAME, name="logged")
     world.db.drop(NAME)
     world.db.create(NAME)
@@ -79,6 +83,29 @@ def test_H65_damage_that_only_an_earlier_snapshot_notices_is_reported(world, wha
     assert readable(world) == {name: BOTH[name] for name in left}
 
 
+def test_H65_a_manifest_that_only_a_sweep_of_an_earlier_life_loads(world):
+    """H65: a retained manifest of an earlier life is lost: repair skips it, and sweeps go on.
+
+    Root cause, a sibling: sweeps of a name begin with its earlier lives, and took the lost manifest
+    for one that another sweep was deleting: ConflictError for ever, for the current life as well.
+    The damage machine with lives found it (seed 24).
+    """
+    head = HeadFinder(world.bucket, USERS).find(dropped=True).manifest
+    lost = head.cursors["billing"].generation
+    assert lost not in {snapshot.generation for snapshot in head.snapshots}
+    world.bucket.delete(USERS.manifest(lost))
+    with pytest.raises(ConflictError):
+        world.sweep_twice(retain_generations_s=0.0)
+    (problem,) = verify(world.db, NAME).problems
+    assert problem.object == USERS.manifest(lost)
+    done = world.run(lambda: repair(world.db, NAME, apply=True))
+    assert done.actions == (f"skip generation {lost} of incarnation 1",)
+    assert verify(world.db, NAME, deep=True).ok
+    world.sweep_twice(retain_generations_s=0.0)
+    world.sweep_twice(dropped_s=0.0, retain_generations_s=0.0)
+    assert readable(world) == BOTH
+
+
 def test_H65_a_snapshot_that_is_released_during_a_verify_is_no_damage(world):
     """H65: what a sweep may have deleted since the check began counts no more."""
     damaged(world, "segments")
@@ -101,3 +128,26 @@ def test_H65_a_name_with_one_life_pays_nothing():
     world.db.snapshot(NAME, name="kept")
     context = NamespaceContext(None, USERS)
     assert check_earlier(context, world.bucket.runtime, world.head(), deep=True) == []
+
+
+def test_H65_snapshots_of_a_dropped_name_can_be_listed_read_and_released(world):
+    """H65: a drop takes no snapshot away: not before a re-creation, nor after a sweep has cleared.
+
+    Root cause: listing and opening a snapshot began with the newest state of the name, which a
+    drop hides; only a re-creation brought the snapshots back.
+    """
+    world.db.snapshot(NAME, name="second")
+    world.db.drop(NAME)
+    expected = BOTH | {"second": {b"n": b"new"}}
+    assert readable(world) == expected
+    world.sweep_twice(dropped_s=0.0, retain_generations_s=0.0)
+    assert readable(world) == expected
+    assert world.db.reader(NAME, snapshot="second").get("n") == b"new"
+    with pytest.raises(NotFoundError, match="was dropped"):
+        world.db.reader(NAME, snapshot="never")
+    with pytest.raises(NotFoundError, match="was dropped"):
+        world.db.reader(NAME).get("n")
+    for snapshot in listed(world):
+        snapshot.release()
+    with pytest.raises(NotFoundError, match="was dropped"):
+        listed(world)

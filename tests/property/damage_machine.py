@@ -4,11 +4,13 @@
     python -m tests.property.damage_machine --seed 17 --seeds 1   one of them again, with its steps
     python -m tests.property.damage_machine --merges              with merges among the operations
     python -m tests.property.damage_machine --live-wins           with such loads
+    python -m tests.property.damage_machine --lives               with drops and re-creations
 
 The history uses the public API only: puts, patches, deletes and range deletes in batches, with and
 without idempotency keys, bulk loads of rows and of patches, loads that replace everything, folds,
 compactions of any segments, sweeps, snapshots, and writers that open again. Then objects of the
-log, segments and manifests are flipped, truncated, emptied, deleted or swapped. From there every
+log, segments and manifests are flipped, truncated, emptied, deleted or swapped, with `--lives` of
+any life. From there every
 variant of recovery (`VARIANTS`) starts from a copy of the bucket, and must keep two promises:
 
     where the report says that nothing is lost, rows are those of the model
@@ -38,7 +40,7 @@ from reef.formats.wal_object import OpKind, WalObject
 from reef.jobs import BulkJob, compact, fold, ingest, rebuild, repair, sweep, verify
 from reef.jobs.compact.plan import STRATEGIES, CompactPlan
 from reef.jobs.ingest.job import sorted_rows, staged_rows
-from reef.manifest.head import HeadFinder
+from reef.manifest.head import HeadFinder, newest_incarnation
 from reef.paths import Namespace, number_of
 from reef.testing import Simulation
 from tests.support.compaction import SMALL
@@ -149,12 +151,14 @@ class History:
 class Machine:
     """One seed: a history, then damage."""
 
-    def __init__(self, seed, log=None, world=None, merges=False, live_wins=False):
+    def __init__(self, seed, log=None, world=None, merges=False, live_wins=False, *, lives=False):
         self.random = random.Random(seed)
         self.merges = merges
         """Whether operations are merges, too; without them a seed gives the same history."""
         self.live_wins = live_wins
         """Whether some loads sort at their begin; likewise."""
+        self.lives = lives
+        """Whether the name is dropped, undropped and created again; likewise."""
         self.seed = seed
         self.log = log or (lambda line: None)
         self.world = world or World(simulation=lambda _: Simulation(seed))
@@ -162,12 +166,15 @@ class Machine:
         self.store = self.world.bucket
         self.history = History()
         self.snapshots = {}
+        self.lives_of = {}
+        """By snapshot: the history of the life that it is of."""
         self.keyed = {}
         self.jobs = []
         self.count = 0
         self.damaged = []
         if world is None:
             self.db.create(NAME, SCHEMA)
+        self.names = newest_incarnation(self.store, NAME) if lives else ROWS
         self.writer = self.db.writer(NAME, background=False)
 
     def close(self):
@@ -200,7 +207,8 @@ class Machine:
         names = ["write"] * 6 + ["load"] * 3 + ["fold"] * 4 + ["merge"] * 3
         names += ["merge_all", "sweep", "snapshot", "release", "reopen", "import_like"]
         names += ["group", "stage", "finish", "cursor"]
-        return names + ["stage", "finish"] * 3 * self.live_wins
+        names += ["stage", "finish"] * 3 * self.live_wins
+        return names + ["drop_and_undrop", "recreate", "recreate", "snapshot"] * self.lives
 
     def number(self):
         self.count += 1
@@ -348,8 +356,9 @@ class Machine:
         name = f"s{self.number()}"
         snapshot = self.db.snapshot(NAME, name)
         last = self.history.events[-1].lsn if self.history.events else 0
-        floor = HeadFinder(self.store, ROWS).load(snapshot.generation).wal_floor
+        floor = HeadFinder(self.store, self.names).load(snapshot.generation).wal_floor
         self.snapshots[name] = (snapshot.generation, floor, last)
+        self.lives_of[name] = self.history
         self.log(f"snapshot {name} of generation {snapshot.generation} at LSN {last}")
 
     def release(self):
@@ -361,6 +370,40 @@ class Machine:
         self.writer.close()
         self.writer = self.db.writer(NAME, background=False)
         self.log("a new writer")
+
+    # --- lives ------------------------------------------------------------------------
+    def drop(self):
+        """Drop the name; jobs and the writer of this life end."""
+        self.end()
+        self.db.drop(NAME)
+        self.world.advance(self.random.choice([1, 10]))
+
+    def drop_and_undrop(self):
+        self.drop()
+        self.db.undrop(NAME)
+        self.writer = self.db.writer(NAME, background=False)
+        self.log("dropped and undropped")
+
+    def recreate(self):
+        """Begin another life, sometimes behind a sweep that has cleared the last one."""
+        self.drop()
+        if self.random.random() < 0.3:
+            self.world.advance(HOUR_S)
+            self.world.run(
+                lambda: sweep(
+                    self.db,
+                    NAME,
+                    apply=True,
+                    force=True,
+                    retain_generations_s=0.0,
+                    dropped_s=0.0,
+                )
+            )
+        self.db.create(NAME, SCHEMA)
+        self.names = newest_incarnation(self.store, NAME)
+        self.history, self.keyed = History(), {}
+        self.writer = self.db.writer(NAME, background=False)
+        self.log(f"dropped, and created again: {self.names.root}")
 
     # --- damage -----------------------------------------------------------------------
     def damage(self):
@@ -381,18 +424,21 @@ class Machine:
                 self.log(f"{how} {key}")
 
     def targets(self):
-        kind = self.random.choice([ROWS.wal, ROWS.segments, ROWS.segments, ROWS.manifests])
+        names = self.names
+        if names.incarnation > 1 and self.random.random() < 0.4:
+            names = names.at(self.random.randint(1, names.incarnation - 1))
+        kind = self.random.choice([names.wal, names.segments, names.segments, names.manifests])
         keys = [info.key for info in self.store.list(kind)]
-        if kind == ROWS.wal:
+        if kind == self.names.wal:
             end = self.history.events[-CANARIES].lsn
             keys = [key for key in keys if number_of(key) < end]
-        if kind == ROWS.manifests and len(keys) < 2:
+        if kind == names.manifests and len(keys) < 2:
             return []
         return [key for key in keys if key not in {damaged for damaged, _ in self.damaged}]
 
     # --- reading ----------------------------------------------------------------------
     def head(self):
-        return HeadFinder(self.store, ROWS).find().manifest
+        return HeadFinder(self.store, self.names).find().manifest
 
     def shape(self):
         return [(s.lsn_min, s.lsn_max, s.rows, s.patches) for s in self.head().segments]
@@ -484,6 +530,8 @@ class Recovery:
             self.store.put(key, body)
         # Later than all that happened: dates never go backwards.
         self.world.advance(machine.world.bucket.now() - self.store.now() + 60.0)
+        if machine.lives:
+            self.names = machine.names
         self.loss = Loss()
         self.reports = []
         self.checks_snapshots = True
@@ -517,7 +565,8 @@ class Recovery:
 
     def rebuilt(self):
         """Rebuild without any manifest, then repair the objects that a rebuild does not read."""
-        for info in [*self.store.list(ROWS.manifests), *self.store.list(ROWS.leases)]:
+        names = self.names
+        for info in [*self.store.list(names.manifests), *self.store.list(names.leases)]:
             self.store.delete(info.key)
         try:
             self._rebuild()
@@ -537,6 +586,7 @@ class Recovery:
             return False  # what there is now is not known
         gone, batches = self.loss.lsns, self.loss.batches
         kinds = {"merges": self.machine.merges, "live_wins": self.machine.live_wins}
+        kinds |= {"lives": True} if self.machine.lives else {}
         machine = Machine(self.machine.seed + 1, self.machine.log, self.world, **kinds)
         machine.history = History(
             [e for e in self.history.events if e.lsn not in gone and e.key not in batches]
@@ -550,6 +600,7 @@ class Recovery:
         machine.play(steps=8)
         machine.end()
         machine.damage()
+        self.names = machine.names if machine.lives else self.names
         if self._has_no_manifest():
             return False
         self.machine, self.history, self.loss = machine, machine.history, Loss()
@@ -620,6 +671,11 @@ class Recovery:
         for problem in problems:
             place = re.search(r"LSN (\d+) to (\d+)(?: of b'(.*?)' to (?:b'(.*?)'|None))?", problem)
             single = re.search(r"LSN (\d+) ", problem)
+            below = re.search(r"objects below LSN (\d+)", problem)
+            if below is not None:  # the record of this life is lost, and with it where it began
+                self.loss.keys |= self.history.touched(0, int(below[1]))
+                lost = [event for event in self.history.events if event.lsn < int(below[1])]
+                self.loss.idempotency_keys |= {event.key for event in lost}
             if place is not None:
                 first, last, low, high = place.groups()
                 span = (int(first), int(last) + 1)
@@ -633,12 +689,12 @@ class Recovery:
 
     def _collected_keys(self):
         """Return keys of batches that are not in the log any more: no rebuild knows them."""
-        there = {number_of(info.key) for info in self.store.list(ROWS.wal)}
+        there = {number_of(info.key) for info in self.store.list(self.names.wal)}
         return {e.key for e in self.history.events if e.lsn not in there or e.lsn in self._broken()}
 
     def _broken(self):
         found = set()
-        for info in self.store.list(ROWS.wal):
+        for info in self.store.list(self.names.wal):
             lsn = number_of(info.key)
             try:
                 header = WalObject.decode(self.store.get(info.key), info.key).header
@@ -665,7 +721,7 @@ class Recovery:
         for snapshot in self.db.snapshots(NAME):
             _, floor, last = self.machine.snapshots[snapshot.name]
             skipped = {lsn for lsn in self.loss.skipped | self.loss.lsns if lsn >= floor}
-            expected = self.history.rows(without=skipped, last=last)
+            expected = self.machine.lives_of[snapshot.name].rows(without=skipped, last=last)
             seen = rows_of(self.db, snapshot=snapshot.name)
             assert seen == expected, f"snapshot {snapshot.name}: {seen} for {expected}"
 
@@ -709,11 +765,13 @@ def run_seed(
     merges=False,
     *,
     live_wins=False,
+    lives=False,
     machine=Machine,
     recovery=Recovery,
 ):
     """Play one seed, and recover it in every way; raise on a wrong result."""
     kinds = {"merges": merges} | ({"live_wins": True} if live_wins else {})
+    kinds |= {"lives": True} if lives else {}
     machine = machine(seed, log, **kinds)
     try:
         machine.play()
@@ -740,9 +798,14 @@ def main():
     parser.add_argument("--variant", choices=VARIANTS)
     parser.add_argument("--merges", action="store_true")
     parser.add_argument("--live-wins", action="store_true")
+    parser.add_argument("--lives", action="store_true")
     arguments = parser.parse_args()
     variants = [arguments.variant] if arguments.variant else VARIANTS
-    kinds = {"merges": arguments.merges, "live_wins": arguments.live_wins}
+    kinds = {
+        "merges": arguments.merges,
+        "live_wins": arguments.live_wins,
+        "lives": arguments.lives,
+    }
     return run_seeds(arguments, lambda seed, log: run_seed(seed, log, variants, **kinds))
 
 

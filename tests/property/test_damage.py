@@ -32,6 +32,12 @@ def test_H68_loads_that_sort_at_their_begin_are_recovered_there(seed):
     run_seed(seed, live_wins=True, merges=bool(seed % 2))
 
 
+@pytest.mark.parametrize("seed", SMALL)
+def test_H68_names_with_several_lives_are_recovered(seed):
+    """H68, H65: the same with drops, undrops and re-creations, and damage in any life."""
+    run_seed(seed, lives=True, merges=bool(seed % 2))
+
+
 @pytest.mark.parametrize("seed", CROSSED)
 def test_H68_streams_and_branches_keep_what_is_not_reported_as_lost(seed):
     """H68, H40, H42: the same with streams, added columns, renames, folds from memory and branches,
@@ -102,6 +108,20 @@ def test_H68_three_hundred_crossed_seeds():
             crossed_machine.run_seed(seed)
         except Exception as error:
             error.add_note(f"python -m tests.property.crossed_machine --seed {seed} --seeds 1")
+            raise
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_H68_a_thousand_seeds_with_several_lives():
+    """H68, H65: names that are dropped and created again, at full size."""
+    for seed in FULL:
+        try:
+            run_seed(seed, lives=True, merges=bool(seed % 2))
+        except Exception as error:
+            error.add_note(
+                f"python -m tests.property.damage_machine --lives --seed {seed} --seeds 1"
+            )
             raise
 
 

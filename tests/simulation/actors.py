@@ -6,6 +6,7 @@ the history.
 
 import re
 from contextlib import suppress
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -13,6 +14,7 @@ from reef.engine.handles.database import Database
 from reef.engine.rows.input import to_ops
 from reef.errors import (
     ConflictError,
+    ErrorKind,
     FencedError,
     InvalidInputError,
     NotFoundError,
@@ -42,6 +44,7 @@ NAME = "users"
 USERS = Namespace(NAME)
 KEYS = ("a", "b", "c")
 STREAM = "spark/query@/checkpoint"
+TIMES_READ = 5
 EXPECTED_ERRORS = (FencedError, UnavailableError, OutcomeUnknownError, ConflictError, NotFoundError)
 GRACE_S = 6.0
 DEFAULT_GRACE_S = 900.0
@@ -131,6 +134,7 @@ class World:
         rows = evaluated.states[evaluated.last_lsn]
         assert dict(reader.scan()) == rows, "not the rows of its life"
         if self.has_lives:
+            check_past(calm, evaluated)
             self.clients.check_lives(self.oracle.lives())
         else:
             self.clients.check(evaluated)
@@ -142,6 +146,33 @@ class World:
             return self.oracle.evaluate()
         fence = self.clients.opens[-1].fence_id
         return next(life for life in self.oracle.lives() if life.lsn_of(fence) is not None)
+
+
+def check_past(db, life):
+    """Read a life as of each of its LSNs, and as of some times: what is retained is its history.
+
+    Clocks differ, so that several LSNs may be the last one of a time.
+    """
+    for lsn in range(life.base, life.last_lsn + 1):
+        rows = _rows_as_of(db, {"lsn": lsn})
+        assert rows in (None, life.states[lsn]), f"as of LSN {lsn}: {rows}, not {life.states[lsn]}"
+    made_ms = {lsn: header.created_at_ms for lsn, header in life.headers.items()}
+    for at_ms in sorted(set(made_ms.values()))[:: max(1, len(made_ms) // TIMES_READ)]:
+        rows = _rows_as_of(db, {"time": datetime.fromtimestamp(at_ms / 1000, UTC)})
+        last = [n for n in made_ms if made_ms[n] <= at_ms < made_ms.get(n + 1, at_ms + 1)]
+        states = [life.states[n] for n in (life.base - 1, *last)]
+        assert rows is None or rows in states, f"as of {at_ms} ms: {rows}, none of LSNs {last}"
+
+
+def _rows_as_of(db, point):
+    """Return the rows at a point in time; None if it is not retained."""
+    try:
+        with db.reader(NAME, as_of=point) as reader:
+            return dict(reader.scan())
+    except NotFoundError as error:
+        if error.kind is not ErrorKind.COLLECTED:
+            raise
+        return None
 
 
 def check_rebuilt(bucket, rows):

@@ -238,7 +238,16 @@ NOT_LATE = {
     *("names_come_and_go_slowly", "loads_make_it_slowly", "slots_filled_again"),
     *("reads_race_writes", "readers_race_refreshes", "local_reads_race_uploads"),
 }
-"""Variants of others, and those in which every write has to succeed."""
+"""Without a variant of late writes of their own:
+
+    names_come_and_go_slowly, loads_make_it_slowly   are variants themselves, of scenarios that
+                                                     have one
+    slots_filled_again                               `REFILLS` holds more writes than `LATE` does
+    reads_race_writes, readers_race_refreshes,       explore orders of threads of one process:
+    local_reads_race_uploads                         every write has to succeed
+
+Those with lives have late writes in either chaos (`LATE`, `LIVELY_AND_LATE`, `REFILLS`).
+"""
 
 SCENARIOS |= {
     f"{name}_late": (scenario, LATE)
@@ -251,8 +260,14 @@ WITH_LIVES = (
     *("zombies_and_sweeps", "keyed_batches_again", "bulk_loads_and_writers", "folders_race"),
     *("outcomes_are_resolved", "rival_compactors", "jobs_and_pins", "background_and_other_jobs"),
     *("hardly_any_grace", "slots_filled_again", "two_drivers_of_a_stream", "backfills"),
+    *("openers_stall", "concurrent_transactions"),
     *("counters_and_sets", "counters_and_backfills", "two_drivers_of_counters"),
 )
+"""The others bring names of their own, or make and drop them already, or have no namespace.
+`leases_hold` counts slots without a gap, and the fences of a drop land in any order."""
+
+LIVELY_AND_LATE = replace(LIVELY, held=0.1, forgotten=0.04)
+"""The same, with writes that arrive after the object of their name was collected."""
 
 
 def with_lives(scenario):
@@ -267,7 +282,7 @@ def with_lives(scenario):
 
 
 SCENARIOS |= {
-    f"{name}_with_lives": (with_lives(SCENARIOS[name][0]), LATE if number % 2 else LIVELY)
+    f"{name}_with_lives": (with_lives(SCENARIOS[name][0]), LATE if number % 2 else LIVELY_AND_LATE)
     for number, name in enumerate(WITH_LIVES)
 }
 SCENARIOS["slots_filled_again_with_lives"] = (with_lives(jobs.slots_filled_again), REFILLS)

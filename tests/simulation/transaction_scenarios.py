@@ -11,6 +11,8 @@ from contextlib import suppress
 from reef.engine.handles.database import Database
 from reef.errors import ConflictError, OutcomeUnknownError, ReefError
 from reef.jobs import fold
+from reef.manifest.head import HeadFinder, newest_incarnation
+from reef.paths import Namespace
 from tests.support.proven_buckets import remember_probe
 
 NAME = "accounts"
@@ -101,8 +103,33 @@ def concurrent_transactions(sim, **settings):
                 fold(Database(folder.store()), NAME)
 
     folder.spawn(fold_twice)
+    if getattr(sim, "has_lives", False):
+        dropper = sim.process("dropper")
+        dropper.spawn(lambda: drop_some(sim, dropper))
     sim.run()
     check(sim, attempts)
+
+
+def drop_some(sim, node):
+    """Drop the name, and bring it back, create it again, or leave that to the writers."""
+    db = Database(node.store())
+    for _ in range(2):
+        node.runtime.sleep(node.runtime.uniform(0.0, 4.0))
+        with suppress(ReefError):
+            db.drop(NAME)
+            node.runtime.sleep(node.runtime.uniform(0.0, 2.0))
+            match sim.choices.pick(3):
+                case 0:
+                    db.undrop(NAME)
+                case 1:
+                    db.create(NAME)
+
+
+def first_lsns(bucket):
+    """Return the first LSN of each life of the name but the first: it begins without rows."""
+    last = newest_incarnation(bucket, NAME).incarnation
+    chains = [HeadFinder(bucket, Namespace(NAME, number)) for number in range(2, last + 1)]
+    return [chain.find(dropped=True).manifest.wal_base for chain in chains]
 
 
 def check(sim, attempts):
@@ -117,11 +144,13 @@ def check(sim, attempts):
         # Its process crashed before the outcome: the transaction may be anywhere in the log.
         assert no_circle([a for a in landed if not a.unknown])
         return
-    state = {}
+    state, lives = {}, first_lsns(sim.bucket)
     for attempt in landed:
+        while lives and lives[0] <= attempt.place[0]:
+            state, lives = {}, lives[1:]
         assert_reads(attempt, state)
         state = apply(state, attempt.writes)
-    assert state == final
+    assert ({} if lives else state) == final
     assert no_circle(landed)
 
 

@@ -3,12 +3,14 @@
     python stream_driver.py MASTER URL HOME OPTIONS
 
 Two queries write the files of HOME/in1 and HOME/in2 into one namespace, a file in each micro-batch.
-When all files are written, a third one follows that namespace and keeps a copy. OPTIONS are those
+A third one follows that namespace and keeps a copy: while they write, if HOME/early is there, and
+again when all files are written and HOME/ended says that no other process writes. OPTIONS are those
 of the store, as JSON. It is run again after each kill; its last line is `done`.
 """
 
 import json
 import sys
+import time
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -51,8 +53,13 @@ def main(master, url, home, options="{}"):
     spark = configured(SparkSession.builder.master(master), **config).getOrCreate()
     reef.spark.register(spark)
     queries = [write(spark, url, home, number, options) for number in (1, 2)]
+    if (home / "early").exists():
+        queries.append(copy(spark, url, home, options))
     for query in queries:
         query.awaitTermination()
+    (home / "written").touch()
+    while not (home / "ended").exists():
+        time.sleep(0.1)
     copy(spark, url, home, options).awaitTermination()
     print("done", flush=True)
     spark.stop()

@@ -25,8 +25,8 @@ METHODS = {
     "ChangeCursor": "close commit follow position",
     "Condition": "column key kind value",
     "Database": """
-        alter branch close create cursor cursors diff drop drop_cursor history info jobs merge
-        namespaces reader rename rollback
+        alter branch bucket_snapshots close create cursor cursors diff drop drop_cursor history info
+        jobs merge namespaces reader release_snapshot_all rename rollback
         snapshot snapshot_all snapshots snapshots_all sql sql_stream stats undrop writer
     """,
     "LocalWriter": f"{READS} {WRITES} pending",

@@ -39,6 +39,7 @@ from reef.engine.commit.open_writer import ReplayReport
 from reef.engine.handles import database, pinned, readable, reader, writer
 from reef.engine.handles import local_writer as local
 from reef.engine.handles import transaction as transactions
+from reef.engine.handles.bucket_snapshots import BucketSnapshot
 from reef.engine.handles.database import renamed_keyword
 from reef.engine.handles.writer import Worker, WriteOptions
 from reef.engine.history import changes, snapshots
@@ -626,6 +627,14 @@ class Database(Handle[database.Database]):
         """Return the snapshots of all namespaces under one name; see `reef.Database`."""
         found = await self._run(lambda: self._sync.snapshots_all(name))
         return {of: Snapshot(pin, self._threads) for of, pin in found.items()}
+
+    async def bucket_snapshots(self) -> list[BucketSnapshot]:
+        """Return the snapshots of the whole bucket by name; see `reef.Database`."""
+        return await self._run(self._sync.bucket_snapshots)
+
+    async def release_snapshot_all(self, name: str) -> None:
+        """Release all snapshots of one name, and free the name; see `reef.Database`."""
+        await self._run(lambda: self._sync.release_snapshot_all(name))
 
     def diff(self, a: str, b: str) -> Pieces[Difference]:
         """Yield the rows that differ between two namespaces; see `reef.Database.diff`."""

@@ -1,7 +1,7 @@
 """Branches and history: `reef branch`, `diff`, `history` and `rollback`."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import click
@@ -14,14 +14,19 @@ from reef.cli.options import (
     on_namespace,
 )
 from reef.cli.output import Output
+from reef.cli.read import find_snapshot
 from reef.engine.handles.database import Database
 from reef.engine.handles.pinned import PinnedReader
 from reef.engine.history.diff import Difference
-from reef.manifest.branching import check_is_branch
-from reef.manifest.head import locate
+from reef.engine.history.snapshots import Snapshot
+from reef.errors import NotFoundError
+from reef.formats.manifest import BranchPin
+from reef.manifest.branching import check_is_branch, is_dead
+from reef.manifest.head import HeadFinder, locate
 from reef.paths import Namespace
 
 DIFF_COLUMNS = ("op", "key", "a", "b")
+BRANCH_COLUMNS = ("name", "state", "generation", "lsn", "id")
 
 
 @click.group()
@@ -47,23 +52,35 @@ def create_branch(
 def _point(db: Database, namespace: str, as_of: dict[str, Any]) -> Any:
     if "snapshot" not in as_of:
         return as_of or None
-    wanted = as_of["snapshot"]
-    return next((s for s in db.snapshots(namespace) if wanted in (s.id, s.name)), wanted)
+    return find_snapshot(db, namespace, as_of["snapshot"])
 
 
 @branch.command("list", cls=ReefCommand)
 @on_namespace
 def list_branches(output: Output, db: Database, namespace: str) -> None:
-    """List the branches that share objects of a namespace.
+    """List the branches that a namespace retains objects for, with their state.
+
+    That is `live`, `dropped`, `incomplete` while it is being made or if that was interrupted, and
+    `released` if the next sweeps of the namespace remove the pin.
 
     Example: reef branch list ./data users
     """
-    head = locate(db.store, namespace).found.manifest
-    rows = [
-        {"id": branch_id, "folder": pin.root, "generation": pin.generation, "lsn": pin.last_lsn}
-        for branch_id, pin in sorted(head.branches.items())
-    ]
-    output.table(f"branches of {namespace}", ("id", "folder", "generation", "lsn"), rows)
+    heads = locate(db.store, namespace)
+    pins = sorted(heads.found.manifest.branches.items())
+    rows = db.store.runtime.map(lambda pin: _branch_row(db, heads.names.root, *pin), pins)
+    output.table(f"branches of {namespace}", BRANCH_COLUMNS, rows)
+
+
+def _branch_row(db: Database, root: str, branch_id: str, pin: BranchPin) -> dict[str, Any]:
+    names = Namespace.of_root(pin.root)
+    name, state = names.name, "incomplete"
+    with suppress(NotFoundError):
+        head = HeadFinder(db.store, names).find(fallback=True, dropped=True).manifest
+        name, state = head.name_in(names.folder), str(head.state)
+        if is_dead(head, branch_id, root):
+            state = "released"
+    row = {"name": name, "state": state, "id": branch_id}
+    return {**row, "generation": pin.generation, "lsn": pin.last_lsn}
 
 
 @branch.command("diff", cls=ReefCommand)
@@ -139,7 +156,8 @@ def diff(
 ) -> None:
     """Print the rows that differ between two states of a namespace.
 
-    A POINT is a generation, lsn:N, or a time such as 2026-01-31T12:00.
+    A POINT is a generation, lsn:N, the name or id of a snapshot, or a time such as
+    2026-01-31T12:00.
 
     Example: reef diff ./data users --from 1
     """
@@ -149,17 +167,21 @@ def diff(
 
 
 def _view(db: Database, namespace: str, at: str | None) -> PinnedReader:
-    return (
-        db.reader(namespace, pin=True)
-        if at is None
-        else db.reader(namespace, as_of=_parse_point(at))
-    )
+    if at is None:
+        return db.reader(namespace, pin=True)
+    point = _parse_point(db, namespace, at)
+    if isinstance(point, Snapshot):
+        return db.reader(namespace, snapshot=point)
+    return db.reader(namespace, as_of=point)
 
 
-def _parse_point(at: str) -> Any:
+def _parse_point(db: Database, namespace: str, at: str) -> Any:
+    """Return a POINT as the API takes it; text that names no snapshot is a time."""
     if at.isdigit():
         return int(at)
-    return {"lsn": int(at[4:])} if at.startswith("lsn:") and at[4:].isdigit() else at
+    if at.startswith("lsn:") and at[4:].isdigit():
+        return {"lsn": int(at[4:])}
+    return next((found for found in db.snapshots(namespace) if at in (found.id, found.name)), at)
 
 
 @click.command("history", cls=ReefCommand)
@@ -180,11 +202,12 @@ def history(output: Output, db: Database, namespace: str) -> None:
 def rollback(output: Output, db: Database, namespace: str, *, to: str) -> None:
     """Give a namespace the rows that it had at a POINT, in one commit.
 
-    A POINT is a generation, lsn:N, or a time such as 2026-01-31T12:00.
+    A POINT is a generation, lsn:N, the name or id of a snapshot, or a time such as
+    2026-01-31T12:00.
 
     Example: reef rollback ./data users 1
     """
-    report = db.rollback(namespace, _parse_point(to))
+    report = db.rollback(namespace, _parse_point(db, namespace, to))
     output.record(f"rolled back {namespace}", report.to_dict())
 
 

@@ -18,6 +18,7 @@ from reef.cli.options import (
     engine_options,
     executing,
     job,
+    on_bucket,
     on_namespace,
     open_reader,
     range_options,
@@ -337,7 +338,7 @@ def extend(output: Output, db: Database, namespace: str, *, name: str, ttl_s: fl
 
     Example: reef snapshot extend ./data users monday --ttl 172800
     """
-    found = _find(db, namespace, name)
+    found = find_snapshot(db, namespace, name)
     found.extend(ttl_s)
     output.record(f"snapshot of {namespace}", _facts(found))
 
@@ -350,12 +351,58 @@ def release(output: Output, db: Database, namespace: str, *, name: str) -> None:
 
     Example: reef snapshot release ./data users monday
     """
-    found = _find(db, namespace, name)
+    found = find_snapshot(db, namespace, name)
     found.release()
     output.record(f"released snapshot of {namespace}", _facts(found))
 
 
-def _find(db: Database, namespace: str, name: str) -> Snapshot:
+@snapshot.command("take-all", cls=ReefCommand)
+@on_bucket
+@click.argument("name")
+@click.option(
+    "--ttl", "ttl_s", type=float, metavar="SECONDS", help="Expire after this time. Default: never."
+)
+def take_all(output: Output, db: Database, *, name: str, ttl_s: float | None) -> None:
+    """Pin all namespaces of a bucket under one name.
+
+    A name can be used again when all of its snapshots were released or have expired.
+
+    Example: reef snapshot take-all ./data nightly --ttl 86400
+    """
+    taken = db.snapshot_all(name, ttl_s=ttl_s)
+    rows = [{"namespace": of, **_facts(one)} for of, one in sorted(taken.items())]
+    output.table(f"snapshot {name} of {db.store.url}", ("namespace", *COLUMNS), rows)
+
+
+@snapshot.command("list-all", cls=ReefCommand)
+@on_bucket
+def list_all(output: Output, db: Database) -> None:
+    """List the snapshots of all namespaces of a bucket, by name.
+
+    Example: reef snapshot list-all ./data
+    """
+    columns = ("name", "taken_at", "is_complete", "namespaces")
+    rows = [
+        {**{name: getattr(one, name) for name in columns}, "namespaces": len(one.namespaces)}
+        for one in db.bucket_snapshots()
+    ]
+    output.table(f"snapshots of {db.store.url}", columns, rows)
+
+
+@snapshot.command("release-all", cls=ReefCommand)
+@on_bucket
+@click.argument("name")
+def release_all(output: Output, db: Database, *, name: str) -> None:
+    """Release the snapshots that take-all has taken under a name.
+
+    Example: reef snapshot release-all ./data nightly
+    """
+    db.release_snapshot_all(name)
+    output.record(f"released snapshot of {db.store.url}", {"name": name})
+
+
+def find_snapshot(db: Database, namespace: str, name: str) -> Snapshot:
+    """Return a snapshot by name or id; NotFoundError if there is none."""
     for found in db.snapshots(namespace):
         if name in (found.id, found.name):
             return found

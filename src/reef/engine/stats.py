@@ -25,7 +25,7 @@ from reef.engine.log.tail import read_unfolded
 from reef.errors import CorruptionError, InvalidInputError, NotFoundError
 from reef.formats.manifest import BranchPin, Manifest, NamespaceState, Origin, SegmentEntry
 from reef.formats.wal_object import WalHeader, WalKind
-from reef.manifest.head import ManifestHead, locate, locate_folder
+from reef.manifest.head import HeadFinder, ManifestHead, locate, locate_folder
 from reef.manifest.roots import (
     UNKNOWN_GENERATION,
     effective_grace_ms,
@@ -234,6 +234,28 @@ def pins_of_branch(store: Store, root: str) -> list[Origin]:
                     at = (pin.generation, pin.last_lsn, pin.pinned_at_ms)
                     found.append(Origin(branch, heads.names.root, *at))
     return sorted(found, key=lambda origin: -origin.last_lsn)[:1]
+
+
+def branch_heads(store: Store) -> list[HeadFinder]:
+    """Return every namespace that was made as a branch, dropped and replaced incarnations too.
+
+    A listing, and each head. Those whose heads cannot be read are not found.
+    """
+    found = store.runtime.map(partial(_branch_heads, store), list(_listed_names(store)))
+    return [heads for of_name in found for heads in of_name]
+
+
+def _branch_heads(store: Store, name: str) -> list[HeadFinder]:
+    unreadable = (NotFoundError, CorruptionError, InvalidInputError)
+    found = []
+    with suppress(*unreadable):
+        found.append(current := locate_folder(store, name))
+        for number in current.found.manifest.predecessors:
+            earlier = HeadFinder(store, current.names.at(number))
+            with suppress(*unreadable):
+                earlier.find(fallback=True, dropped=True)
+                found.append(earlier)
+    return [heads for heads in found if heads.found.manifest.origin is not None]
 
 
 def namespace_state(store: Store, name: str) -> NamespaceState | None:

@@ -358,6 +358,9 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Parts of a branch's log that are stored elsewhere, in ascending order."""
     pinned_homes: tuple[str, ...] = ()
     """Folders of other namespaces in which a branch pins objects."""
+    releases_origin: bool = False
+    """Set in a branch by a full compaction or a purge, which rewrite the rows that it shared: the
+    pin in its origin may end. Until then it holds the state that a merge compares with."""
     dropped: Dropped | None = None
     """Set in a dropped namespace only."""
     made_for: str = ""

@@ -12,6 +12,7 @@ target was written meanwhile, nothing is visible, and the job starts over.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from operator import eq, is_
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,11 @@ SPLIT_BYTES = 32 << 20
 
 Row = dict[str, Any] | bytes | None
 Resolve = Callable[[Any, Row, Row, Row], Row]
-"""Called with the key and the rows of base, parent and child; returns the row, None to delete."""
+"""Called with the key and the rows of base, parent and child, as readers return them.
+
+Returns the row, or None to delete it. A returned side keeps its expiry; another row expires as the
+parent's, or the branch's if the parent has none, unless it has a column `_expires_at`.
+"""
 
 
 @dataclass(slots=True)
@@ -139,8 +144,10 @@ def merge_branch(
     A row that only the branch has changed becomes the branch's; one that only the parent has
     changed stays. A row that both have changed is a conflict: with "error" nothing is merged and
     ConflictError names some of them; "ours" keeps the parent's row, "theirs" takes the branch's; a
-    function is called with the key and the rows of base, parent and branch, and returns the row,
-    or None to delete it. An executor runs a task for each key range; all are one commit.
+    function is called with the key and the rows of base, parent and branch, as readers return them,
+    and returns the row, or None to delete it. A row that it returns unchanged keeps its expiry;
+    another one expires as the parent's row, or the branch's if the parent has none, unless it has
+    `_expires_at`. An executor runs a task for each key range; all are one commit.
     """
     if not callable(on_conflict) and on_conflict not in ("error", "ours", "theirs"):
         raise InvalidInputError(
@@ -373,37 +380,81 @@ class _Merger:
             return keys, theirs.filter(conflict)
         if callable(self.on_conflict):
             sides = [table.filter(conflict) for table in (base, ours, theirs)]
-            rows = [_rows(table, self.ours.schema) for table in sides]
-            asked = zip(keys.to_pylist(), *rows, strict=True)
-            chosen = [self.on_conflict(key, *three) for key, *three in asked]
-            return keys, _table(chosen, theirs.schema, self.ours.schema)
+            chosen = _Chooser(self.on_conflict, self.ours.schema).choose(keys, sides)
+            return keys, pa.Table.from_pylist(chosen, schema=theirs.schema)
         if self.on_conflict == "error":
-            self.changes.refused += keys.slice(0, CONFLICTS_SHOWN).to_pylist()
+            named = keys.slice(0, CONFLICTS_SHOWN).cast(self.ours.schema.key.arrow)
+            self.changes.refused += named.to_pylist()
         return keys.slice(0, 0), theirs.slice(0, 0)
 
 
-def _rows(table: pa.Table, schema: Schema) -> list[Row]:
-    """Return rows as readers return them, without the key; None for a missing row."""
-    values = schema.fields[0].name if schema.is_plain else None
-    found = table.column("_found").to_pylist()
-    rows = table.drop_columns(["_found", EXPIRES_AT]).to_pylist()
-    return [
-        None if not there else row[values] if values else row
-        for row, there in zip(rows, found, strict=True)
-    ]
+@dataclass(frozen=True, slots=True)
+class _Chooser:
+    """Asks the caller's function for the rows of keys in conflict."""
+
+    resolve: Resolve
+    schema: Schema
+
+    def choose(self, keys: pa.Array, sides: Sequence[pa.Table]) -> list[dict[str, Any]]:
+        """Return resolved rows; the sides are base, parent and branch."""
+        named = keys.cast(self.schema.key.arrow).to_pylist()
+        rows = [self._rows(table, named) for table in sides]
+        expiries = [table.column(EXPIRES_AT).to_pylist() for table in sides]
+        asked = zip(named, zip(*rows, strict=True), zip(*expiries, strict=True), strict=True)
+        return [self._one(key, three, expire) for key, three, expire in asked]
+
+    def _rows(self, table: pa.Table, keys: list[Any]) -> list[Row]:
+        """Return rows as readers return them; None where there is none."""
+        value, key_name = self._value, self.schema.key.name
+        found = table.column("_found").to_pylist()
+        rows = table.drop_columns(["_found", EXPIRES_AT]).to_pylist()
+        return [
+            None if not there else row[value] if value else {key_name: key, **row}
+            for key, row, there in zip(keys, rows, found, strict=True)
+        ]
+
+    @property
+    def _value(self) -> str | None:
+        """The only column of a plain namespace."""
+        return self.schema.fields[0].name if self.schema.is_plain else None
+
+    def _one(self, key: Any, sides: Sequence[Row], expiries: Sequence[Any]) -> dict[str, Any]:
+        row = self.resolve(key, *sides)
+        if row is None:
+            return {"_found": False}
+        expiry = _expiry_of(row, sides, expiries)
+        if self._value is not None:
+            return {self._value: row, EXPIRES_AT: expiry, "_found": True}
+        return {EXPIRES_AT: expiry, **self._checked(key, row), "_found": True}
+
+    def _checked(self, key: Any, row: Any) -> dict[str, Any]:
+        """Return the columns of a row without its key; InvalidInputError if it is no such row."""
+        if not isinstance(row, dict):
+            raise InvalidInputError(f"on_conflict returned {row!r} for key {key!r}, not a dict")
+        name = self.schema.key.name
+        if row.get(name, key) != key:
+            raise InvalidInputError(
+                f"on_conflict returned the row of another key, {row[name]!r}, for key {key!r}"
+            )
+        columns = {column: value for column, value in row.items() if column != name}
+        known = {*(field.name for field in self.schema.fields), EXPIRES_AT}
+        if unknown := columns.keys() - known:
+            shown = ", ".join(sorted(map(str, unknown)))
+            raise InvalidInputError(f"on_conflict returned unknown columns: {shown}")
+        return columns
 
 
-def _table(rows: Sequence[Row], like: pa.Schema, schema: Schema) -> pa.Table:
-    """Return the rows of a function as a table of resolved rows."""
-    value = schema.fields[0].name if schema.is_plain else None
-    plain = [{value: row} if value and row is not None else row for row in rows]
-    dicts = [{**(row or {}), "_found": row is not None} for row in plain]  # type: ignore[dict-item]
-    unknown = {name for row in dicts for name in row} - set(like.names)
-    if unknown:
-        raise InvalidInputError(
-            f"on_conflict returned unknown columns: {', '.join(sorted(map(str, unknown)))}"
-        )
-    return pa.Table.from_pylist(dicts, schema=like)
+def _expiry_of(row: Any, sides: Sequence[Row], expiries: Sequence[Any]) -> Any:
+    """Return when a returned row expires: as the side that it is, else as the parent's row.
+
+    A row that equals none of the sides expires as the branch's row if the parent has none.
+    """
+    base, ours, theirs = zip(sides, expiries, strict=True)
+    for is_same in (is_, eq):
+        for side, expiry in (ours, theirs, base):
+            if side is not None and is_same(row, side):
+                return expiry
+    return theirs[1] if ours[0] is None else ours[1]
 
 
 # --- committing -----------------------------------------------------------------------

@@ -13,7 +13,8 @@ more; if there is no chain at all, the collector first creates a dropped one, so
 stalled between the two steps finds its name taken (H42).
 
 A home is *released* like an object is deleted: a sweep of the branch condemns it in the manifest
-once no retained generation names it, and unpins after the grace, when no lease holds it.
+once no retained generation names it, and unpins after the grace, when no lease holds it. The origin
+is released only after a full compaction, a purge or a drop: a merge needs the common state.
 
 A namespace that is restored from a backup begins in the same way. Its segments are copied, and the
 log up to the chosen LSN is folded, before the first manifest is created. The log itself is not
@@ -103,11 +104,14 @@ def first_manifest(source: Manifest, head: Manifest, origin: Origin) -> Manifest
     """Return the first manifest of a branch of a generation; the publisher stamps it.
 
     `head` is a later head of the origin: a fence in the inherited log may be newer than the
-    generation, and slots may have been skipped by a repair since.
+    generation, slots may have been skipped by a repair since, and the log behind the generation may
+    have been written with newer schemas.
     """
+    seen = max(source.wal_id_last_seen, source.wal_floor - 1)
     parts = [part for part in source.inherited if part.last_lsn >= source.wal_floor]
     return msgspec.structs.replace(
         _carried_state(source),
+        schemas=head.schemas if origin.last_lsn > seen else source.schemas,
         writer_epoch=max(source.writer_epoch, head.writer_epoch),
         compactor_epoch=max(source.compactor_epoch, head.compactor_epoch) + 1,
         wal_floor=source.wal_floor,
@@ -167,6 +171,26 @@ def tombstone(now_ms: int) -> Manifest:
         state=NamespaceState.DROPPED,
         dropped=Dropped(now_ms, 1, (), is_cleared=True),
     )
+
+
+def let_origin_go(manifest: Manifest) -> Manifest | None:
+    """Allow the pin in the origin to end; None if it is no branch, or still names segments there.
+
+    A fold alone does not: a branch of rows that are all in the log would lose the state that it was
+    made of, which a merge compares with, without any compaction.
+    """
+    origin = manifest.origin
+    if origin is None or manifest.releases_origin or origin.root not in manifest.pinned_homes:
+        return None
+    if any(segment.home == origin.root for segment in manifest.segments):
+        return None
+    return msgspec.structs.replace(manifest, releases_origin=True)
+
+
+def holds_origin(manifest: Manifest) -> bool:
+    """Whether a branch needs its origin although it may share no object with it any more."""
+    is_cleared = manifest.dropped is not None and manifest.dropped.is_cleared
+    return not manifest.releases_origin and not is_cleared
 
 
 def is_dead(child: Manifest, branch_id: str, home: str) -> bool:

@@ -90,9 +90,11 @@ STEP_RULES: dict[str, StepRule] = {
     ),
     "the floor never falls": lambda a, b: b.wal_floor >= a.wal_floor,
     "the base never moves, unless re-created": lambda a, b: (
-        b.wal_base == a.wal_base or _is_recreated(a, b)
+        b.wal_base == a.wal_base or _is_recreated(a, b) or a.alias is not None
     ),
-    "the dedup window keeps its length": lambda a, b: b.dedup_keys_max == a.dedup_keys_max,
+    "the dedup window keeps its length": lambda a, b: (
+        b.dedup_keys_max == a.dedup_keys_max or a.alias is not None
+    ),
     "the last LSN seen never falls": lambda a, b: b.wal_id_last_seen >= a.wal_id_last_seen,
     "the oldest retained never falls": lambda a, b: b.oldest_retained >= a.oldest_retained,
     "schemas are only added": lambda a, b: (

@@ -245,7 +245,7 @@ def take_pin(
     sent_bytes_max: int = SENT_BYTES_MAX,
 ) -> ReadPin:
     """Pin the state to read; NotFoundError(kind=collected) if it is gone already."""
-    namespace, dropped = heads.names, heads.found.manifest.successor is not None
+    namespace, dropped = heads.names, heads.found.manifest.dropped is not None
     segments = SegmentStore(store, namespace, ByteCache(0))
     for _ in range(RESTARTS_MAX):
         history = History(store, namespace, segments, heads, dropped=dropped)

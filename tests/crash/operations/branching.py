@@ -97,7 +97,34 @@ def _purge(hand):
     hand.ledger.acknowledged(b"secret", ABSENT)
 
 
+def _two_namespaces(hand):
+    """Leave another namespace, whose rows are not looked at."""
+    hand.put({b"a": b"1"})
+    hand.db.create("other")
+
+
+def _snapshot_all(hand):
+    """Take a snapshot of both."""
+    hand.db.snapshot_all("nightly")
+
+
+def _snapshot_again(hand):
+    """Release what the crash has left; then the name is free, and no pin is left behind."""
+    for one in hand.db.bucket_snapshots():
+        hand.db.release_snapshot_all(one.name)
+    assert [hand.db.snapshots(name) for name in (NAME, "other")] == [[], []]
+    assert sorted(hand.db.snapshot_all("nightly")) == sorted([NAME, "other"])
+    hand.db.release_snapshot_all("nightly")
+
+
 OPERATIONS = [
+    Operation(
+        "a snapshot of all namespaces",
+        _snapshot_all,
+        _two_namespaces,
+        again=_snapshot_again,
+        reaches=("snapshots recorded", "snapshots pinned"),
+    ),
     Operation(
         "a merge of a branch", _merge, _branched, also=_merged_whole, again=_then_drop(_merge)
     ),

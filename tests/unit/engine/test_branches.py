@@ -11,37 +11,17 @@ from reef.engine.registry import Registry
 from reef.errors import ConflictError
 from reef.formats.manifest import Recent, encode_manifest
 from reef.jobs import ProblemKind, compact, fold, ingest, rebuild, sweep, verify
+from reef.jobs.branches import ref_of
+from reef.manifest.branching import let_origin_go
 from reef.manifest.head import locate
 from reef.stores import Wrapper, agree_on_cas
 from reef.stores.memory import MemoryStore
-from reef.stores.wrappers.base import Hooked
 from tests.property import branch_machine
+from tests.support.requests import Requests
 from tests.support.sweep_world import DAY_S, GRACE_S, NAME, At, World
 
 CHILD = "child"
 HOUR_S = 3600.0
-
-
-class Requests(Hooked):
-    """Counts requests."""
-
-    def __init__(self, inner):
-        super().__init__(inner)
-        self.count = 0
-
-    def around(self, request, send):
-        self.count += 1
-        return send(request)
-
-    def around_list(self, request, send):
-        self.count += 1
-        return super().around_list(request, send)
-
-    def cost(self, call):
-        """Return how many requests a call sends."""
-        before = self.count
-        call()
-        return self.count - before
 
 
 def rows_of(db, name, **options):
@@ -259,6 +239,57 @@ def test_a_branch_that_has_compacted_releases_its_origin(world):
     assert len(world.keys("segments")) == 1
     assert rows_of(world.db, CHILD) == BEFORE
     assert verify(world.db, CHILD, deep=True).problems == []
+
+
+def test_a_fold_does_not_release_the_origin():
+    """A branch of rows that were all in the log could not be merged after a fold and a sweep.
+
+    It needed no object of its origin any more, and released the state that a merge compares with.
+    """
+    world = World()
+    with world.db.writer(NAME, background=False) as writer:
+        writer.put("a", b"1")
+        writer.put("b", b"1")
+    world.db.branch(NAME, CHILD)
+    with world.db.writer(CHILD, background=False) as writer:
+        writer.put("a", b"2")
+    for name in (CHILD, NAME):
+        fold(world.db, name)
+        compact(world.db, name)
+    sweep_out(world, CHILD, NAME, rounds=4)
+    assert world.db.merge(CHILD, NAME).written == 1
+    assert rows_of(world.db, NAME) == {b"a": b"2", b"b": b"1"}
+    compact(world.db, CHILD, full=True)  # there is nothing left to rewrite
+    sweep_out(world, CHILD, NAME, rounds=4)
+    assert not head_of(world, CHILD).pinned_homes
+    assert not head_of(world, NAME).branches
+
+
+def test_a_branch_that_is_undropped_can_be_merged():
+    """Until then it can be undropped, and merged."""
+    world = World()
+    with world.db.writer(NAME, background=False) as writer:
+        writer.put("a", b"1")
+    world.db.branch(NAME, CHILD)
+    with world.db.writer(CHILD, background=False) as writer:
+        writer.put("b", b"1")
+    fold(world.db, CHILD)
+    world.db.drop(CHILD)
+    sweep_out(world, CHILD, NAME, rounds=3)
+    assert head_of(world, NAME).branches
+    world.db.undrop(CHILD)
+    assert world.db.merge(CHILD, NAME).written == 1
+    world.db.drop(CHILD)
+    world.advance(2 * DAY_S)
+    sweep_out(world, CHILD, NAME, rounds=4)
+    assert not head_of(world, NAME).branches
+
+
+def test_a_partly_rewritten_branch_holds_its_origin(world):
+    """A full compaction that was overtaken has not made the branch independent."""
+    world.db.branch(NAME, CHILD)
+    assert let_origin_go(head_of(world, CHILD)) is None
+    assert let_origin_go(head_of(world, NAME)) is None
 
 
 def test_a_snapshot_of_a_branch_holds_its_origin(world):
@@ -565,3 +596,82 @@ def test_H42_a_name_that_was_taken_while_the_branch_was_pinned(world, monkeypatc
         world.db.branch(NAME, CHILD)
     assert rows_of(world.db, CHILD) == {b"x": b"theirs"}
     assert world.head().branches == {}
+
+
+# --- columns and names that came later ----------------------------------------------------
+
+
+NARROW = pa.schema([("id", pa.string()), ("x", pa.int64())])
+WIDE = NARROW.append(pa.field("z", pa.int64()))
+ALTERED = {"a": {"id": "a", "x": 1, "z": None}, "b": {"id": "b", "x": 1, "z": 5}}
+
+
+@pytest.fixture
+def altered():
+    """Give a world whose only generation below an LSN was published before `alter`, and the LSN."""
+    world = World()
+    world.db.create(CHILD, NARROW)
+    with world.db.writer(CHILD, background=False) as writer:
+        writer.upsert([{"id": "a", "x": 1}])
+    world.db.snapshot(CHILD, "narrow")
+    world.db.alter(CHILD, WIDE)
+    with world.db.writer(CHILD, background=False) as writer:
+        lsn = writer.upsert([{"id": "b", "x": 1, "z": 5}]).lsn
+        writer.upsert([{"id": "c", "x": 1, "z": 6}])
+    fold(world.db, CHILD)
+    sweep_out(world, CHILD)
+    return world, lsn
+
+
+def test_a_view_has_the_columns_of_the_log_that_it_replays(altered):
+    """A replay knew the schemas of its generation only, and not those that the log named since."""
+    world, lsn = altered
+    assert rows_of(world.db, CHILD, as_of={"lsn": lsn}) == ALTERED
+    assert rows_of(world.db, CHILD, snapshot="narrow") == {"a": {"id": "a", "x": 1}}
+    before = {key: row for key, row in ALTERED.items() if key == "a"}
+    assert rows_of(world.db, CHILD, as_of={"lsn": lsn - 1}).keys() == before.keys()
+    world.db.rollback(CHILD, {"lsn": lsn})
+    assert rows_of(world.db, CHILD) == ALTERED
+
+
+def test_a_task_reads_a_view_with_its_columns(altered):
+    """Columns that are added after the view was opened are not in the copy of a task either."""
+    world, lsn = altered
+    with world.db.reader(CHILD, as_of={"lsn": lsn}) as view:
+        world.db.alter(CHILD, WIDE.append(pa.field("later", pa.int64())))
+        assert ref_of(view).open().schema.fields == view._view().manifest.schema.fields
+
+
+def test_a_branch_has_the_columns_of_the_log_that_it_inherits(altered):
+    """Its first manifest had the schemas of the generation only: no reader could open it."""
+    world, lsn = altered
+    world.db.branch(CHILD, "old", at={"lsn": lsn})
+    assert rows_of(world.db, "old") == ALTERED
+    assert [d.key for d in world.db.diff(CHILD, "old")] == ["c"]
+    with world.db.writer("old", background=False) as writer:
+        writer.upsert([{"id": "d", "x": 2, "z": 7}])
+    fold(world.db, "old")
+    assert verify(world.db, "old", deep=True).problems == []
+    assert rows_of(world.db, "old") == {**ALTERED, "d": {"id": "d", "x": 2, "z": 7}}
+
+
+def test_a_branch_at_a_generation_has_the_columns_of_that(altered):
+    """The log that it inherits was written before them."""
+    world, _ = altered
+    [pin] = world.db.snapshots(CHILD)
+    world.db.branch(CHILD, "old", at=pin)
+    assert rows_of(world.db, "old") == {"a": {"id": "a", "x": 1}}
+
+
+@pytest.mark.parametrize("folded", [False, True])
+def test_a_branch_takes_a_name_that_a_namespace_had_for_a_while(world, folded):
+    """The alias is replaced by a manifest with another base, which was refused as a mistake."""
+    if folded:
+        fold(world.db, NAME)
+    world.db.rename(NAME, CHILD)
+    world.db.rename(CHILD, NAME)
+    world.db.branch(NAME, CHILD)
+    assert rows_of(world.db, CHILD) == BEFORE
+    fold(world.db, CHILD)
+    assert verify(world.db, CHILD, deep=True).problems == []
+    assert sorted(world.db.namespaces()) == sorted([NAME, CHILD])

@@ -83,6 +83,7 @@ def sample(segments=2, snapshots=1):
         origin=Origin("01A", "namespaces/parent", 7, 40, 1_799_999_999_000),
         inherited=(InheritedLog(40, "namespaces/parent"),),
         pinned_homes=("namespaces/parent",),
+        releases_origin=True,
         cursors={"c": CursorEntry(90, 11)},
     )
 

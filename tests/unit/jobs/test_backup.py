@@ -77,6 +77,13 @@ def rows_of(db, name=NAME, **options):
         return dict(reader.scan())
 
 
+def retain_the_head(db):
+    """Publish that no older generation is retained, as a sweep does."""
+    Publisher(db.store, Namespace(NAME)).publish(
+        lambda head: msgspec.structs.replace(head, oldest_retained=head.generation)
+    )
+
+
 def requests(report, store):
     """Return the requests of a report by kind."""
     return {kind: count["requests"] for kind, count in report.requests[store].items()}
@@ -138,9 +145,42 @@ def test_the_log_between_two_backups_is_continued(db, target, other):
     between = put(db, {"a": b"between"})
     put(db, {"a": b"after"})
     fold(db, NAME)
-    backup(db, NAME, target)
+    assert len(backup(db, NAME, target).namespaces) == 1
     restore(target, other, NAME, lsn=between)
     assert rows_of(other)[b"a"] == b"between"
+
+
+def test_a_first_backup_covers_every_lsn_that_the_source_can_show(db, target, other):
+    """Taken after a fold, it covered its last LSN only, and not each that `as_of` shows."""
+    fold(db, NAME)
+    compact(db, NAME, full=True)
+    last = put(db, {"d": b"5"})
+    fold(db, NAME)
+    report = backup(db, NAME, target)
+    assert (report.backups, report.last_lsn) == (1, last)
+    floors = [(one.floor, one.last_lsn) for one in report.namespaces]
+    assert floors == [(1, last), (last + 1, last)]
+    for lsn in range(1, last + 1):
+        expected = rows_of(db, as_of={"lsn": lsn})
+        restore(target, other, f"copy-{lsn}", namespace=NAME, lsn=lsn)
+        assert rows_of(other, f"copy-{lsn}") == expected
+    assert len(backup(db, NAME, target).namespaces) == 1, "the second one continues the first"
+    assert verify_backup(target, deep=True).ok
+
+
+def test_a_first_backup_covers_the_log_of_a_snapshot(db, target, other):
+    """The oldest generation that can be read is that of a snapshot; swept ones are left out."""
+    db.snapshot(NAME, "old")
+    pinned = rows_of(db)
+    lsn = db.reader(NAME, pin=True).last_lsn
+    put(db, {"a": b"later"})
+    fold(db, NAME)
+    retain_the_head(db)
+    backup(db, NAME, target)
+    restore(target, other, NAME, lsn=lsn)
+    assert rows_of(other) == pinned
+    with pytest.raises(NotFoundError, match="do not cover LSN 1 "):
+        restore(target, other, COPY, namespace=NAME, lsn=1)
 
 
 def test_a_log_that_was_collected_leaves_a_gap(db, target, other):
@@ -149,11 +189,9 @@ def test_a_log_that_was_collected_leaves_a_gap(db, target, other):
     between = put(db, {"a": b"between"})
     put(db, {"a": b"after"})
     fold(db, NAME)
-    Publisher(db.store, Namespace(NAME)).publish(  # as a sweep does
-        lambda head: msgspec.structs.replace(head, oldest_retained=head.generation)
-    )
+    retain_the_head(db)
     second = backup(db, NAME, target)
-    with pytest.raises(NotFoundError, match=f"do not cover LSN {between} .* 3 to {first.last_lsn}"):
+    with pytest.raises(NotFoundError, match=f"do not cover LSN {between} .* 0 to {first.last_lsn}"):
         restore(target, other, NAME, lsn=between)
     restore(target, other, NAME, lsn=first.last_lsn)
     assert rows_of(other)[b"a"] == b"1"
@@ -333,6 +371,7 @@ def test_an_empty_namespace(target, other):
 
 def test_a_time_in_the_covered_range(db, target, other):
     """The state after the last commit before it; also when nothing was committed for long."""
+    retain_the_head(db)
     backup(db, NAME, target)
     (found,) = list_backups(target)
     end = datetime.datetime.fromtimestamp(found.namespaces[0].covered_ms / 1000, datetime.UTC)
@@ -561,7 +600,7 @@ def damage(store, key):
 def test_a_damaged_backup_is_refused_by_name(db, target, other, folder):
     """The error names the object and both checksums; no namespace is visible."""
     backup(db, NAME, target)
-    (key,) = keys(target, folder)
+    key = keys(target, folder)[-1]  # of two manifests, that of the newer generation
     damage(target, key)
     with pytest.raises(
         CorruptionError, match=r"expected checksum [0-9a-f]{8}, found [0-9a-f]{8}"
@@ -578,7 +617,7 @@ def test_a_damaged_backup_is_refused_by_name(db, target, other, folder):
 def test_an_object_that_is_missing_is_named(db, target, other, folder):
     """Whatever is lost, verify says which, and a restore does not go around it."""
     last = backup(db, NAME, target).last_lsn
-    (key,) = keys(target, folder)
+    key = keys(target, folder)[-1]
     target.delete(key)
     assert [problem.object for problem in verify_backup(target).problems] == [key]
     with pytest.raises((CorruptionError, NotFoundError)):
@@ -645,8 +684,8 @@ def test_leftovers_are_reported_and_used(db, target, monkeypatch):
         backup(db, NAME, target)
     found = verify_backup(target)
     assert (found.ok, found.backups) == (True, 0)
-    assert len(found.orphans) == 3  # a segment, a piece, a manifest
+    assert len(found.orphans) == 4  # a segment, a piece, two manifests
     monkeypatch.undo()
     report = backup(db, NAME, target)
     assert (report.segments_sent, report.log_objects) == (0, 0)
-    assert len(verify_backup(target).orphans) == 1  # the manifest
+    assert len(verify_backup(target).orphans) == 2  # the manifests

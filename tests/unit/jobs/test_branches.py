@@ -1,5 +1,6 @@
 """Differences between states, merges of branches, rollbacks, and snapshots of a bucket."""
 
+import datetime
 import math
 import pickle
 import random
@@ -8,7 +9,9 @@ import pyarrow as pa
 import pytest
 
 import reef
+from reef.engine.handles import bucket_snapshots
 from reef.engine.handles.database import Database
+from reef.engine.registry import Registry
 from reef.jobs import compact, fold, ingest
 from reef.stores import Wrapper
 
@@ -141,6 +144,47 @@ def test_past_states_can_be_compared(db):
         assert found(db.diff(before, now)) == [("update", b"k1", b"0", b"1")]
 
 
+def test_snapshots_can_be_compared(db):
+    """With one another, with a name, and with an open view; anything else is refused at once."""
+    pin = db.snapshot("main", "before")
+    put(db, "main", k1=b"1")
+    assert found(db.diff(pin, "main")) == [("update", b"k1", b"0", b"1")]
+    assert found(db.diff("main", db.snapshot("main"))) == []
+    with db.reader("main", pin=True) as now:
+        assert found(db.diff(now, pin)) == [("update", b"k1", b"1", b"0")]
+    for wrong in (1, None, {"lsn": 3}):
+        with pytest.raises(reef.InvalidInputError, match="neither the name of a namespace"):
+            db.diff("main", wrong)
+
+
+def test_zeros_of_both_signs_differ():
+    """They are different values, alone as in a list, so that a merge carries the change."""
+    db = reef.open("memory://")
+    db.create("main", pa.schema([("id", pa.string()), ("f", pa.float64()), ("g", pa.float32())]))
+    with db.writer("main", background=False) as writer:
+        writer.upsert([{"id": key, "f": 0.0, "g": 0.0} for key in "abc"])
+    db.branch("main", "child")
+    with db.writer("child", background=False) as writer:
+        writer.upsert([{"id": "a", "f": -0.0, "g": 0.0}, {"id": "b", "f": 0.0, "g": -0.0}])
+        writer.upsert([{"id": "c", "f": 0.0, "g": 0.0}])
+    assert [d.key for d in db.diff("main", "child")] == ["a", "b"]
+    db.merge("child", "main")
+    assert math.copysign(1, rows_of(db, "main")["a"]["f"]) == -1
+
+
+def test_earlier_keywords_are_accepted(db):
+    """With a warning, as elsewhere."""
+    with pytest.warns(DeprecationWarning, match="namespace="):
+        db.branch("main", name="other")
+    with pytest.warns(DeprecationWarning, match="namespace="):
+        db.rollback(name="other", to=db.snapshot("other"))
+    with pytest.warns(DeprecationWarning, match="target="):
+        reef.jobs.backup(db, "main", target_url="memory://keywords")
+    with pytest.warns(DeprecationWarning, match="source="):
+        reef.jobs.restore(target_url="memory://keywords", db=db, name="copy")
+    assert rows_of(db, "copy") == rows_of(db, "other") == rows_of(db, "main")
+
+
 # --- merges -----------------------------------------------------------------------------
 
 
@@ -192,6 +236,102 @@ def test_a_function_may_delete_and_sees_deleted_rows(db):
     db.merge("child", "main", on_conflict=resolve)
     assert seen == [(b"k1", b"0", b"main", None), (b"k2", b"0", None, b"child")]
     assert not {b"k1", b"k2"} & rows_of(db, "main").keys()
+
+
+CONFLICT_SCHEMA = pa.schema([("id", pa.string()), ("x", pa.int64())])
+
+
+def expiring():
+    """Return a namespace and a branch in conflict: one row expires in the branch, one in it."""
+    db = reef.open("memory://")
+    db.create("main", CONFLICT_SCHEMA)
+    with db.writer("main", background=False) as writer:
+        writer.upsert([{"id": "a", "x": 1}, {"id": "b", "x": 1}])
+    db.branch("main", "child")
+    for name, x, expires in (("child", 2, "a"), ("main", 3, "b")):
+        with db.writer(name, background=False) as writer:
+            for key in "ab":
+                writer.upsert([{"id": key, "x": x}], ttl_s=3600 if key == expires else None)
+    return db
+
+
+def expiry(db, name, key):
+    """Return when a row expires."""
+    with db.reader(name) as reader:
+        return reader.get(key, columns=["_expires_at"])["_expires_at"]
+
+
+@pytest.mark.parametrize(
+    ("side", "same"), [("ours", "is"), ("theirs", "is"), ("ours", "equal"), ("theirs", "equal")]
+)
+def test_a_row_that_a_function_chooses_keeps_its_expiry(side, same):
+    """Rows that a function returned had none: a row with a time to live stayed for ever."""
+    db, source = expiring(), "main" if side == "ours" else "child"
+    expected = [expiry(db, source, key) for key in "ab"]
+    place = 2 if side == "ours" else 3
+
+    def choose(*args):
+        return args[place] if same == "is" else dict(args[place])
+
+    db.merge("child", "main", choose)
+    assert [expiry(db, "main", key) for key in "ab"] == expected
+    assert expected.count(None) == 1
+
+
+def test_a_row_that_a_function_makes_expires_as_the_parent_s():
+    """Unless it says when, or the parent has none."""
+    db = expiring()
+    at = datetime.datetime(2100, 1, 1, tzinfo=datetime.UTC)
+    expected = expiry(db, "main", "b")
+
+    def made(key, base, ours, theirs):
+        row = {"x": ours["x"] + theirs["x"]}
+        return {**row, "_expires_at": at} if key == "a" else row
+
+    db.merge("child", "main", made)
+    assert rows_of(db, "main") == {"a": {"id": "a", "x": 5}, "b": {"id": "b", "x": 5}}
+    assert [expiry(db, "main", key) for key in "ab"] == [at, expected]
+    db = expiring()
+    with db.writer("main", background=False) as writer:
+        writer.delete("a")
+        writer.delete("b")
+    expected = [expiry(db, "child", key) for key in "ab"]
+    db.merge("child", "main", lambda key, base, ours, theirs: {"x": theirs["x"] + 1})
+    assert [expiry(db, "main", key) for key in "ab"] == expected
+
+
+def test_a_function_gets_keys_and_rows_as_readers_return_them():
+    """Keys of text are text, and a row has its key, which may be in the row returned."""
+    db, seen = expiring(), []
+
+    def choose(key, base, ours, theirs):
+        seen.append((key, base, ours, theirs))
+        return {**theirs, "x": 9}
+
+    db.merge("child", "main", choose)
+    rows = [{"id": "a", "x": x} for x in (1, 3, 2)]
+    assert seen[0] == ("a", *rows)
+    assert rows_of(db, "main")["b"] == {"id": "b", "x": 9}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [({"id": "b"}, "another key"), ({"y": 1}, "unknown columns: y"), (b"1", "not a dict")],
+)
+def test_a_function_that_returns_no_such_row_is_refused(row, message):
+    """Before anything is visible."""
+    db = expiring()
+    before = rows_of(db, "main")
+    with pytest.raises(reef.InvalidInputError, match=message):
+        db.merge("child", "main", lambda *_: row)
+    assert rows_of(db, "main") == before
+
+
+def test_keys_in_conflict_are_named_as_readers_return_them():
+    """Not as the bytes that a key of text is stored as."""
+    db = expiring()
+    with pytest.raises(reef.ConflictError, match=r"both sides: 'a', 'b'\. "):
+        db.merge("child", "main")
 
 
 def test_conflicts_are_an_error_by_default(db):
@@ -311,6 +451,116 @@ def test_all_namespaces_are_pinned_under_one_name(db):
         db.snapshots_all("weekly")
 
 
+def test_a_name_of_all_snapshots_is_free_again_when_none_is_left(db):
+    """Its record stayed in the catalog for ever: a nightly snapshot worked once."""
+    for pin in db.snapshot_all("nightly").values():
+        pin.release()
+    assert db.snapshots_all("nightly") == {}
+    put(db, "main", k1=b"1")
+    taken = db.snapshot_all("nightly")
+    assert rows_of(db, "main", snapshot=taken["main"])[b"k1"] == b"1"
+    taken["main"].release()
+    with pytest.raises(reef.ConflictError, match="release_snapshot_all"):
+        db.snapshot_all("nightly")  # one of them is left
+
+
+def test_all_snapshots_are_listed_and_released(db):
+    """Also those of a namespace that was renamed or dropped since."""
+    db.create("other")
+    db.snapshot_all("nightly")
+    db.snapshot_all("weekly", ttl_s=3600)
+    assert [(one.name, one.is_complete) for one in db.bucket_snapshots()] == [
+        ("nightly", True),
+        ("weekly", True),
+    ]
+    assert db.bucket_snapshots()[0].namespaces == ("child", "main", "other")
+    assert db.bucket_snapshots()[0].taken_at is not None
+    db.rename("main", "renamed")
+    db.drop("other")
+    assert sorted(db.snapshots_all("nightly")) == ["child", "renamed"]
+    db.release_snapshot_all("nightly")
+    db.undrop("other")
+    for name in ("renamed", "child", "other"):
+        assert [pin.name for pin in db.snapshots(name)] == ["weekly"]
+    assert [one.name for one in db.bucket_snapshots()] == ["weekly"]
+    with pytest.raises(reef.NotFoundError, match="no snapshot 'nightly'"):
+        db.release_snapshot_all("nightly")
+    db.snapshot_all("nightly")
+
+
+class _Killed(BaseException):
+    """The process has died: nothing of it runs any more."""
+
+
+@pytest.fixture
+def dying(db, monkeypatch):
+    """Let a process die after it has pinned one of two namespaces; nothing is cleaned up."""
+    take = bucket_snapshots.take_snapshot
+    taken = []
+
+    def once(*args, **options):
+        if taken:
+            raise _Killed
+        taken.append(take(*args, **options))
+        return taken[0]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bucket_snapshots, "take_snapshot", once)
+        patched.setattr(bucket_snapshots, "_release", lambda *_: (_ for _ in ()).throw(_Killed))
+        with pytest.raises(_Killed):
+            db.snapshot_all("nightly")
+    return taken[0]
+
+
+def test_pins_of_a_process_that_died_are_found_and_released(db, dying):
+    """They never expired, and no record named them."""
+    assert [pin.id for pin in db.snapshots(dying.namespace)] == [dying.id]
+    assert [(one.name, one.is_complete) for one in db.bucket_snapshots()] == [("nightly", False)]
+    with pytest.raises(reef.NotFoundError, match="not complete"):
+        db.snapshots_all("nightly")
+    with pytest.raises(reef.ConflictError, match="already"):
+        db.snapshot_all("nightly")  # it may be alive
+    db.release_snapshot_all("nightly")
+    assert db.snapshots(dying.namespace) == []
+    assert sorted(db.snapshot_all("nightly")) == ["child", "main"]
+
+
+def test_a_name_that_a_dead_process_has_taken_is_free_after_an_hour(db, dying, monkeypatch):
+    """Its pins are released first."""
+    monkeypatch.setattr(bucket_snapshots, "SILENT_MS", -1000)
+    taken = db.snapshot_all("nightly")
+    assert sorted(taken) == ["child", "main"]
+    assert db.snapshots(dying.namespace) == [taken[dying.namespace]]
+
+
+def test_a_process_whose_record_was_removed_releases_its_pins(db, monkeypatch):
+    """It took longer than an operator has waited."""
+    take = bucket_snapshots.take_snapshot
+
+    def slow(*args, **options):
+        taken = take(*args, **options)
+        if len(db.bucket_snapshots()) == 1:
+            db.release_snapshot_all("nightly")
+        return taken
+
+    monkeypatch.setattr(bucket_snapshots, "take_snapshot", slow)
+    with pytest.raises(reef.ConflictError):
+        db.snapshot_all("nightly")
+    assert db.bucket_snapshots() == []
+    assert [db.snapshots(name) for name in ("main", "child")] == [[], []]
+
+
+def test_a_record_of_an_earlier_release_can_be_read_and_released(db):
+    """It has no folders, and no time."""
+    pin = db.snapshot("main", "nightly")
+    registry = Registry(db.store)
+    registry.catalog.transact(lambda session: session.put("snapshot/nightly", {"main": pin.id}))
+    assert db.snapshots_all("nightly") == {"main": pin}
+    assert db.bucket_snapshots()[0].taken_at is None
+    db.release_snapshot_all("nightly")
+    assert db.snapshots("main") == []
+
+
 class Ranges:
     """An executor that cuts a merge into as many ranges as it can."""
 
@@ -384,3 +634,18 @@ def test_conflicts_of_all_parts_are_counted():
         writer.upsert([{"id": f"k{n:04}", "x": 5000} for n in range(3, 1000, 300)])
     with pytest.raises(reef.ConflictError, match=r"4 rows were changed on both sides.*k0003"):
         db.merge("child", "main", executor=Ranges())
+
+
+def test_a_branch_of_a_branch_is_merged_while_a_load_of_the_origin_is_not_folded(db):
+    """The common state was read with the segments of the load in the wrong folder: NotFoundError.
+
+    Its segments were named before the head of the branch said where its inherited log is stored.
+    """
+    ingest(db, "main", [{"id": b"loaded", "value": b"1"}])
+    db.branch("main", "green")
+    db.branch("green", "red")
+    put(db, "red", loaded=b"2", mine=b"3")
+    assert db.merge("red", "green").written == 2
+    assert rows_of(db, "green") == rows_of(db, "red")
+    assert db.merge("red", "main").written == 2
+    assert rows_of(db, "main") == rows_of(db, "red")

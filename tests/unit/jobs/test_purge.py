@@ -14,9 +14,11 @@ from reef.jobs import compact, fold, ingest, purge, rebuild, sweep, verify
 from reef.jobs.compact.merge import read_tail
 from reef.jobs.ingest.append import StreamAppender
 from reef.jobs.ingest.job import BulkJob
+from reef.manifest.head import locate
 from reef.stores import Wrapper
 from reef.stores.wrappers.base import Hooked
 from tests.support.bulk_jobs import stage
+from tests.support.requests import Requests
 from tests.support.sweep_world import DAY_S, GRACE_S, NAME, At, World
 
 SCHEMA = pa.schema([("id", pa.string()), ("text", pa.string()), ("n", pa.int64())])
@@ -326,6 +328,77 @@ def test_a_branch_pins_until_it_is_purged_too(world):
     for name, before in rows.items():
         assert rows_of(world.db, name) == without(before)
         assert verify(world.db, name, deep=True).problems == []
+
+
+def independent_branches(world):
+    """Make a branch and a branch of it, and let both release their origins."""
+    world.db.branch(NAME, "child")
+    world.db.branch("child", "grandchild")
+    for name in ("grandchild", "child"):
+        fold(world.db, name, **PLAIN)
+        compact(world.db, name, full=True, **PLAIN)
+    for _ in range(4):
+        sweep_all(world, "grandchild", "child")
+    assert not locate(world.db.store, NAME).found.manifest.branches
+
+
+def test_a_branch_that_has_released_its_origin_is_purged_too(world):
+    """It was found by the pin that it had released: rows were left behind, and none was reported.
+
+    Without `include_branches` the report names it, since its rows are its own.
+    """
+    independent_branches(world)
+    rows = {name: rows_of(world.db, name) for name in (NAME, "child", "grandchild")}
+    dry = erase(world, apply=False)
+    report = erase(world, wait_s=LONG_S)
+    assert report.erased
+    assert report.independent == dry.independent == ("child", "grandchild")
+    assert rows_of(world.db, "child") == rows["child"]
+    report = erase(world, include_branches=True, wait_s=10 * LONG_S)
+    assert (report.erased, report.independent) == (True, ())
+    assert objects_with(world, *SECRETS) == []
+    for name, before in rows.items():
+        assert rows_of(world.db, name) == without(before)
+
+
+def test_a_dropped_branch_that_has_released_its_origin_is_reported(world):
+    """It is not purged, and its objects are listed until it is swept or undropped."""
+    independent_branches(world)
+    world.db.drop("child")
+    report = erase(world, include_branches=True, wait_s=LONG_S)
+    assert not report.erased
+    assert {one.object.split("/")[1] for one in report.remaining} == {"child"}
+    world.advance(2 * DAY_S)
+    sweep_all(world, "child")
+    sweep_all(world, "child")
+    assert erase(world, include_branches=True, wait_s=LONG_S).erased
+    assert erase(world).independent == ("grandchild",)
+
+
+def test_a_search_for_independent_branches_costs_a_few_requests_for_each_namespace(world):
+    """Once in a run, however often it scans."""
+    counted = Requests(world.bucket)
+    db = Database(counted)
+    first = counted.cost(lambda: purge(db, NAME, ["absent"]))
+    for number in range(10):
+        world.db.create(f"other-{number}")
+    assert counted.cost(lambda: purge(db, NAME, ["absent"])) - first <= 4 * 10 + 5
+
+
+def test_an_erased_key_at_the_end_of_a_segment_is_reported_as_a_bound():
+    """The lineage names the key with a zero byte behind it, which was not compared with keys."""
+    world = World()
+    world.db.create(NAME)
+    rows = [{"id": key, "value": b"1"} for key in (b"amy", b"mike", b"zoe")]
+    ingest(world.db, NAME, rows, **PLAIN)
+    with world.db.writer(NAME, background=False) as writer:
+        writer.put("amy", b"2")
+    fold(world.db, NAME, **PLAIN)
+    compact(world.db, NAME, full=True, **PLAIN)
+    world.advance(10)
+    report = erase(world, ["zoe"], wait_s=LONG_S)
+    assert report.erased
+    assert set(objects_with(world, b"zoe")) == set(report.bounds)
 
 
 def test_a_purge_of_a_branch_leaves_its_origin_alone(world):

@@ -1,7 +1,7 @@
 """Branches of namespaces: create one at a point in time, and compare states (protocols §8)."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +15,11 @@ from reef.engine.log.log import SlotGone
 from reef.engine.namespaces import BranchPoint, Namespaces
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.segments import SegmentStore
-from reef.engine.registry import Registry
-from reef.errors import ConflictError, NotFoundError, UnavailableError
+from reef.errors import ErrorKind, InvalidInputError, UnavailableError
 from reef.formats.manifest import Manifest
 from reef.manifest.head import HeadFinder, locate
 
 if TYPE_CHECKING:
-    from reef.catalog import Catalog, WriteSession
     from reef.engine.handles.database import Database
 
 RESTARTS_MAX = 10
@@ -67,75 +65,36 @@ def branch_job(name: str) -> Callable[..., Any]:
     return job
 
 
-# --- snapshots of a bucket --------------------------------------------------------------
-
-SNAPSHOTS = "snapshot/"
-"""The prefix of their records in the catalog."""
-
-
-def take_all(db: "Database", name: str, ttl_s: float | None) -> dict[str, Snapshot]:
-    """Take a snapshot of every namespace, and record them in one commit of the catalog.
-
-    One that is dropped meanwhile is left out. If it fails, the snapshots taken so far are released.
-    """
-    catalog, key = _catalog(db), SNAPSHOTS + name
-    if catalog.get_latest(key) is not None:
-        raise _name_taken_error(name)
-    taken: dict[str, Snapshot] = {}
-    try:
-        for namespace in db.namespaces():
-            with suppress(NotFoundError):
-                taken[namespace] = db.snapshot(namespace, name, ttl_s=ttl_s)
-        record = {namespace: pin.id for namespace, pin in taken.items()}
-        catalog.transact(lambda session: _record(session, key, record))
-    except BaseException:
-        for pin in taken.values():
-            pin.release()
-        raise
-    return taken
-
-
-def _record(session: "WriteSession", key: str, record: dict[str, str]) -> None:
-    if session.get(key) is not None:
-        raise _name_taken_error(key.removeprefix(SNAPSHOTS))
-    session.put(key, record)
-
-
-def find_all(db: "Database", name: str) -> dict[str, Snapshot]:
-    """Return the recorded snapshots that are still there; NotFoundError if there is no record."""
-    record = _catalog(db).get_latest(SNAPSHOTS + name)
-    if record is None:
-        raise NotFoundError(f"there is no snapshot {name!r} of the bucket", snapshot=name)
-    found = {}
-    for namespace, snapshot_id in record.items():
-        with suppress(NotFoundError):
-            heads, entry = resolve_snapshot(db.store, namespace, snapshot_id)
-            found[namespace] = Snapshot(db.store, heads.names, entry)
-    return found
-
-
-def _catalog(db: "Database") -> "Catalog":
-    return (db._registry or Registry(db.store)).catalog
-
-
-def _name_taken_error(name: str) -> ConflictError:
-    return ConflictError(
-        f"there is a snapshot {name!r} of the bucket already", hint="Choose another name"
-    )
-
-
 # --- differences ----------------------------------------------------------------------
 
 
-def differences(
-    db: "Database", a: str | PinnedReader, b: str | PinnedReader
-) -> Iterator[Difference]:
+State = str | Snapshot | PinnedReader
+"""The newest state of a namespace, a snapshot, or an open view."""
+
+
+def differences(db: "Database", a: State, b: State) -> Iterator[Difference]:
     """Yield the rows that differ between two states; names are pinned while this runs."""
+    for state in (a, b):
+        if not isinstance(state, str | Snapshot | PinnedReader):
+            raise InvalidInputError(
+                f"{state!r} is neither the name of a namespace, a Snapshot, nor an open view",
+                kind=ErrorKind.INVALID_OPTION,
+                hint="db.reader(namespace, as_of=…) opens a view of a past state",
+            )
+    return _differences(db, a, b)
+
+
+def _opened(db: "Database", state: State, stack: ExitStack) -> PinnedReader:
+    if isinstance(state, PinnedReader):
+        return state
+    if isinstance(state, Snapshot):
+        return stack.enter_context(db.reader(state.namespace, snapshot=state))
+    return stack.enter_context(db.reader(state, pin=True))
+
+
+def _differences(db: "Database", a: State, b: State) -> Iterator[Difference]:
     with ExitStack() as stack:
-        readers = [
-            stack.enter_context(db.reader(state, pin=True)) if isinstance(state, str) else state
-            for state in (a, b)
-        ]
+        readers = [_opened(db, state, stack) for state in (a, b)]
         left, right = (Side(one._view(), one._now_ms(), one._runtime) for one in readers)
         for rows in differing(left, right):
             yield from _as_differences(rows, left, right)

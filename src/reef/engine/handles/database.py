@@ -30,11 +30,12 @@ from reef.engine.commit.committer import Committer
 from reef.engine.commit.open_writer import UnclosedRole, check_role_is_free, open_writer
 from reef.engine.commit.resync import Outcomes
 from reef.engine.display import html_table
-from reef.engine.handles.branches import (
-    branch_job,
-    differences,
+from reef.engine.handles.branches import branch_job, differences, make_branch
+from reef.engine.handles.bucket_snapshots import (
+    BucketSnapshot,
     find_all,
-    make_branch,
+    list_all,
+    release_all,
     take_all,
 )
 from reef.engine.handles.pinned import PinnedReader
@@ -553,7 +554,7 @@ class Database:
             pin=True,
             metrics=self.metrics,
             heads=heads,
-            dropped=heads.found.manifest.successor is not None,
+            dropped=heads.found.manifest.dropped is not None,
         )
 
     # --- SQL ----------------------------------------------------------------------
@@ -616,7 +617,8 @@ class Database:
 
         The snapshots are recorded together in the catalog, in one serializable commit, and returned
         by namespace; `snapshots_all(name)` finds them again. A snapshot can be read, branched,
-        backed up and released like any other. ConflictError if there is one of that name.
+        backed up and released like any other. ConflictError if there is one of that name; the name
+        is free again when all of its snapshots were released or have expired.
         """
         self._prove_store()
         return take_all(self, name, ttl_s)
@@ -626,6 +628,24 @@ class Database:
         self._check_open()
         return find_all(self, name)
 
+    def bucket_snapshots(self) -> list[BucketSnapshot]:
+        """Return the snapshots of the whole bucket by name, as `snapshot_all` has recorded them.
+
+        One that is not complete is being taken, or its process has died: `release_snapshot_all`
+        releases what it has pinned.
+        """
+        self._check_open()
+        return list_all(self)
+
+    def release_snapshot_all(self, name: str) -> None:
+        """Release all snapshots that `snapshot_all(name)` has taken, and free the name.
+
+        NotFoundError if there is none of that name.
+        """
+        self._prove_store()
+        release_all(self, name)
+
+    @renamed_keyword(name="namespace")
     def branch(self, source: str, namespace: str, at: Any = None) -> NamespaceInfo:
         """Create a namespace with the rows that another one has now, or had at a point in time.
 
@@ -641,10 +661,12 @@ class Database:
         self.events.emit("namespace.branched", namespace=namespace, source=source)
         return namespace_info(namespace, made)
 
-    def diff(self, a: str | PinnedReader, b: str | PinnedReader) -> Iterator[Difference]:
+    def diff(
+        self, a: str | Snapshot | PinnedReader, b: str | Snapshot | PinnedReader
+    ) -> Iterator[Difference]:
         """Yield the keys whose rows differ between two states, in key order.
 
-        A state is the newest one of a namespace, by its name, or an open pinned view
+        A state is the newest one of a namespace, by its name, a Snapshot, or an open pinned view
         (`db.reader("orders", as_of=12)`). Segments that both share are not read. Each difference
         has `op` (`insert`, `update` or `delete`, from a to b), `key`, and the rows `a` and `b`.
         """
@@ -678,6 +700,7 @@ class Database:
         with self._suggesting(namespace):
             return generation_records(self.store, namespace)
 
+    @renamed_keyword(name="namespace")
     def rollback(self, namespace: str, to: Any) -> Any:
         """Give a namespace the rows that it had at a point in time, as a new generation.
 
@@ -691,7 +714,7 @@ class Database:
         """Return the unexpired snapshots of a namespace, oldest first.
 
         Snapshots of earlier incarnations of the name are included: they can be read and released
-        after a drop.
+        after a drop, and while the name is dropped.
         """
         self._check_open()
         return list_snapshots(self.store, namespace)

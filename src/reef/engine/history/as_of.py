@@ -357,7 +357,11 @@ class History:
         return lease, tail
 
     def replay(self, point: PointInTime, head: Manifest) -> Tail:
-        """Replay the log of a point in time; slots that a later repair skipped are skipped."""
+        """Replay the log of a point in time; slots that a later repair skipped are skipped.
+
+        The log may have been written with newer schemas than the generation has: the state has the
+        columns of the newest one that its log names.
+        """
         tail = Tail(with_skipped(point.manifest, head), self._segments)
         end = None if point.last_lsn is None else point.last_lsn + 1
         slots = self.log.scan(tail.next_lsn, tail.rules.skipped, end)
@@ -365,12 +369,25 @@ class History:
             for slot in slots:
                 if not point.includes(slot):
                     return tail
+                if slot.object is not None:
+                    self._learn_schema(tail, slot.object.header.schema_id, head)
                 tail.apply(slot)
         except SlotGone as gone:
             raise self.missing(gone.lsn, point) from gone
         if point.last_lsn is None:
             self._check_end(tail.next_lsn)
         return tail
+
+    def _learn_schema(self, tail: Tail, schema_id: int, head: Manifest) -> None:
+        """Add the schemas of a later head, up to the one of an object, to those of a tail."""
+        if schema_id <= tail.schema.id:
+            return
+        if schema_id > head.schema.id:  # altered since that head was read
+            self.heads.forget()
+            head = self.head()
+        known = tuple(schema for schema in head.schemas if schema.id <= schema_id)
+        if known[: len(tail.manifest.schemas)] == tail.manifest.schemas:
+            tail.rebase(msgspec.structs.replace(tail.manifest, schemas=known))
 
     def _check_end(self, lsn: int) -> None:
         """Raise if the listing ended at a gap that a sweep made, not at the log's end (H10)."""

@@ -29,6 +29,7 @@ from reef.engine.rows.convert import EXPIRES_AT, to_record_batch
 from reef.formats.manifest import SegmentEntry
 from reef.formats.schema import Schema
 from reef.formats.versions import Versions
+from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
 from reef.runtime import Runtime
 from reef.stores import Store
@@ -90,11 +91,12 @@ class SideRef:
 
     def open(self) -> Side:
         """Load the generation and replay its log; NotFoundError if it was garbage-collected."""
-        segments = SegmentStore(self.store, self.names, ByteCache(CACHE_BYTES))
-        history = History(self.store, self.names, segments, dropped=True)
-        head = history.head()  # also finds where the inherited log of a branch is stored
-        history = History(self.store, history.heads.names, segments, history.heads, dropped=True)
-        manifest = history.heads.load(self.generation)
+        heads = HeadFinder(self.store, self.names)
+        head = heads.find(dropped=True).manifest
+        names = heads.names  # from here on with the folders of a branch's inherited log
+        segments = SegmentStore(self.store, names, ByteCache(CACHE_BYTES))
+        history = History(self.store, names, segments, heads, dropped=True)
+        manifest = heads.load(self.generation)
         tail = history.replay(PointInTime(manifest, self.last_lsn), head)
         return Side(tail.view(), self.now_ms, self.store.runtime)
 
@@ -166,13 +168,19 @@ def not_equal(a: pa.Table, b: pa.Table) -> pa.BooleanArray:
 
 
 def _same(a: pa.Array, b: pa.Array) -> pa.BooleanArray:
-    """Return which values are the same: null is null, and NaN is NaN."""
+    """Return which values are the same: null is null, NaN is NaN, and 0.0 is not -0.0.
+
+    Zeros of both signs are different values to whoever divides by them, and in lists.
+    """
     if pa.types.is_nested(a.type):
         pairs = zip(a.to_pylist(), b.to_pylist(), strict=True)
         return pa.array([repr(one) == repr(other) for one, other in pairs], pa.bool_())
-    same = pc.fill_null(pc.equal(a, b), False)
     if pa.types.is_floating(a.type):
+        bits = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[a.type.bit_width]
+        same = pc.fill_null(pc.equal(a.view(bits), b.view(bits)), False)
         same = pc.or_(same, pc.fill_null(pc.and_(pc.is_nan(a), pc.is_nan(b)), False))
+    else:
+        same = pc.fill_null(pc.equal(a, b), False)
     return pc.or_(same, pc.and_(pc.is_null(a), pc.is_null(b)))
 
 

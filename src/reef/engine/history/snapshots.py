@@ -34,7 +34,7 @@ from reef.manifest.edits import (
     find_snapshot,
     is_active,
 )
-from reef.manifest.head import HeadFinder, ManifestHead, locate
+from reef.manifest.head import HeadFinder, ManifestHead, locate, refuse_dropped
 from reef.manifest.publish import Edit, Publisher
 from reef.manifest.roots import expired_snapshots
 from reef.paths import Namespace
@@ -116,12 +116,13 @@ def take_snapshot(
     name: str | None,
     ttl_s: float | None,
     generation: int | None,
+    snapshot_id: str | None = None,
 ) -> Snapshot:
     """Pin the committed state, or a generation that is still retained."""
     _check_name(name)
     now_ms = _now_ms(store)
     entry = SnapshotEntry(
-        id=store.runtime.ulid(),
+        id=snapshot_id or store.runtime.ulid(),
         generation=0 if generation is None else generation,
         name=name,
         expires_at_ms=_expiry_ms(ttl_s, now_ms),
@@ -139,6 +140,18 @@ def take_snapshot(
         if added:
             return Snapshot(store, namespace, added[0])
     raise UnavailableError(f"{namespace.name} is folded faster than a snapshot can be taken")
+
+
+def release_snapshot(store: Store, heads: HeadFinder, snapshot_id: str) -> None:
+    """Release a snapshot of an incarnation; does nothing if it is gone already."""
+    publisher = Publisher(store, heads.names, heads=heads)
+    publisher.publish(lambda head: drop_snapshot(head, snapshot_id), dropped=True)
+
+
+def check_snapshot(name: str, ttl_s: float | None) -> None:
+    """Raise InvalidInputError unless these are the name and the time to live of a snapshot."""
+    _check_name(name)
+    _expiry_ms(ttl_s, 0)
 
 
 def _adding(
@@ -167,8 +180,8 @@ def _load_active(heads: HeadFinder, head: Manifest, generation: int, now_ms: int
 
 
 def list_snapshots(store: Store, name: str) -> list[Snapshot]:
-    """Return the unexpired snapshots, oldest first."""
-    current = locate(store, name)
+    """Return the unexpired snapshots, oldest first; of a dropped name too, if it has any."""
+    current = locate(store, name, dropped=True)
     now_ms = int(current_time_s(store) * 1000)
     snapshots = []
     for heads in (*_earlier(store, current, []), current):
@@ -176,6 +189,8 @@ def list_snapshots(store: Store, name: str) -> list[Snapshot]:
         expired = expired_snapshots(head, now_ms)
         alive = [entry for entry in head.snapshots if entry.id not in expired]
         snapshots += [Snapshot(store, heads.names, entry) for entry in alive]
+    if not snapshots:
+        refuse_dropped(current.names, current.found.manifest)
     return snapshots
 
 
@@ -198,14 +213,15 @@ def _earlier(store: Store, current: HeadFinder, damage: list[ReefError]) -> Iter
 def resolve_snapshot(store: Store, name: str, snapshot: Any) -> tuple[HeadFinder, SnapshotEntry]:
     """Find a snapshot by handle, id or name; NotFoundError if it was released or has expired.
 
-    Snapshots of the current incarnation take precedence over those of earlier ones.
+    Snapshots of the current incarnation take precedence over those of earlier ones. That one may be
+    dropped: its snapshots stay until they are released or expire.
     """
     if not isinstance(snapshot, Snapshot | str):
         raise InvalidInputError(
             f"snapshot={snapshot!r} is neither a Snapshot nor the id or name of one",
             kind=ErrorKind.INVALID_OPTION,
         )
-    current, now_ms = locate(store, name), _now_ms(store)
+    current, now_ms = locate(store, name, dropped=True), _now_ms(store)
     wanted = _id_in(current.names, snapshot) if isinstance(snapshot, Snapshot) else snapshot
     damage: list[ReefError] = []
     for heads in chain([current], _earlier(store, current, damage)):
@@ -213,6 +229,7 @@ def resolve_snapshot(store: Store, name: str, snapshot: Any) -> tuple[HeadFinder
             return heads, find_snapshot(heads.found.manifest, wanted, now_ms)
     if damage:  # the snapshot may belong to an incarnation that cannot be read
         raise damage[0]
+    refuse_dropped(current.names, current.found.manifest)
     return current, find_snapshot(current.found.manifest, wanted, now_ms)
 
 

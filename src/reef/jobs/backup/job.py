@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from reef.config import ReaderSettings
-from reef.engine.handles.database import Database
+from reef.engine.handles.database import Database, renamed_keyword
 from reef.engine.history.as_of import (
     ConcurrentSweep,
     History,
@@ -34,7 +34,13 @@ from reef.engine.history.snapshots import Snapshot
 from reef.engine.log.log import LogRules, SlotGone
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.segments import SegmentStore
-from reef.errors import ErrorKind, InvalidInputError, NotFoundError, UnavailableError
+from reef.errors import (
+    CorruptionError,
+    ErrorKind,
+    InvalidInputError,
+    NotFoundError,
+    UnavailableError,
+)
 from reef.formats.backup import BackedUp, Backup, StoredPiece, encode_backup
 from reef.formats.coding import crc32c
 from reef.formats.manifest import Manifest, SegmentEntry, encode_manifest
@@ -92,6 +98,7 @@ def _facts(member: BackedUp) -> dict[str, Any]:
     return {name: getattr(member, name) for name in names}
 
 
+@renamed_keyword(target_url="target")
 def backup(
     db: Database,
     namespace: str | None,
@@ -204,7 +211,7 @@ class _BackupRun:
         one = _NamespaceBackup(self, heads, point)
         with one.pinned():
             backup_id = self.target.runtime.ulid()
-            self.seal(backup_id, [one.copy(backup_id, 0)])
+            self.seal(backup_id, one.copy_all(backup_id))
             if until is not None:
                 one.follow(until)
             self.last_lsn = one.shipped_lsn
@@ -281,6 +288,8 @@ class _NamespaceBackup:
         self._leased = 0
         """The generation that the lease pins, with all later ones."""
         self._last_lsn: int | None = None
+        self._oldest: Manifest | None = None
+        """Of a first backup: the oldest retained generation, if the log was folded since."""
         self._history = self._new_history()
 
     @property
@@ -325,6 +334,8 @@ class _NamespaceBackup:
             held.narrow(**narrowed(base, last_lsn))
         self._held, self._base, self._head, self._last_lsn = held, base, head, last_lsn
         self._leased = start.generation
+        is_first = self._target == ReadTarget() and not self._log.last_lsn
+        self._oldest = start if is_first and start.wal_floor < base.wal_floor else None
         self._shipper = self._new_shipper(start)
 
     def _resolve(self, head: Manifest) -> tuple[Manifest, int | None]:
@@ -337,14 +348,17 @@ class _NamespaceBackup:
         """Return the generation from whose floor the log is read.
 
         An older one than is backed up, if the archive ends below its floor and the source still
-        retains the log in between.
+        retains the log in between. The oldest one, if the archive has no log: every LSN that the
+        source can still show can then be restored.
         """
         archived = self._log.last_lsn
-        if self._target != ReadTarget() or not archived or base.wal_floor <= archived + 1:
+        if self._target != ReadTarget() or (archived and base.wal_floor <= archived + 1):
             return base
         try:
+            if not archived:
+                return self._history.oldest(head)
             return self._history.start_of_log(head, archived)
-        except NotFoundError:
+        except (NotFoundError, CorruptionError):
             return base
 
     def _lease(self, manifest: Manifest) -> HeldLease[GenerationLease]:
@@ -376,11 +390,19 @@ class _NamespaceBackup:
         self._held.check()
 
     # --- copy -----------------------------------------------------------------------
+    def copy_all(self, backup_id: str) -> list[BackedUp]:
+        """Copy the generation and, in a first backup, the oldest one before it."""
+        if self._oldest is None:
+            return [self.copy(backup_id, 0)]
+        self._copy(list(self._oldest.segments))
+        newest = self.copy(backup_id, 1)
+        return [self._member(backup_id, 0, self._oldest), newest]
+
     def copy(self, backup_id: str, number: int) -> BackedUp:
         """Copy segments, log and manifest; the descriptor is the caller's."""
         self._copy(list(self._base.segments))
         self._ship(self._last_lsn)
-        return self._member(backup_id, number)
+        return self._member(backup_id, number, self._base)
 
     def _ship(self, last_lsn: int | None) -> None:
         try:
@@ -397,9 +419,9 @@ class _NamespaceBackup:
 
         run.copier(self._held).copy(entries, run.there, keys)
 
-    def _member(self, backup_id: str, number: int) -> BackedUp:
-        """Write the manifest, and return the entry of the descriptor."""
-        base, log = self._base, self._log
+    def _member(self, backup_id: str, number: int, base: Manifest) -> BackedUp:
+        """Write the manifest of a generation, and return the entry of the descriptor."""
+        log = self._log
         body, key = encode_manifest(base), NAMES.manifest(backup_id, number)
         last_lsn = self.shipped_lsn if self._last_lsn is None else self._last_lsn
         folded_s = self._history.folded_at_ms(with_skipped(base, self._head))
@@ -481,7 +503,7 @@ class _NamespaceBackup:
         self._base = head
         backup_id = self._run.target.runtime.ulid()
         self._copy(list(head.segments))
-        self._run.seal(backup_id, [self._member(backup_id, 0)])
+        self._run.seal(backup_id, [self._member(backup_id, 0, head)])
         self._shipper.log_bytes = 0
 
 

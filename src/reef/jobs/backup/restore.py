@@ -22,7 +22,7 @@ import msgspec
 
 from reef.config import FoldSettings
 from reef.engine.context import NamespaceContext
-from reef.engine.handles.database import Database
+from reef.engine.handles.database import Database, renamed_keyword
 from reef.engine.log.log import LogRules, Verdict, replay_headers
 from reef.engine.log.tail import ingested_segments
 from reef.engine.namespaces import Namespaces
@@ -90,6 +90,7 @@ class RestoreReport:
         return asdict(self)
 
 
+@renamed_keyword(target_url="source")
 def restore(
     source: str | os.PathLike[str] | Store,
     db: Database,

@@ -161,6 +161,7 @@ class _Check:
         return manifest
 
     def _missing_pieces(self, backup: Backup, member: BackedUp, log: ArchivedLog) -> None:
+        """Compare the pieces of a generation with the listing; two may have the same ones."""
         sizes = {piece.key: piece.size for piece in log.pieces}
         for piece in member.pieces:
             found = sizes.get(piece.key)
@@ -214,7 +215,9 @@ class _Check:
         self.report.orphans = sorted(orphans)
 
     def _problem(self, key: str, message: str, backup_id: str = "") -> None:
-        self.report.problems.append(BackupProblem(key, message, backup_id))
+        problem = BackupProblem(key, message, backup_id)
+        if problem not in self.report.problems:  # of a piece that two generations have
+            self.report.problems.append(problem)
 
 
 def _ingested_segments(manifest: Manifest, log: ArchivedLog, last: int) -> Iterator[SegmentEntry]:

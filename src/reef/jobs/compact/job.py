@@ -45,6 +45,7 @@ from reef.jobs.compact.merge import (
 )
 from reef.jobs.compact.plan import CompactPlan, Other, Planner, plan_full, split_keys, strategy
 from reef.manifest import edits
+from reef.manifest.branching import let_origin_go
 from reef.manifest.invariants import total
 from reef.manifest.publish import Publisher
 from reef.manifest.roots import staged_id
@@ -324,8 +325,9 @@ def compact(
 ) -> CompactReport:
     """Compact until nothing is due; with `full`, merge all segments once.
 
-    Acquires the compactor role: a background compactor of another process steps down, and its job
-    is lost. Safe while writers, readers, folds and sweeps run.
+    A full compaction makes a branch independent: the next sweeps of it release its origin. Acquires
+    the compactor role: a background compactor of another process steps down, and its job is lost.
+    Safe while writers, readers, folds and sweeps run.
     """
     compactor = Compactor(db, namespace, strategy, full=full, executor=executor, **settings)
     with operation(db.metrics, "compact"), db._working("compact", namespace) as working, compactor:
@@ -338,6 +340,8 @@ def compact(
             working.progress = {"jobs": len(reports)}
             if not report.published:  # two compactors would take the role from each other
                 break
+        if full:
+            compactor.let_origin_go()
     return _sum_reports(reports) if reports else compactor.idle()
 
 
@@ -413,6 +417,11 @@ class Compactor:
         report = self._run(manifest, plan)
         self._db.events.emit("compacted", **report.to_dict())
         return report
+
+    def let_origin_go(self) -> None:
+        """Make a branch that shares no segment with its origin independent of it."""
+        if let_origin_go(self._head()) is not None:
+            self._publisher.publish(let_origin_go)
 
     def _take_role(self) -> Manifest:
         """Raise the epoch and return the head. If another compactor has raised it further before

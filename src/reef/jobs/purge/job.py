@@ -19,7 +19,7 @@ independent of their origin, since a branch pins a whole generation of it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any, Unpack
 
@@ -32,6 +32,7 @@ from reef.config import CompactOptions, CompactSettings, SweepSettings
 from reef.engine.handles.database import Database
 from reef.engine.read.view import newest_rows
 from reef.engine.rows.batch import check_text, encode_keys
+from reef.engine.stats import branch_heads
 from reef.errors import ConflictError, CorruptionError, ErrorKind, InvalidInputError, NotFoundError
 from reef.formats.manifest import Manifest
 from reef.formats.wal_object import OpKind, Ops
@@ -82,6 +83,9 @@ class PurgeReport:
     generation: int
     origin: str | None = None
     """Namespace that a branch was made from, which has rows of its own."""
+    independent: tuple[str, ...] = ()
+    """Branches that were not searched: they share no object any more, and have rows of their own.
+    With `include_branches` they are purged too."""
     rows_deleted: int = 0
     """Keys that had a row, and were deleted by a commit."""
     segments_rewritten: int = 0
@@ -163,6 +167,7 @@ class _Purge:
     executor: Executor | None
     settings: CompactOptions
     include_branches: bool
+    made_of: "_MadeOf" = field(init=False)
     is_continued: bool = False
     """Whether the deletes of a purge that died are the last batch of the stream of all purges."""
     rows_deleted: int = 0
@@ -170,6 +175,9 @@ class _Purge:
     versions_dropped: int = 0
     objects_deleted: int = 0
     snapshots_released: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.made_of = _MadeOf(self.db)
 
     def check_text(self) -> None:
         head = locate(self.db.store, self.namespace).found.manifest
@@ -207,7 +215,7 @@ class _Purge:
     def _survey(self, applied: bool) -> tuple[PurgeReport, list[str]]:
         """Return the report of one scan, and the objects of the heads that it has missed."""
         store = self.db.store
-        places = list(_places(self.db, self.namespace))
+        places = self._places()
         pins = {
             place.root: Pins(store, place, places, is_swept=self._sweeps(place)) for place in places
         }
@@ -227,6 +235,7 @@ class _Purge:
             len(self.keys),
             places[0].head.generation,
             _origin_of(places[0].head),
+            () if self.include_branches else self._independent(places),
             rows_deleted=self.rows_deleted,
             segments_rewritten=self.segments_rewritten,
             versions_dropped=self.versions_dropped,
@@ -288,7 +297,7 @@ class _Purge:
         """Release the snapshots that pin objects with rows."""
         pinning = {pin.id for one in report.remaining for pin in one.pins if pin.kind == "snapshot"}
         released: dict[str, str] = {}
-        for place in _places(self.db, self.namespace):
+        for place in self._places():
             if place.is_branch and not self.include_branches:
                 continue
             for snapshot in place.head.snapshots:
@@ -299,9 +308,21 @@ class _Purge:
 
     def _branches(self) -> list[str]:
         """Return the names of live branches to purge, branches of branches first."""
-        places = list(_places(self.db, self.namespace)) if self.include_branches else []
+        places = self._places() if self.include_branches else []
         live = [one for one in places if one.is_branch and one.head.dropped is None]
         return [one.head.name_in(one.names.folder) for one in reversed(live)]
+
+    def _places(self) -> list[PurgedChain]:
+        """Return the places to search; independent branches are places if branches are purged."""
+        made_of = self.made_of.roots() if self.include_branches else {}
+        return list(_places(self.db, self.namespace, made_of))
+
+    def _independent(self, places: Sequence[PurgedChain]) -> tuple[str, ...]:
+        """Return the names of branches that no pin leads to, and of their own branches."""
+        roots = {place.root for place in places}
+        every = _places(self.db, self.namespace, self.made_of.roots())
+        left = [one for one in every if one.root not in roots and not _is_cleared(one.head)]
+        return tuple(sorted(one.head.name_in(one.names.folder) for one in left))
 
     # --- erase ------------------------------------------------------------------------
     def _erase(self, name: str, *, is_branch: bool) -> None:
@@ -393,8 +414,30 @@ class _Purge:
 # --- places -----------------------------------------------------------------------------
 
 
-def _places(db: Database, namespace: str) -> Iterator[PurgedChain]:
-    """Yield the current incarnation, earlier ones, and all branches; origins before branches."""
+@dataclass
+class _MadeOf:
+    """The branches of each folder by their heads, whatever they have released; read once."""
+
+    db: Database
+    _roots: dict[str, list[Namespace]] | None = None
+
+    def roots(self) -> Mapping[str, list[Namespace]]:
+        if self._roots is None:
+            self._roots = {}
+            for heads in branch_heads(self.db.store):
+                origin = heads.found.manifest.origin
+                if origin is not None:
+                    self._roots.setdefault(origin.root, []).append(heads.names)
+        return self._roots
+
+
+def _places(
+    db: Database, namespace: str, made_of: Mapping[str, list[Namespace]]
+) -> Iterator[PurgedChain]:
+    """Yield the current incarnation, earlier ones, and all branches; origins before branches.
+
+    Branches are found by their pins, and by `made_of` if they have released their origin.
+    """
     current = locate(db.store, namespace)
     waiting = [PurgedChain(current)]
     for number in current.found.manifest.predecessors:
@@ -409,6 +452,11 @@ def _places(db: Database, namespace: str) -> Iterator[PurgedChain]:
             if heads is not None and _is_branch(heads.found.manifest, branch_id):
                 seen.add(pin.root)
                 waiting.append(PurgedChain(heads, is_branch=True))
+        for names in made_of.get(place.root, ()):
+            heads = _find_head(db, names) if names.root not in seen else None
+            if heads is not None:
+                seen.add(names.root)
+                waiting.append(PurgedChain(heads, is_branch=True))
 
 
 def _find_head(db: Database, names: Namespace) -> HeadFinder | None:
@@ -422,6 +470,10 @@ def _find_head(db: Database, names: Namespace) -> HeadFinder | None:
 
 def _is_branch(head: Manifest, branch_id: str) -> bool:
     return head.origin is not None and head.origin.id == branch_id
+
+
+def _is_cleared(head: Manifest) -> bool:
+    return head.dropped is not None and head.dropped.is_cleared
 
 
 def _origin_of(head: Manifest) -> str | None:

@@ -238,6 +238,11 @@ class Rewriter(Compactor):
         self._dead, self._everything_shared = dead, everything_shared
         self._known: dict[tuple[str, int], bool] = {}
 
+    def let_origin_go(self) -> None:
+        """Make a branch independent if everything that it shared was rewritten."""
+        if self._everything_shared:
+            super().let_origin_go()
+
     def _plan(
         self, segments: Sequence[SegmentEntry], settings: CompactSettings
     ) -> CompactPlan | None:
@@ -294,6 +299,7 @@ def rewrite(rewriter: Rewriter, attempts_max: int) -> list[CompactReport]:
             if report is None:
                 break
             reports.append(report)
+        rewriter.let_origin_go()
     return reports
 
 

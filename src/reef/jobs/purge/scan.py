@@ -9,8 +9,9 @@
     others       leases and records of the namespace have no rows; they are counted
 
 A key that is only named as the *bound* of a range (of a loaded segment, of a range delete, of a
-segment's lineage) is counted apart: no row of it is there. An object that cannot be decoded is
-reported as such, and nothing is proved of it.
+segment's lineage) is counted apart: no row of it is there. A range that includes its last key ends
+at that key with a zero byte behind it. An object that cannot be decoded is reported as such, and
+nothing is proved of it.
 
 Why an object that holds erased rows is still there, and until when:
 
@@ -185,7 +186,7 @@ def _scan_log(task: ScanTask, found: ScannedObject) -> None:
         found.ingested = tuple(segment.id for segment in header.job.segments)
     if header.job is not None:
         ends = [key for s in header.job.segments for key in (s.min_key, s.max_key)]
-        found.bounds += _equal([*ends, *(header.job.replace or ())], task.keys)
+        found.bounds += _bounds([*ends, *(header.job.replace or ())], task.keys)
 
 
 def _scan_record(
@@ -199,7 +200,7 @@ def _scan_record(
     found.rows += pc.and_not(named, is_range).true_count
     found.bounds += pc.and_(named, is_range).true_count
     if END_KEY in columns:
-        found.bounds += pc.is_in(columns[END_KEY].drop_null(), value_set=keys).true_count
+        found.bounds += _bounds(columns[END_KEY].drop_null().to_pylist(), keys)
 
 
 def _conditions(header: WalHeader, keys: pa.Array) -> int:
@@ -213,6 +214,12 @@ def _equal(named: Sequence[bytes | None], keys: pa.Array) -> int:
     return int(pc.is_in(pa.array(given, pa.binary()), value_set=keys).true_count)
 
 
+def _bounds(named: Sequence[bytes | None], keys: pa.Array) -> int:
+    """Return how many bounds of ranges are one of the keys, or what follows it directly."""
+    following = pc.binary_join_element_wise(keys, pa.scalar(b"\0"), pa.scalar(b""))
+    return _equal(named, pa.concat_arrays([keys, following]))
+
+
 # --- segments and manifests ---------------------------------------------------------------
 
 
@@ -221,7 +228,7 @@ def _scan_segment(task: ScanTask, found: ScannedObject) -> None:
     found.rows = sum(len(rows) for rows in matching_rows(task.store, tail, task.keys))
     ends = [key for cover in tail.footer.covers for key in (cover.start, cover.stop)]
     ends += [key for one in tail.range_tombstones for key in (one.start, one.end)]
-    found.bounds = _equal(ends, task.keys)
+    found.bounds = _bounds(ends, task.keys)
 
 
 def _tail(store: Store, found: ScannedObject) -> SegmentTail:
@@ -243,7 +250,7 @@ def _scan_manifest(task: ScanTask, found: ScannedObject) -> None:
     name = found.key
     manifest = fetch(task.store, name, lambda body: ManifestDecoder().decode(body, name))
     ends = [key for entry in manifest.segments for key in (entry.min_key, entry.max_key)]
-    found.bounds = _equal(ends, task.keys)
+    found.bounds = _bounds(ends, task.keys)
 
 
 def sorted_keys(keys: Iterable[bytes]) -> pa.Array:

@@ -39,9 +39,8 @@ from reef.jobs.repair.head import (
 from reef.jobs.repair.plan import RepairPlan, RepairPlanner
 from reef.jobs.repair.report import RepairReport
 from reef.jobs.verify.chain import Problem, check_opened
-from reef.jobs.verify.earlier import UnreadableSnapshots, check_earlier, problems_of
+from reef.jobs.verify.earlier import EarlierDamage, check_earlier, problems_of
 from reef.jobs.verify.job import NamespaceSurvey, survey
-from reef.manifest.edits import drop_snapshot
 from reef.manifest.head import newest_incarnation
 from reef.manifest.repairs import Restart, apply_repairs
 from reef.runtime import Executor
@@ -82,7 +81,7 @@ class _Repair:
     executor: Executor
     registry: Registry | None = None
     drop_is_lost: bool = False
-    unreadable: list[UnreadableSnapshots] = field(default_factory=list)
+    unreadable: list[EarlierDamage] = field(default_factory=list)
     """Snapshots of earlier incarnations, which this repair releases."""
 
     def preview(self) -> RepairReport:
@@ -146,17 +145,16 @@ class _Repair:
         return replace(report, applied=True)
 
     # --- the steps ----------------------------------------------------------------
-    def _check_earlier(self, found: NamespaceSurvey) -> list[UnreadableSnapshots]:
+    def _check_earlier(self, found: NamespaceSurvey) -> list[EarlierDamage]:
         return check_earlier(self.context, self.executor, found.head, deep=True)
 
     def _release_earlier(self) -> None:
-        """Release snapshots of earlier incarnations that cannot be read: sweeps keep the rest of
-        their objects otherwise, and nothing but a snapshot reads those.
+        """Release what cannot be read of earlier incarnations: sweeps would keep the rest of its
+        objects, or fail, and nothing but a snapshot reads those.
         """
         for found in self.unreadable:
             publisher = self.context.at(found.incarnation).publisher
-            for snapshot in found.snapshots:
-                publisher.publish(partial(drop_snapshot, snapshot_id=snapshot.id), dropped=True)
+            publisher.publish(partial(apply_repairs, repairs=found.repairs), dropped=True)
 
     def _has_drop(self) -> bool:
         return self.registry is not None and self.registry.has_drop(self.context.names.name)
@@ -238,6 +236,8 @@ class _Repair:
             released = [s.name or s.id for s in found_earlier.snapshots]
             lost = replace(lost, snapshots=(*lost.snapshots, *released))
             of = f"of incarnation {found_earlier.incarnation}"
+            gone = sorted(found_earlier.generations)
+            actions += [f"skip generation {generation} {of}" for generation in gone]
             actions += [f"release snapshot {name} {of}" for name in released]
         if self.drop_is_lost:
             lost = replace(lost, drop=True)

@@ -30,7 +30,7 @@ from reef.errors import CorruptionError, NotFoundError
 from reef.formats.manifest import Manifest, ManifestOutline, OpenJob
 from reef.formats.wal_object import WalHeader, WalKind
 from reef.jobs.fold.job import FoldedSlots
-from reef.manifest.branching import HOMES, inherited_homes, needed_homes
+from reef.manifest.branching import HOMES, holds_origin, inherited_homes, needed_homes
 from reef.manifest.edits import NEVER, Condemnation, hold_lsn_of
 from reef.manifest.head import HeadFinder
 from reef.manifest.lifecycle import clear_dropped, is_due
@@ -383,6 +383,8 @@ class SweepPlanner:
         condemned = {c.key for c in head.condemned}
         homes = {home for home in head.pinned_homes if HOMES + home not in condemned}
         homes -= needed_homes(head) | inherited_homes(head, floor)
+        if head.origin is not None and holds_origin(head):
+            homes.discard(head.origin.root)
         if not homes:
             return
         points = {generation for generation, _ in branch_points(head)}

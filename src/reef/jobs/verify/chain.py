@@ -199,7 +199,7 @@ def read_chain(context: NamespaceContext, heads: HeadFinder, now_ms: int) -> Man
         ids = _add(chain, context.names, ids, before, found)
         before = found
     for generation in sorted(chain.roots.branched - {*chain.floors, *chain.lost}):
-        pinned = _load(heads, context.names, generation)
+        pinned = load(heads, context.names, generation)
         if isinstance(pinned, Problem):
             chain.lost[generation] = pinned
             chain.problems.append(pinned)
@@ -219,7 +219,7 @@ def _read_head(context: NamespaceContext, heads: HeadFinder, now_ms: int) -> Man
             raise without_manifest(context.store, context.names)
         lost: dict[int, Problem] = {}
         for generation in reversed(generations):
-            found = _load(heads, context.names, generation)
+            found = load(heads, context.names, generation)
             if isinstance(found, Manifest):
                 return _chain(found, generations[-1], lost, now_ms)
             if found.is_missing:
@@ -243,7 +243,8 @@ def _chain(head: Manifest, newest: int, lost: dict[int, Problem], now_ms: int) -
     return chain
 
 
-def _load(heads: HeadFinder, names: Namespace, generation: int) -> Manifest | Problem:
+def load(heads: HeadFinder, names: Namespace, generation: int) -> Manifest | Problem:
+    """Return a manifest, or why it cannot be read."""
     key = names.manifest(generation)
     try:
         return heads.load(generation)
@@ -265,7 +266,7 @@ def _load_all(
     generations = [g for g in chain.roots.all() if g != chain.head.generation]
     for at in range(0, len(generations), LOADS_AT_ONCE):
         chunk = generations[at : at + LOADS_AT_ONCE]
-        found = context.runtime.map(partial(_load, heads, context.names), chunk)
+        found = context.runtime.map(partial(load, heads, context.names), chunk)
         yield from zip(chunk, found, strict=True)
     yield chain.head.generation, chain.head
 
