@@ -385,7 +385,14 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
 
 
-def _bad(name: str, value: object, expected: str) -> InvalidInputError:
+def bad_option(
+    name: str, value: object, expected: str, *, noun: str = "option"
+) -> InvalidInputError:
+    """Return the error for an invalid value of an option or a setting."""
     return InvalidInputError(
-        f"setting {name}={value!r} is not {expected}", kind=ErrorKind.INVALID_OPTION
+        f"{noun} {name}={value!r} is not {expected}", kind=ErrorKind.INVALID_OPTION
     )
+
+
+def _bad(name: str, value: object, expected: str) -> InvalidInputError:
+    return bad_option(name, value, expected, noun="setting")

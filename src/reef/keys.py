@@ -66,7 +66,7 @@ def pack(values: Sequence[Element]) -> bytes:
     '18 75 73 65 72 00 2c 2a 01'
     """
     if not isinstance(values, tuple | list):
-        raise _refusal(f"a tuple expected, got {type(values).__name__}")
+        raise _refusal(f"expected a tuple, got {type(values).__name__}")
     out, place = bytearray(), 0
     try:
         for place, value in enumerate(values):  # noqa: B007 - the error names it
@@ -344,7 +344,7 @@ DECODERS: dict[int, Decoder] = {
 def _take(key: bytes, offset: int, length: int) -> bytes:
     taken = key[offset : offset + length]
     if len(taken) < length:
-        _fail(offset, f"{length} bytes expected, {len(taken)} are left")
+        _fail(offset, f"expected {length} bytes, found {len(taken)}")
     return taken
 
 

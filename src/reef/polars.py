@@ -101,7 +101,7 @@ class _NotConverted(Exception):
 
 
 def _where(predicate: pl.Expr, schema: Schema) -> Where | None:
-    """Return a filter that all matching rows meet; None if there is none."""
+    """Return a filter that every matching row meets, if any."""
     try:
         parts = list(_conjuncts(json.loads(predicate.meta.serialize(format="json"))))
     except Exception:

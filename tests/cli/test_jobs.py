@@ -185,7 +185,7 @@ def test_a_spark_that_does_not_start(cli, data, monkeypatch):
     def fails(builder, master):
         raise RuntimeError("[JAVA_GATEWAY_EXITED] Java gateway process exited\nat Some.java")
 
-    monkeypatch.setattr("reef.spark.session._started", fails)
+    monkeypatch.setattr("reef.spark.session._start_session", fails)
     found = cli("index", data, "users", "--engine", "spark", "--master", "bogus://x")
     assert found.code == 1
     assert "Spark did not start on bogus://x: [JAVA_GATEWAY_EXITED]" in found.err

@@ -298,7 +298,7 @@ def test_H71_a_reapply_that_dies_is_repeated(store, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(LocalOpening, "_known", die)
+        patch.setattr(LocalOpening, "_record_known", die)
         with pytest.raises(KeyboardInterrupt):
             start(store, original, reapply=True)
     original = image(original)
@@ -344,16 +344,16 @@ def test_H71_between_the_check_and_the_publish_a_copy_may_upload(store, monkeypa
     writer = start(store, original)
     put(writer, "original", 2)
     kill(writer)
-    checked = LocalOpening._checked
+    checked = LocalOpening._check_claim
 
     def late(self, *args):
         claim = checked(self, *args)
-        monkeypatch.setattr(LocalOpening, "_checked", checked)
+        monkeypatch.setattr(LocalOpening, "_check_claim", checked)
         with start(store, copy) as other:
             put(other, "copy", 2)
         return claim
 
-    monkeypatch.setattr(LocalOpening, "_checked", late)
+    monkeypatch.setattr(LocalOpening, "_check_claim", late)
     with pytest.raises(FencedError):
         start(store, image(original), reapply=True)
     assert arrived(store)[5:] == ["copy/00", "copy/01"]
@@ -574,7 +574,7 @@ def test_a_takeover_between_the_check_and_the_publish(store, monkeypatch):
     writer = start(store, disk)
     writer.put("both/00", b"older")
     kill(writer)
-    checked = LocalOpening._checked
+    checked = LocalOpening._check_claim
 
     def late(self, *args):
         claim = checked(self, *args)
@@ -583,7 +583,7 @@ def test_a_takeover_between_the_check_and_the_publish(store, monkeypatch):
         return claim
 
     with monkeypatch.context() as patch:
-        patch.setattr(LocalOpening, "_checked", late)
+        patch.setattr(LocalOpening, "_check_claim", late)
         with pytest.raises(FencedError, match="another writer has taken over"):
             start(store, image(disk))
     assert Database(store).reader(NAME).get("both/00") == b"newer"

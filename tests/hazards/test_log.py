@@ -174,7 +174,7 @@ def test_open_jobs_are_carried_over_the_floor():
 
 def test_objects_come_without_gaps():
     """The rules are for contiguous LSNs only."""
-    with pytest.raises(ValueError, match="expected LSN 1, got 3"):
+    with pytest.raises(ValueError, match="expected LSN 1, found 3"):
         LogRules(manifest()).advance(other(3, WalKind.SKIP))
 
 

@@ -118,7 +118,7 @@ class TextMachine(RuleBasedStateMachine):
 
     def terms(self, row):
         """Return the terms of a row with their positions."""
-        return self.analyzer._placed(row["body"] or "")
+        return self.analyzer._place_terms(row["body"] or "")
 
     def compare(self, handle, rows, text, k, where):
         """Compare a search, pruned and exhaustive, with the formula."""

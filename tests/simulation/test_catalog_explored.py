@@ -139,7 +139,7 @@ MUTANTS = {
     ),
     "H21: a rebase without a check of the commits in between": (
         commit,
-        "_rebased",
+        "_rebase",
         lambda parts, base, newest, footprint: newest,
         Committing(own_keys=""),
     ),

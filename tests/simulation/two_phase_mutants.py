@@ -60,7 +60,7 @@ def sources_survive_their_names(patch):
 
 def names_are_never_freed(patch):
     """A committed record means that there is an object."""
-    patch.setattr(TwoPhase, "_freed", lambda self, holder: False)
+    patch.setattr(TwoPhase, "_free_if_deleted", lambda self, holder: False)
 
 
 def silence_means_lost(patch):

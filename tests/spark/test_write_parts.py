@@ -165,8 +165,8 @@ def test_an_op_that_is_none_is_refused(op):
         ([("n", pa.int64())], "the key column is missing"),
         ([("id", pa.int64())], "a key is text or bytes, got int64"),
         ([("id", pa.string()), ("m", pa.int64())], "column m: there is no such column"),
-        ([("id", pa.string()), ("n", pa.string())], "column n: int64 expected"),
-        ([("id", pa.string()), ("_op", pa.int32())], "column _op: text expected"),
+        ([("id", pa.string()), ("n", pa.string())], "column n: expected int64"),
+        ([("id", pa.string()), ("_op", pa.int32())], "column _op: expected text"),
     ],
 )
 def test_columns_that_do_not_fit_are_rejected_before_any_row(columns, why):

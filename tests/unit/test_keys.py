@@ -224,7 +224,7 @@ def test_values_that_no_key_can_hold_are_refused(value, said):
 @pytest.mark.parametrize("value", ["text", b"bytes", 5, None, {"a": 1}], ids=repr)
 def test_only_tuples_are_packed(value):
     """A bare value is no tuple, least of all a text of characters."""
-    with pytest.raises(InvalidInputError, match="a tuple expected"):
+    with pytest.raises(InvalidInputError, match="expected a tuple"):
         keys.pack(value)
 
 

@@ -186,7 +186,7 @@ def decode_checkpoint(data: bytes, name: str, tail_bytes: int) -> tuple[Checkpoi
     for block in range(len(tail.index.offsets)):
         begin, end = tail.index.span(block)
         if begin != at or end > start:
-            ByteReader(data, name, start).fail(f"block {block} at {begin}, expected at {at}")
+            ByteReader(data, name, start).fail(f"block {block}: expected at {at}, found at {begin}")
         keys, values = decode_pairs(data[begin:end], name, begin)
         out_of_order = pairs and keys and pairs[-1][0] >= keys[0]
         if not keys or keys[0] != tail.index.first_keys[block] or out_of_order:

@@ -77,7 +77,7 @@ def commit(
         newest = context.heads.last
         if newest is not None and newest.head.revision > base.head.revision:
             # This process knows a newer head: an attempt on the old one would be lost.
-            base = _rebased(context, base, newest, conflicts)
+            base = _rebase(context, base, newest, conflicts)
         segment = _commit_on_newest(context, base, conflicts, records, lease_id)
     context.metrics.histogram("catalog.commit_seconds").record(began.elapsed_s())
     return _receipt(segment)
@@ -98,7 +98,7 @@ def _commit_on_newest(
         newest = publish_segment(context, base, segment)
         if newest is None:
             return segment
-        base = _rebased(context, base, newest, conflicts)
+        base = _rebase(context, base, newest, conflicts)
         if not backoff.wait():
             raise ConflictError(
                 f"the commit lost the head of the catalog {backoff.attempts} times in a row",
@@ -106,7 +106,7 @@ def _commit_on_newest(
                 attempts=backoff.attempts,
             )
         newest = context.heads.load()
-        base = _rebased(context, base, newest, conflicts)
+        base = _rebase(context, base, newest, conflicts)
 
 
 def _new_segment(
@@ -175,7 +175,7 @@ def on_chain(context: CatalogContext, head: CatalogHead, seq: int, write_id: str
     return chain[0].write_id == write_id
 
 
-def _rebased(
+def _rebase(
     context: CatalogContext, base: KnownHead, newest: KnownHead, conflicts: ConflictSet
 ) -> KnownHead:
     """Step 4: return the newest head if no commit since `base` conflicts."""

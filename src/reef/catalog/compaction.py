@@ -143,7 +143,7 @@ class CatalogCompactor:
 
     # --- garbage collection -------------------------------------------------------
     def gc_plan(self) -> GcPlan:
-        """Return the installed plan; an empty one if there is none."""
+        """Return the installed plan; empty if none is installed."""
         return load_plan(self._context).plan
 
     def gc_compute(self) -> GcPlan | None:

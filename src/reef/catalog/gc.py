@@ -107,7 +107,7 @@ class KnownPlan:
 
 
 def load_plan(context: CatalogContext) -> KnownPlan:
-    """Load the plan; an empty one if there is none."""
+    """Load the plan; empty if none is installed."""
     return reread_if_damaged(lambda: _decode_plan(context.plans.load()))
 
 
@@ -151,7 +151,7 @@ def discard_before(context: CatalogContext, seq: int) -> None:
 
 
 def compute_plan(context: CatalogContext) -> GcPlan | None:
-    """Install a plan; None if there is one, nothing can be deleted, or another one came first."""
+    """Install a plan; None if one is installed, or nothing can be deleted."""
     with context.limits.plans.pass_through():
         installed = load_plan(context)
         if not installed.plan.is_empty:

@@ -330,7 +330,7 @@ class HeadStore:
         return self._last
 
     def load(self) -> KnownHead:
-        """Return the newest head; an empty one if there is none yet."""
+        """Return the newest head; empty if there is none yet."""
         updates = self._updates
         return self._remember(reread_if_damaged(self._load), updates)
 

@@ -169,19 +169,19 @@ def diff(
 def _view(db: Database, namespace: str, at: str | None) -> PinnedReader:
     if at is None:
         return db.reader(namespace, pin=True)
-    point = _parsed(db, namespace, at)
+    point = _parse_point(db, namespace, at)
     if isinstance(point, Snapshot):
         return db.reader(namespace, snapshot=point)
     return db.reader(namespace, as_of=point)
 
 
-def _parsed(db: Database, namespace: str, at: str) -> Any:
+def _parse_point(db: Database, namespace: str, at: str) -> Any:
     """Return a POINT as the API takes it; text that names no snapshot is a time."""
     if at.isdigit():
         return int(at)
     if at.startswith("lsn:") and at[4:].isdigit():
         return {"lsn": int(at[4:])}
-    return next((one for one in db.snapshots(namespace) if at in (one.id, one.name)), at)
+    return next((found for found in db.snapshots(namespace) if at in (found.id, found.name)), at)
 
 
 @click.command("history", cls=ReefCommand)
@@ -207,7 +207,7 @@ def rollback(output: Output, db: Database, namespace: str, *, to: str) -> None:
 
     Example: reef rollback ./data users 1
     """
-    report = db.rollback(namespace, _parsed(db, namespace, to))
+    report = db.rollback(namespace, _parse_point(db, namespace, to))
     output.record(f"rolled back {namespace}", report.to_dict())
 
 

@@ -143,7 +143,7 @@ class ObjectInspector:
         versions = range(1, SEGMENT_VERSION + 1)
         expected = SEGMENT_HEAD.pack(SEGMENT_MAGIC, SEGMENT_VERSION, 0)
         if start not in {SEGMENT_HEAD.pack(SEGMENT_MAGIC, number, 0) for number in versions}:
-            report.damage.append(Damage(0, f"begins with {start!r}, expected {expected!r}"))
+            report.damage.append(Damage(0, f"expected {expected!r} at the start, found {start!r}"))
 
     def _tail(self, segment_id: str, size: int) -> SegmentTail:
         """Read the end of a segment: as much as the manifest says, or TAIL_BYTES."""

@@ -125,7 +125,7 @@ def run(arguments: list[str]) -> int:
     """Run one command and return its exit code."""
     try:
         code = reef.main(arguments, prog_name="reef", standalone_mode=False)
-        return _flushed(code if isinstance(code, int) else 0)
+        return _flush_stdout(code if isinstance(code, int) else 0)
     except ReefError as error:
         _output(arguments).error(error)
         return EXIT_PROBLEMS if isinstance(error, CorruptionError) else EXIT_ERROR
@@ -151,7 +151,7 @@ def _replace_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - until the process ends
 
 
-def _flushed(code: int) -> int:
+def _flush_stdout(code: int) -> int:
     try:
         sys.stdout.flush()
     except BrokenPipeError:

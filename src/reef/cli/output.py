@@ -95,10 +95,10 @@ def parse_row(text: str, schema: pa.Schema, encoding: Encoding) -> dict[str, Any
         raise InvalidInputError(
             f"the row {text[:80]!r} is not a JSON object", hint='For instance {"amount": 7.0}'
         )
-    return {name: _typed(name, value, schema, encoding) for name, value in row.items()}
+    return {name: _convert_value(name, value, schema, encoding) for name, value in row.items()}
 
 
-def _typed(name: str, value: Any, schema: pa.Schema, encoding: Encoding) -> Any:
+def _convert_value(name: str, value: Any, schema: pa.Schema, encoding: Encoding) -> Any:
     """Convert a JSON value to its column's type: JSON has no bytes, timestamps and decimals."""
     at = schema.get_field_index(name)
     if at < 0 or value is None:
@@ -174,10 +174,10 @@ def printable(data: bytes, encoding: Encoding, *, lines: bool = False) -> str:
     kept = "\n\t" if lines else ""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in kept else _escaped(c) for c in text)
+    return "".join(c if c.isprintable() or c in kept else _escape(c) for c in text)
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
@@ -282,7 +282,7 @@ class Output:
         widths = [max(map(len, texts)) for texts in zip(names, *cells, strict=True)]
         right = [_is_number(found, name) for name in columns]
         for texts in (names, *cells) if found else ():
-            self.line(_aligned(texts, widths, right))
+            self.line(_align(texts, widths, right))
 
     def stream(self, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
         """Print rows as they come, one per line."""
@@ -302,9 +302,9 @@ class Output:
             min(WIDTH_MAX, max(map(len, texts))) for texts in zip(columns, *first, strict=True)
         ]
         if first:
-            self.line(_aligned(columns, widths), style="bold")
+            self.line(_align(columns, widths), style="bold")
         for texts in chain(first, lines):
-            self.line(_aligned(texts, widths))
+            self.line(_align(texts, widths))
         if trouble is not None:
             raise trouble
 
@@ -319,9 +319,9 @@ class Output:
         figures = {name: value for name, value in facts.items() if name not in lists}
         self.record(title, {**figures, **{name: len(value) for name, value in lists.items()}})
         for name, rows in lists.items():
-            self._listed(name.replace("_", " "), rows)
+            self._print_list(name.replace("_", " "), rows)
 
-    def _listed(self, title: str, rows: Sequence[Any]) -> None:
+    def _print_list(self, title: str, rows: Sequence[Any]) -> None:
         shown = rows[:LISTED_MAX]
         if not shown:
             return
@@ -425,7 +425,7 @@ def _plain(value: Any) -> str:
     return printable(str(value).encode(errors="surrogateescape"), Encoding.UTF8)
 
 
-def _aligned(texts: Sequence[str], widths: Sequence[int], right: Sequence[bool] = ()) -> str:
+def _align(texts: Sequence[str], widths: Sequence[int], right: Sequence[bool] = ()) -> str:
     sides = right or [False] * len(widths)
     padded = (
         text.rjust(width) if number else text.ljust(width)

@@ -219,13 +219,13 @@ class Shell(Script):
             if not pending.strip() and line.strip().startswith("."):
                 if line.strip() in QUIT:
                     return
-                self._guarded(self._dot, line.strip())
+                self._run_guarded(self._dot, line.strip())
                 continue
             statements, pending = split_statements(f"{pending}{line}\n")
             for statement in statements:
-                self._guarded(self._query, statement)
+                self._run_guarded(self._query, statement)
 
-    def _guarded(self, step: Callable[[str], None], text: str) -> None:
+    def _run_guarded(self, step: Callable[[str], None], text: str) -> None:
         try:
             step(text)
         except ReefError as error:

@@ -512,7 +512,7 @@ class Namespaces:
         with suppress(NotFoundError):
             found = HeadFinder(self.store, target).find(dropped=True).manifest
             if found.alias is None:
-                raise self._name_is_used(target, found)
+                raise self._name_used_error(target, found)
 
     def _reserve(self, target: Namespace, alias: Alias) -> None:
         """Store an alias in the chain of a name; ConflictError if the name is used."""
@@ -528,7 +528,7 @@ class Namespaces:
             if found.alias == alias:
                 return
             if found.alias is None or self._withdraw(target.name, found.alias):
-                raise self._name_is_used(target, found)
+                raise self._name_used_error(target, found)
             edit = partial(lifecycle.replace_alias, old=found.alias, new=alias)
             publisher.publish(edit, dropped=True)
         raise ConflictError(
@@ -547,7 +547,7 @@ class Namespaces:
         )
         return lifecycle.is_in_force(head, alias, name)
 
-    def _name_is_used(self, target: Namespace, found: Manifest) -> ConflictError:
+    def _name_used_error(self, target: Namespace, found: Manifest) -> ConflictError:
         name, current = target.name, found.name_in(target.folder)
         reason, hint = f"namespace {name} exists", "Choose another name, or rename that one first"
         if found.alias is None and current != name:

@@ -106,7 +106,7 @@ def decode_backup(data: bytes, name: str) -> Backup:
     found = f"{crc32c(data[HEAD_BYTES:]):08x}"
     if found.encode() != head[1]:
         expected = head[1].decode()
-        raise corrupt(name, HEAD_BYTES, f"the checksum is {found}, expected {expected}")
+        raise corrupt(name, HEAD_BYTES, f"expected checksum {expected}, found {found}")
     try:
         envelope = msgspec.json.decode(data, type=_BackupEnvelope)
         if envelope.format > FORMAT:
@@ -163,11 +163,11 @@ def decode_piece(data: bytes, name: str) -> LogPiece:
     """Return a piece; CorruptionError for damage, UnsupportedFormatError for news."""
     end = len(data) - U32.size
     if end < PIECE_HEAD.size or not data.startswith(MAGIC):
-        raise corrupt(name, 0, f"begins with {data[: len(MAGIC)]!r}, expected {MAGIC!r}")
+        raise corrupt(name, 0, f"expected magic {MAGIC!r}, found {data[: len(MAGIC)]!r}")
     (expected,) = U32.unpack_from(data, end)
     found = crc32c(memoryview(data)[:end])
     if found != expected:
-        raise corrupt(name, end, f"the checksum is {found:08x}, expected {expected:08x}")
+        raise corrupt(name, end, f"expected checksum {expected:08x}, found {found:08x}")
     cursor = ByteReader(memoryview(data)[:end], name)
     _, version, _ = PIECE_HEAD.unpack(cursor.take(PIECE_HEAD.size))
     if version > FORMAT:

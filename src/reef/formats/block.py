@@ -152,8 +152,9 @@ def decode_blocks(
     spans: Sequence[tuple[int, int]],
     kinds: bytes,
 ) -> list[bytes | None]:
-    """Return the payloads of blocks at these spans of an object, of which some sorted ranges were
-    read; None for each that `decode_block` has to decode.
+    """Return the payloads of blocks at these spans, from ranges of the object that were read.
+
+    None for each block that `decode_block` has to decode.
     """
     if (native := kernel.native) is None:
         return [None] * len(spans)
@@ -168,7 +169,7 @@ def decode_blocks(
 def _decode_block(data: Buffer, kind: BlockKind, name: str, offset: int) -> Buffer:
     left = len(data) - HEAD.size
     if left < 0:
-        raise corrupt(name, offset, f"{HEAD.size} bytes expected, {len(data)} are left")
+        raise corrupt(name, offset, f"expected {HEAD.size} bytes, found {len(data)}")
     offset += HEAD.size
     length, expected, found_kind, codec, zero, raw_length = HEAD.unpack_from(data)
     if length + -length % ALIGNMENT != left:
@@ -177,7 +178,7 @@ def _decode_block(data: Buffer, kind: BlockKind, name: str, offset: int) -> Buff
     if google_crc32c.value(np.frombuffer(payload, np.uint8)) != expected:
         raise corrupt(name, offset, "checksum of the block does not match")
     if found_kind != kind or zero or codec not in CODECS:
-        problem = f"block of kind {found_kind}, codec {codec}; expected kind {int(kind)}"
+        problem = f"expected a block of kind {int(kind)}, found kind {found_kind}, codec {codec}"
         raise corrupt(name, offset, problem)
     if raw_length > length * RATIO_MAX + RATIO_SLACK_BYTES:
         raise corrupt(name, offset, f"block of {length} bytes claims to hold {raw_length}")

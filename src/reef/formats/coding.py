@@ -88,7 +88,7 @@ class ByteReader:
 
     def take(self, length: int) -> memoryview:
         if length > self.left:
-            self.fail(f"{length} bytes expected, {self.left} are left")
+            self.fail(f"expected {length} bytes, found {self.left}")
         taken = self.data[self.position : self.position + length]
         self.position += length
         return taken
@@ -101,7 +101,7 @@ class ByteReader:
         found = bytes(self.take(len(expected)))
         if found != expected:
             self.position -= len(expected)
-            self.fail(f"{part} is {found!r}, expected {expected!r}")
+            self.fail(f"{part}: expected {expected!r}, found {found!r}")
 
     def align(self) -> None:
         """Step over padding, which must be zero: every bit of an object is accounted for."""

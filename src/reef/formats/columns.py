@@ -170,7 +170,7 @@ class ColumnSet:
         validity: pa.Buffer | None,
         buffers: list[pa.Buffer | None],
     ) -> pa.Array:
-        """Put a map together: a list of pairs, none of which, and no key of which, is null."""
+        """Assemble a map: a list of pairs, neither pairs nor keys null."""
         found = self._offsets(buffers, rows)
         if found is None:
             self._fail("the offsets of a map are absent")
@@ -218,7 +218,7 @@ class ColumnSet:
 
     def _too_short(self, length: int, position: int) -> NoReturn:
         left = len(self._data) - position
-        self._fail(f"{length} bytes expected, {left} are left", position)
+        self._fail(f"expected {length} bytes, found {left}", position)
 
     def _fail(self, problem: str, position: int = 0) -> NoReturn:
         raise corrupt(self._name, self._offset + position, problem)

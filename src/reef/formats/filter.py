@@ -85,7 +85,7 @@ def _stretch(ordered: Hashes, blocks: int, first: int, end: int) -> bytes:
     low, high = [*np.searchsorted(ordered, bounds), len(ordered)][:2]
     inside = ordered[low:high]
     starts = (_block_of(inside, blocks) - np.uint64(first)).astype(np.intp) * (BLOCK_BYTES * 8)
-    return _packed(inside.astype(np.uint32), starts, end - first)
+    return _pack_bits(inside.astype(np.uint32), starts, end - first)
 
 
 def _first_hash(block: int, blocks: int) -> np.uint64:
@@ -93,7 +93,7 @@ def _first_hash(block: int, blocks: int) -> np.uint64:
     return np.uint64(-(-(block << 32) // blocks) << 32)
 
 
-def _packed(low: npt.NDArray[np.uint32], starts: npt.NDArray[np.intp], blocks: int) -> bytes:
+def _pack_bits(low: npt.NDArray[np.uint32], starts: npt.NDArray[np.intp], blocks: int) -> bytes:
     bits = np.zeros(blocks * BLOCK_BYTES * 8, dtype=np.uint8)
     for word in range(WORDS):
         bits[starts + 32 * word + (low * ODD[word] >> np.uint32(27))] = 1

@@ -89,13 +89,13 @@ def _bitmaps(
     ends = np.cumsum(counts)
     parts = [_bitmap_part(in_order[end - n : end]) for n, end in zip(counts, ends, strict=True)]
     counted = [*counts.tolist(), len(nulls)]
-    return _finished(False, [*parts, _bitmap_part(nulls)], counted, distinct)
+    return _index_parts(False, [*parts, _bitmap_part(nulls)], counted, distinct)
 
 
 def _bitmap_part(ordinals: npt.NDArray[np.uint32]) -> bytes:
     bitmap = BitMap(ordinals)
     bitmap.run_optimize()
-    return _checked(bitmap.serialize())
+    return _prepend_checksum(bitmap.serialize())
 
 
 def _runs(
@@ -105,20 +105,22 @@ def _runs(
     values, ordinals = values.take(order), ordinals[order.to_numpy()]
     starts = range(0, len(values), RUN_ROWS)
     parts = [
-        _checked(ordinals[at : at + RUN_ROWS].tobytes() + _stream(values[at : at + RUN_ROWS]))
+        _prepend_checksum(
+            ordinals[at : at + RUN_ROWS].tobytes() + _stream(values[at : at + RUN_ROWS])
+        )
         for at in starts
     ]
     counts = [min(RUN_ROWS, len(values) - at) for at in starts]
     ends = [at for start in starts for at in (start, min(start + RUN_ROWS, len(values)) - 1)]
     bounds = values.take(pa.array(ends, pa.int64()))
-    return _finished(True, [*parts, _bitmap_part(nulls)], [*counts, len(nulls)], bounds)
+    return _index_parts(True, [*parts, _bitmap_part(nulls)], [*counts, len(nulls)], bounds)
 
 
-def _checked(data: bytes) -> bytes:
+def _prepend_checksum(data: bytes) -> bytes:
     return crc32c(data).to_bytes(4, "little") + data
 
 
-def _finished(
+def _index_parts(
     runs: bool, parts: Sequence[bytes], counts: Sequence[int], values: pa.Array
 ) -> IndexParts:
     offsets = np.cumsum([0, *map(len, parts)]).tolist()

@@ -329,8 +329,8 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Which opening of that log: copies of a log share its stream, and never a life."""
     open_jobs: tuple[OpenJob, ...] = ()
     dropped_lsn: int = 0
-    """The newest change of which no trace is left in LSN bounds: a delete that was dropped, or the
-    ingest of a load whose rows sort below it."""
+    """The newest change that no LSN bounds show: a delete that was dropped, or the ingest of a load
+    whose rows sort below it."""
     dropped_expired_ms: int = 0
     """Rows that had expired by then may be gone, for readers of every clock."""
     sums: Sums | None = None
@@ -462,7 +462,7 @@ def decode_manifest(data: bytes, name: str) -> Manifest:
 
 
 class ManifestDecoder:
-    """Decodes manifests of one chain; those with the same segments share one tuple of them.
+    """Decodes manifests of one chain; equal segment lists share one tuple.
 
     Most generations differ in other fields: snapshots, cursors, epochs, condemned keys.
     """

@@ -53,7 +53,7 @@ KEY_LENGTHS = [7, 8]
 rows."""
 
 
-def _padded(lengths: Numbers) -> Numbers:
+def _pad_lengths(lengths: Numbers) -> Numbers:
     return lengths + -lengths % 8
 
 
@@ -229,10 +229,10 @@ def _plain_keys(payloads: Sequence[Buffer], rows: Numbers) -> Versions:
     _require((heads == expected).all() and rows.all())
     starts = np.full(len(payloads), KEY_PAGE_BYTES)
     data_at, offsets = _offsets(payloads, rows, starts, heads[:, 7], heads[:, 8])
-    lsns_at = data_at + _padded(heads[:, 8])
+    lsns_at = data_at + _pad_lengths(heads[:, 8])
     seqs_at = lsns_at + 8 * rows
-    kinds_at = seqs_at + _padded(4 * rows)
-    _require(list(map(len, payloads)) == (kinds_at + _padded(rows)).tolist())
+    kinds_at = seqs_at + _pad_lengths(4 * rows)
+    _require(list(map(len, payloads)) == (kinds_at + _pad_lengths(rows)).tolist())
     kinds = np.frombuffer(_join(payloads, kinds_at, rows), np.uint8)
     _require(kinds.max() < OpKind.MERGE)  # whose operators a plain page does not have
     buffers = [None, offsets, pa.py_buffer(_join(payloads, data_at, heads[:, 8]))]
@@ -259,7 +259,7 @@ def _column(payloads: Sequence[Buffer], rows: Numbers, field: Field) -> pa.Array
         data_at, offsets = _offsets(payloads, rows, data_at, heads[:, 5], lengths)
     else:
         _require((lengths == rows * _width_of(data_type)).all())
-    _require(list(map(len, payloads)) == (data_at + _padded(lengths)).tolist())
+    _require(list(map(len, payloads)) == (data_at + _pad_lengths(lengths)).tolist())
     data = pa.py_buffer(_join(payloads, data_at, lengths))
     if offsets is not None:
         return pa.Array.from_buffers(data_type, count, [validity, offsets, data])
@@ -300,7 +300,7 @@ def _offsets(
         _require(width and (lengths == ABSENT).all() and (data == width * rows).all())
         return starts, pa.py_buffer(equal_offsets(int(rows.sum()), width))
     _require((lengths == 4 * (rows + 1)).all())
-    data_at = starts + _padded(lengths)
+    data_at = starts + _pad_lengths(lengths)
     _require((data_at <= list(map(len, payloads))).all())
     offsets = np.frombuffer(_join(payloads, starts, lengths), "<i4")
     last = np.cumsum(rows + 1) - 1
@@ -329,7 +329,7 @@ def _validity(
         bits = np.unpackbits(bitmap, count=count, bitorder="little")
         parts.append(bits if length else np.ones(count, np.uint8))
     joined = np.packbits(np.concatenate(parts), bitorder="little")
-    return pa.py_buffer(joined), starts + _padded(lengths)
+    return pa.py_buffer(joined), starts + _pad_lengths(lengths)
 
 
 # --- one key ------------------------------------------------------------------------

@@ -208,7 +208,7 @@ class Postings:
         self._widths = [int(WIDTHS[code]) for code in codes]
         expected = 1 + blocks * (12 if blocks > 1 else 4) + documents * sum(self._widths)
         if widths >> 6 or expected != len(data) or (not codes[0] and documents > blocks):
-            self._fail(f"{len(data)} bytes with widths {widths:#x}, expected {expected}")
+            self._fail(f"expected {expected} bytes with widths {widths:#x}, found {len(data)}")
         self._blocks = blocks
         self._saturation: tuple[float, float, F64S] = 0.0, 0.0, np.empty(0)
 
@@ -224,7 +224,7 @@ class Postings:
         """
         known_base, known_slope, known = self._saturation
         if known_slope != slope or known_base != base:
-            known = self._saturated(base, slope, slice(None))
+            known = self._saturate(base, slope, slice(None))
             self._saturation = base, slope, known
         return known
 
@@ -233,9 +233,9 @@ class Postings:
         known_base, known_slope, known = self._saturation
         if known_slope == slope and known_base == base:
             return known[places]
-        return self._saturated(base, slope, places)
+        return self._saturate(base, slope, places)
 
-    def _saturated(self, base: float, slope: float, places: I64S | slice) -> F64S:
+    def _saturate(self, base: float, slope: float, places: I64S | slice) -> F64S:
         damping: F64S = np.multiply(self.lengths[places], slope, dtype=np.float64)
         damping += base
         if self.frequencies is None:

@@ -101,7 +101,7 @@ def _nested_name(data_type: pa.DataType) -> str:
     if types.is_map(data_type):
         return f"map<{type_name(data_type.key_type)}, {type_name(data_type.item_type)}>"
     if types.is_struct(data_type):
-        fields = (f"{_quoted(field.name)}: {type_name(field.type)}" for field in data_type)
+        fields = (f"{_quote(field.name)}: {type_name(field.type)}" for field in data_type)
         return f"struct<{', '.join(fields)}>"
     raise InvalidInputError(
         f"{data_type} is not a column type", hint="See the list of types in the docs"
@@ -199,9 +199,9 @@ def _canonical(text: str) -> str:
 def _canonical_field(part: str) -> str:
     match = FIELD.fullmatch(part)
     if match is not None:
-        return f"{_quoted(match[1])}: {_canonical(match[2])}"
+        return f"{_quote(match[1])}: {_canonical(match[2])}"
     name, end = _decoded(part)
-    return f"{_quoted(name)}: {_canonical(part[end:].lstrip(': '))}" if end else part
+    return f"{_quote(name)}: {_canonical(part[end:].lstrip(': '))}" if end else part
 
 
 def _decoded(part: str) -> tuple[str, int]:
@@ -226,7 +226,7 @@ def _split(text: str, commas: tuple[str, ...] = (", ",)) -> list[str]:
     return parts
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return json.dumps(name, ensure_ascii=False)
 
 
@@ -282,7 +282,7 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
         """Return the first version of a schema; InvalidInputError names what cannot be."""
         columns = _checked_columns(arrow_schema, key)
         others = [(name, typed) for name, typed in columns.items() if name != key]
-        return cls(1, Field(0, key, columns[key]), _numbered(others, 1))
+        return cls(1, Field(0, key, columns[key]), _number_fields(others, 1))
 
     def grown(self, wanted: pa.Schema) -> "Schema":
         """Return the next version, with columns added or numbers widened; self if the same.
@@ -298,7 +298,7 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
         if not added and kept == (self.key, *self.fields):
             return self
         next_number = max(field.number for field in kept) + 1
-        return Schema(self.id + 1, kept[0], kept[1:] + _numbered(added, next_number))
+        return Schema(self.id + 1, kept[0], kept[1:] + _number_fields(added, next_number))
 
     def arrow(self) -> pa.Schema:
         """Return the Arrow schema: the key column, then the others in their order."""
@@ -450,7 +450,7 @@ def _struct_problem(data_type: pa.DataType, depth: int) -> str:
     return next((problem for problem in problems if problem), "")
 
 
-def _numbered(columns: Sequence[tuple[str, str]], first: int) -> tuple[Field, ...]:
+def _number_fields(columns: Sequence[tuple[str, str]], first: int) -> tuple[Field, ...]:
     return tuple(Field(n, name, typed) for n, (name, typed) in enumerate(columns, first))
 
 

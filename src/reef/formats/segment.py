@@ -595,7 +595,7 @@ def _decode_footer(tail: bytes, base: int, name: str) -> tuple[Footer, int]:
         raise corrupt(name, base, f"{len(tail)} bytes are too few for a segment's tail")
     length, expected, magic = END.unpack(tail[-END.size :])
     if magic != MAGIC:
-        raise corrupt(name, base + len(tail) - 8, f"magic is {magic!r}, expected {MAGIC!r}")
+        raise corrupt(name, base + len(tail) - 8, f"expected magic {MAGIC!r}, found {magic!r}")
     start = len(tail) - END.size - length
     if start < 0:
         raise corrupt(name, base, f"a footer of {length} bytes does not fit")

@@ -90,7 +90,9 @@ class TextIndexBuilder:
                 f"text index: rows from {first_ordinal} on after {self._rows} rows"
             )
         if column.type != pa.string():
-            raise InvalidInputError(f"text index: column of type {column.type}, expected string")
+            raise InvalidInputError(
+                f"text index: expected a column of type string, found {column.type}"
+            )
         if column.nbytes > 2 * PENDING_BYTES and len(column) > 1:
             half = len(column) // 2
             self.add(first_ordinal, column[:half], valid[:half])
@@ -164,7 +166,7 @@ class TextIndexBuilder:
         places = np.empty(len(terms), np.uint64)
         places[[self._terms[term] for term in terms]] = np.arange(len(terms), dtype=np.uint64)
         chunks, self._chunks = self._chunks, []
-        chunk = _concatenated(chunks, positions=self._options.positions)
+        chunk = _concat_chunks(chunks, positions=self._options.positions)
         order = places[chunk.ids] << np.uint64(32)
         order |= np.arange(len(order), dtype=np.uint64)
         order.sort()
@@ -188,7 +190,7 @@ def _join_adjacent(pending: list[tuple[int, pa.Array]]) -> list[tuple[int, pa.Ar
     return [(first, pa.concat_arrays(columns)) for first, columns in joined]
 
 
-def _concatenated(chunks: list[_Chunk], *, positions: bool) -> _Chunk:
+def _concat_chunks(chunks: list[_Chunk], *, positions: bool) -> _Chunk:
     empty = np.empty(0, np.uint32)
     return _Chunk(
         np.concatenate([empty, *(chunk.ids for chunk in chunks)]),
@@ -458,7 +460,7 @@ class TextDirectory:
 
     def _check(self, data: Buffer, length: int, checksum: int, offset: int) -> None:
         if len(data) != length:
-            raise corrupt(self.name, offset, f"{length} bytes expected, {len(data)} were read")
+            raise corrupt(self.name, offset, f"expected {length} bytes, found {len(data)}")
         if crc32c(data) != checksum:
             raise corrupt(self.name, offset, f"checksum of {length} bytes does not match")
 

@@ -129,8 +129,8 @@ def stem(word: str) -> str:
     y_first = word[0] == "y"  # a consonant at the beginning of a word
     word = "Y" + word[1:] if y_first else word
     word = _final_y(_past(_plural(word)))
-    word = _replaced(word, _SUFFIX_2, _STEP_2)
-    word = _replaced(word, _SUFFIX_3, _STEP_3)
+    word = _replace_suffix(word, _SUFFIX_2, _STEP_2)
+    word = _replace_suffix(word, _SUFFIX_3, _STEP_3)
     word = _final_e(_residue(word))
     return "y" + word[1:] if y_first else word
 
@@ -147,11 +147,11 @@ def _past(word: str) -> str:
     for suffix in ("ed", "ing"):
         if word.endswith(suffix):
             rest = word[: -len(suffix)]
-            return _restored(rest) if _HAS_VOWEL.match(rest) else word
+            return _restore_ending(rest) if _HAS_VOWEL.match(rest) else word
     return word
 
 
-def _restored(word: str) -> str:
+def _restore_ending(word: str) -> str:
     """Return a word from which -ed or -ing was cut as it is spelled without them."""
     if word.endswith(("at", "bl", "iz")):
         return word + "e"
@@ -164,7 +164,7 @@ def _final_y(word: str) -> str:
     return word[:-1] + "i" if word[-1] == "y" and _HAS_VOWEL.match(word[:-1]) else word
 
 
-def _replaced(word: str, pattern: re.Pattern[str], replacements: dict[str, str]) -> str:
+def _replace_suffix(word: str, pattern: re.Pattern[str], replacements: dict[str, str]) -> str:
     match = pattern.match(word)
     if match and _ONE_OR_MORE.match(match[1]):
         return match[1] + replacements[match[2]]
@@ -211,9 +211,9 @@ class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         except msgspec.ValidationError as error:
             raise _invalid(f"{error}; options are {', '.join(cls.__struct_fields__)}") from error
         if parsed.language not in LANGUAGES:
-            raise _invalid(f"language is {parsed.language!r}, expected one of {LANGUAGES}")
+            raise _invalid(f"language: expected one of {LANGUAGES}, found {parsed.language!r}")
         if parsed.tokenizer not in TOKENIZERS:
-            raise _invalid(f"tokenizer is {parsed.tokenizer!r}, expected one of {TOKENIZERS}")
+            raise _invalid(f"tokenizer: expected one of {TOKENIZERS}, found {parsed.tokenizer!r}")
         if not parsed.language and (parsed.stemming or parsed.stop_words):
             raise _invalid("stemming and stop words need a language, got none")
         return parsed
@@ -280,16 +280,16 @@ class Analyzer:
 
     def query(self, text: str) -> TextQuery:
         """Parse a query: words, and phrases in double quotes, which a result has to contain."""
-        terms = [term for term, _ in self._placed(text.replace('"', " "))]
+        terms = [term for term, _ in self._place_terms(text.replace('"', " "))]
         if len(set(terms)) > QUERY_TERMS_MAX:
             raise InvalidInputError(
                 f"text query has {len(set(terms))} distinct terms, at most {QUERY_TERMS_MAX}"
             )
-        quoted = [self._placed(phrase) for phrase in QUOTED.findall(text)]
+        quoted = [self._place_terms(phrase) for phrase in QUOTED.findall(text)]
         phrases = tuple(dict.fromkeys(_phrase(placed) for placed in quoted if placed))
         return TextQuery(dict(Counter(terms)), phrases)
 
-    def _placed(self, text: str) -> list[tuple[str, int]]:
+    def _place_terms(self, text: str) -> list[tuple[str, int]]:
         """Return the terms of a text with their positions."""
         words = split_text(text, self.options.tokenizer)
         terms = ((self.term(word), position) for position, word in enumerate(words))
@@ -330,7 +330,7 @@ def split_text(text: str, tokenizer: str = "unicode") -> list[str]:
     >>> split_text("Ｒｅｅｆ: object-storage 東京")
     ['reef', 'object', 'storage', '東', '京']
     """
-    folded, classes = _folded(text), _class_bytes(tokenizer)
+    folded, classes = _fold_case(text), _class_bytes(tokenizer)
     words: list[str] = []
     start = -1
     for place, character in enumerate(folded):
@@ -355,13 +355,13 @@ def _characters(column: pa.Array) -> tuple[Characters, npt.NDArray[np.int64]]:
     raw = raw[offsets[0] : offsets[-1]]
     if not len(raw) or raw.max() < 0x80:
         return _ascii_folds()[raw], (offsets - offsets[0]).astype(np.int64)
-    texts = [_folded(text) for text in column.to_pylist()]
+    texts = [_fold_case(text) for text in column.to_pylist()]
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
     joined = "".join(texts).encode("utf-32-le")
     return np.frombuffer(joined, np.uint32), np.concatenate(([0], np.cumsum(lengths)))
 
 
-def _folded(text: str) -> str:
+def _fold_case(text: str) -> str:
     if text.isascii():
         return text.lower()
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())

@@ -117,7 +117,7 @@ def decode_centroids(data: Buffer, name: str) -> CentroidSet:
         raise corrupt(name, 0, f"{len(data)} bytes are too few for centroids")
     magic, version, expected = HEAD.unpack_from(data)
     if magic != MAGIC:
-        raise corrupt(name, 0, f"magic is {magic!r}, expected {MAGIC!r}")
+        raise corrupt(name, 0, f"expected magic {MAGIC!r}, found {magic!r}")
     if crc32c(bytes(data[HEAD.size :])) != expected:
         raise corrupt(name, HEAD.size, "checksum of the centroids does not match")
     if version > VERSION:
@@ -171,8 +171,7 @@ def _kmeans(sample: Floats, lists: int, rng: np.random.Generator) -> Floats:
 
 
 def neighbours_first(centroids: Floats) -> Places:
-    """Return an order in which near centroids follow each other: halves along their main axis,
-    and these again."""
+    """Order centroids so that near ones are adjacent: halves along their main axis, recursively."""
     order: list[Places] = []
     pending = [np.arange(len(centroids))]
     while pending:
@@ -260,7 +259,7 @@ def vectors_in_lists(column: pa.Array, metric: str) -> tuple[Floats, npt.NDArray
 
 def normalized(vectors: npt.NDArray[Any]) -> Floats:
     """Return vectors of length 1; those of length 0 stay."""
-    scaled = _scaled(vectors.astype(np.float64))
+    scaled = _scale(vectors.astype(np.float64))
     lengths = np.linalg.norm(scaled, axis=-1, keepdims=True)
     unit: Floats = (scaled / np.where(lengths > 0, lengths, 1)).astype(np.float32)
     return unit
@@ -279,7 +278,7 @@ def distances(
             return _lengths(exact - target)
         if metric == "dot":
             return np.asarray(-(exact @ target))
-        exact, target = _scaled(exact), _scaled(target)
+        exact, target = _scale(exact), _scale(target)
         lengths = np.linalg.norm(exact, axis=1) * np.linalg.norm(target)
         return np.asarray(1 - exact @ target / lengths)
 
@@ -296,7 +295,7 @@ def _lengths(vectors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return lengths
 
 
-def _scaled(vectors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _scale(vectors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return vectors of the same directions, whose squares neither overflow nor vanish."""
     largest = np.abs(vectors).max(axis=-1, keepdims=True, initial=0)
     extreme = (largest > 0) & ((largest > 1e100) | (largest < 1e-100))
@@ -439,7 +438,7 @@ class VectorDirectory:
         except (*UNDECODABLE, ValueError) as error:
             raise corrupt(name, offset, f"not a vector directory: {error}") from error
         if not len(low) == len(scale) == head.dimensions or head.metric not in METRICS:
-            raise corrupt(name, offset, f"{len(low)} dimensions, expected {head.dimensions}")
+            raise corrupt(name, offset, f"expected {head.dimensions} dimensions, found {len(low)}")
         sizes = np.where(counts > 0, CRC_BYTES + counts * (8 + head.dimensions), 0)
         return cls(name, head.metric, counts, np.cumsum(sizes), low, scale)
 

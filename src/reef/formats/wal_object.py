@@ -234,7 +234,7 @@ def _check_whole(data: bytes, name: str) -> int:
         raise corrupt(name, len(data) - FOOTER.size, "checksum of the object does not match")
     magic, version, zero = HEAD.unpack(data[: HEAD.size])
     if magic != MAGIC:
-        raise corrupt(name, 0, f"magic is {magic!r}, expected {MAGIC!r}")
+        raise corrupt(name, 0, f"expected magic {MAGIC!r}, found {magic!r}")
     if version > VERSION:
         raise unsupported(name, "WAL object", version, VERSION)
     if version == 0 or zero:
@@ -445,7 +445,7 @@ def concat_ops(given: Sequence[AnyOps], schema: Schema) -> AnyOps:
 def concat_or_none(
     parts: Sequence[tuple[int, pa.Array | None]], data_type: pa.DataType
 ) -> pa.Array | None:
-    """Return arrays of these lengths in a row, null where there is none; None if all lack it."""
+    """Concatenate arrays of these lengths, with nulls for missing ones; None if all are missing."""
     if all(array is None for _, array in parts):
         return None
     return pa.concat_arrays(

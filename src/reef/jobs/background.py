@@ -89,7 +89,7 @@ def start_background(db: Database, writer: Writer, settings: BackgroundSettings)
 
 
 class Background:
-    """Works for one writer, which it does not keep alive."""
+    """Background work of one writer; holds a weak reference to it."""
 
     def __init__(self, db: Database, writer: Writer, settings: BackgroundSettings) -> None:
         runtime: Runtime = db.store.runtime
@@ -223,7 +223,7 @@ class Background:
     def _fold_memory(self) -> FoldReport | None:
         """Fold from the writer's memory; None if it differs from the head."""
         for _ in range(2):
-            cut = self._cut()
+            cut = self._take_cut()
             folded = cut and fold_memory(self._fold_db, self.namespace, cut, self._memory.folded)
             if folded:
                 report, head = folded
@@ -232,7 +232,7 @@ class Background:
             self._refresh_writer()
         return None
 
-    def _cut(self) -> TailCut | None:
+    def _take_cut(self) -> TailCut | None:
         writer = self._writer()
         return None if writer is None else writer._committer.cut()
 

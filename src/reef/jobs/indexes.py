@@ -127,7 +127,7 @@ class IndexPlanner:
     def __call__(
         self, segments: Sequence[SegmentEntry], settings: CompactSettings
     ) -> CompactPlan | None:
-        """Return the rewrite of one segment; None if all have their indexes."""
+        """Plan the rewrite of one segment; None if all have their indexes."""
         for entry in segments:
             if entry.id not in self._lacking:
                 self._lacking[entry.id] = self._lacks(entry)

@@ -191,7 +191,7 @@ def _check_segment(
     known = codec if info.codec == codec.id else None
     if info.sealed:
         _check_sealed(file, info, checked, report)
-        segment: LogSegment = _sealed(file, info, codec)
+        segment: LogSegment = _sealed_segment(file, info, codec)
     else:
         offsets = _check_tail(file, info, known, checked, report)
         segment = TailSegment(info, file, codec, offsets, checked.data_bytes)
@@ -263,7 +263,7 @@ def _report_lost(info: SegmentInfo, count: int, report: LogReport) -> None:
     report.problems += [LogProblem(info.name, message) for message in lost_entries(info, count)]
 
 
-def _sealed(file: File, info: SegmentInfo, codec: EntryCodec) -> SealedSegment:
+def _sealed_segment(file: File, info: SegmentInfo, codec: EntryCodec) -> SealedSegment:
     return SealedSegment(info, file, codec, index_count(file, info))
 
 
@@ -294,7 +294,7 @@ def dump_entries(
 
 def _dump_segment(file: File, info: SegmentInfo, codec: EntryCodec) -> Iterator[LogEntry]:
     if info.sealed:
-        yield from _sealed(file, info, codec).entries(info.min_index, info.max_index)
+        yield from _sealed_segment(file, info, codec).entries(info.min_index, info.max_index)
         return
     kept, scan = recover(file, info, codec)
     tail = TailSegment(info, file, codec, kept.offsets, kept.end)

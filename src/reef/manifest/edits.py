@@ -463,7 +463,7 @@ def set_cursor(
     if known is not None and known.lsn == lsn:
         return None
     if (known.lsn if known is not None else None) != before:
-        raise _moved(name, known)
+        raise _moved_cursor_error(name, known)
     if head.wal_floor <= lsn + 1:
         generation = head.generation + 1
     elif is_retained(head, start):
@@ -484,14 +484,14 @@ def is_retained(head: Manifest, start: Manifest) -> bool:
 
 
 def drop_cursor(head: Manifest, name: str) -> Manifest | None:
-    """Remove a cursor; None if there is none."""
+    """Remove a cursor; None if it does not exist."""
     if name not in head.cursors:
         return None
     left = {other: entry for other, entry in head.cursors.items() if other != name}
     return msgspec.structs.replace(head, cursors=left)
 
 
-def _moved(name: str, known: CursorEntry | None) -> ConflictError | NotFoundError:
+def _moved_cursor_error(name: str, known: CursorEntry | None) -> ConflictError | NotFoundError:
     if known is None:
         return NotFoundError(f"the cursor {name!r} was dropped", hint="Register it again")
     return ConflictError(
@@ -502,7 +502,7 @@ def _moved(name: str, known: CursorEntry | None) -> ConflictError | NotFoundErro
 
 
 def add_index(manifest: Manifest, spec: IndexSpec) -> Manifest | None:
-    """Add an index; None if it is there already, ConflictError if it has other options."""
+    """Add an index; None if it exists, ConflictError if it exists with other options."""
     for known in manifest.indexes:
         if (known.kind, known.column) == (spec.kind, spec.column):
             if known.options == spec.options:

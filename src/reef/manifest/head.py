@@ -4,7 +4,7 @@ Cold: LIST, then GET the last. Warm: probe the next generation. A probe that mis
 change" only while the cached head is fresh: after half a grace the generations behind it may have
 been published and swept, and every later probe would miss as well (H47).
 
-A damaged manifest with an intact one after it is skipped: a repair publishes such a one. A damaged
+A damaged manifest with an intact one after it, which a repair has published, is skipped. A damaged
 *newest* manifest is an error, because the one before it may name deleted objects, and its epoch
 and dedup window are out of date (H18). So a writer has no fallback: `repair` decides. Only a
 reader may use the newest intact one; `ManifestHead.damage` then has the error.
@@ -325,7 +325,7 @@ def newest_incarnation(store: Store, name: str) -> Namespace:
     """Return the newest incarnation that still has objects, whatever the state of its manifests.
 
     For jobs that search for damage: its record, its manifests or both may be lost. One LIST for
-    each incarnation of which objects are left.
+    each incarnation that still has objects.
     """
     names = home_of(store, name)
     numbers = [1, *_recorded_incarnations(store, names), *_stored_incarnations(store, names)]

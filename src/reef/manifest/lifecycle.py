@@ -223,7 +223,7 @@ def announce(manifest: Manifest, rename: Rename) -> Manifest:
 
 
 def withdraw(manifest: Manifest, rename_id: str) -> Manifest | None:
-    """Withdraw a rename; None if it is not announced any more."""
+    """Withdraw a rename; None if it is no longer announced."""
     if manifest.renaming is None or manifest.renaming.id != rename_id:
         return None
     return msgspec.structs.replace(manifest, renaming=None)

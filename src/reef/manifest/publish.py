@@ -145,7 +145,7 @@ class Publisher:
         return self._prove(following)
 
     def _prove(self, following: Manifest) -> Manifest | None:
-        """Return the head if its chain has this publish, None if it has another in its place.
+        """Return the head if this publish is in its chain; None if another took its place.
 
         Only `recent` of the current head decides: the object under the generation's name may
         have been collected meanwhile, and the name used again.
@@ -192,7 +192,7 @@ class Publisher:
         key = self._namespace.segment(segment.id, segment.home)
         found = self._store.head(key).size
         if found != segment.size:
-            raise InternalError(f"object {key} has {found} bytes, expected {segment.size}")
+            raise InternalError(f"object {key}: expected {segment.size} bytes, found {found}")
 
     def _back_off(self, loss: int) -> None:
         ceiling_s = min(self._policy.first_delay_s * 2**loss, self._policy.delay_max_s)

@@ -1,9 +1,8 @@
 """Edits by a repair: pure functions, like all edits.
 
 A repair moves no field backwards. If the newest manifest cannot be read, its fields are bounded
-by other evidence: every generation raises an epoch by one at most, and the fences in the log have
-theirs; the floor is the beginning of the log that is left; the last LSN seen is the last one
-listed.
+by other evidence: every generation raises an epoch by one at most, and fences in the log record
+epochs; the floor is where the remaining log begins; the last LSN seen is the last one listed.
 
 A chain that restarts from an older generation merges the fields of all readable generations, each
 in the safe direction (H70):
@@ -125,11 +124,11 @@ def restart_after(base: Manifest, restart: Restart, write_id: str, now_ms: int) 
             base.skipped_generations, range(base.generation + 1, generation)
         ),
     )
-    after = _carried(after, restart)
+    after = _carry_fields(after, restart)
     return after if restart.rebuilt is None else _with_state(after, restart.rebuilt)
 
 
-def _carried(manifest: Manifest, restart: Restart) -> Manifest:
+def _carry_fields(manifest: Manifest, restart: Restart) -> Manifest:
     """Merge the fields of other readable generations (H70)."""
     known = (*restart.known, manifest)
     oldest = max(restart.oldest_retained, *(m.oldest_retained for m in known))

@@ -142,7 +142,7 @@ class Needs:
         self.kept_logs.append((manifest.wal_floor - 1, last_lsn))
 
     def keep_everything(self) -> None:
-        """Note that there is a branch, and that it is unknown which objects it needs."""
+        """Keep every object: a branch exists, and what it needs is unknown."""
         self.is_unknown, self.wal_floor = True, 0
 
     def add_log(self, manifest: Manifest) -> None:

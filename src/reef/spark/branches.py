@@ -73,7 +73,7 @@ def diff(
     check_running(spark)
     store = TableLocation(str(url), Namespace(a), store_options).open()
     (ref_a, lease_a), (ref_b, lease_b) = (
-        _pinned(store, *one, lease_s) for one in ((a, a_at), (b, b_at))
+        _pin_point(store, *one, lease_s) for one in ((a, a_at), (b, b_at))
     )
     side_a, side_b = ref_a.open(), ref_b.open()
     ranges = split(side_a, side_b, executor(spark))
@@ -85,7 +85,7 @@ def diff(
     return rows.mapInArrow(_comparing(schema), schema)
 
 
-def _pinned(store: Store, name: str, at: Any, lease_s: float) -> tuple[SideRef, SharedLease]:
+def _pin_point(store: Store, name: str, at: Any, lease_s: float) -> tuple[SideRef, SharedLease]:
     target = ReadTarget() if at is None else read_target(at)
     pin = take_pin(store, locate(store, name), target, lease_s)
     now_ms = int(store.runtime.wall_s() * 1000)

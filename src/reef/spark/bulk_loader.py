@@ -138,8 +138,8 @@ def bulk_load(
     if idempotency_key is not None:
         receipt = find_commit(db, namespace, idempotency_key)
         if receipt is not None:
-            return _replayed(receipt)
-    with _kept(df, persist):
+            return _replayed_report(receipt)
+    with _keep_rows(df, persist):
         with load.stage("check"):
             check = check_load(
                 db,
@@ -176,7 +176,7 @@ def bulk_load(
 
 
 @contextmanager
-def _kept(df: Any, persist: bool) -> Iterator[None]:
+def _keep_rows(df: Any, persist: bool) -> Iterator[None]:
     """Let Spark keep the rows until the block ends, unless it keeps them already."""
     level = df.storageLevel
     if not persist or level.useMemory or level.useDisk:
@@ -332,7 +332,7 @@ def _report(
     )
 
 
-def _replayed(receipt: Receipt) -> BulkLoadReport:
+def _replayed_report(receipt: Receipt) -> BulkLoadReport:
     return BulkLoadReport(
         receipt.namespace, "", _lsn_of(receipt), True, receipt.ops, 0, 0, 0, 0, 1.0, 0
     )

@@ -210,7 +210,7 @@ class ChangeOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> "ChangeOptions | None":
-        """Parse options; None if they read rows. InvalidInputError names a wrong one."""
+        """Parse options; None if they read rows. InvalidInputError names an invalid option."""
         given = {name.lower(): value for name, value in options.items()}
         if not _flag(given, "readChanges".lower()):
             return None
@@ -299,13 +299,13 @@ def _names(given: Mapping[str, str]) -> tuple[str, ...] | None:
 
 def _bound(given: Mapping[str, str], name: str) -> bytes | str | None:
     digits = _one_of(given, name, f"{name}Hex")
-    return given.get(name) if digits is None else _unhexed(f"{name}Hex", digits)
+    return given.get(name) if digits is None else _decode_hex(f"{name}Hex", digits)
 
 
 def _keys(given: Mapping[str, str]) -> tuple[bytes | str, ...] | None:
     digits = _one_of(given, "keys", "keysHex")
     if digits is not None:
-        return tuple(_unhexed("keysHex", item) for item in _texts("keysHex", digits))
+        return tuple(_decode_hex("keysHex", item) for item in _texts("keysHex", digits))
     return _texts("keys", given["keys"]) if "keys" in given else None
 
 
@@ -316,7 +316,7 @@ def _one_of(given: Mapping[str, str], name: str, other: str) -> str | None:
     return given.get(other)
 
 
-def _unhexed(name: str, digits: str) -> bytes:
+def _decode_hex(name: str, digits: str) -> bytes:
     try:
         return bytes.fromhex(digits)
     except ValueError:

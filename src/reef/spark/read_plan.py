@@ -195,7 +195,7 @@ def share_of(
         if len(groups) or tombstones:
             entries.append(piece.entry)
             if with_tails:
-                tails[piece.entry.id] = _trimmed(piece.tail, groups, tombstones)
+                tails[piece.entry.id] = _trim_tail(piece.tail, groups, tombstones)
     loaded = {entry.id for entry in ingested}
     if memory is not None:
         memory = memory._replace(ingested=tuple(e for e in entries if e.id in loaded))
@@ -207,7 +207,7 @@ EVERY_KEY = KeyFilter(b"\xff" * BLOCK_BYTES)
 """Matches every key: scans do not use the filter."""
 
 
-def _trimmed(tail: SegmentTail, groups: Any, tombstones: Sequence[Any]) -> SegmentTail:
+def _trim_tail(tail: SegmentTail, groups: Any, tombstones: Sequence[Any]) -> SegmentTail:
     """Return a tail with some of its groups."""
     footer = msgspec.structs.replace(tail.footer, ancestors=(), siblings=())
     return SegmentTail(tail.name, footer, tail.index.only(groups), EVERY_KEY, tombstones)

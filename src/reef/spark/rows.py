@@ -112,7 +112,7 @@ class RowsPlan:
         for kind, part, places in self._split(rest, ops):
             found = self._of_kind(part, kind)
             if self.order is not None:
-                order = _taken(rows.column(self.order.name), places)
+                order = _take(rows.column(self.order.name), places)
                 fitted = fit_column(order, self.order)
                 found = found.with_fields({**found.fields, self.order.number: fitted})
             parts.append(found)
@@ -198,7 +198,7 @@ class RowsPlan:
         problems += self._operator_problems(given)
         problems += [
             InvalidInputError(
-                f"column {field.name}: {field.type} expected, the DataFrame has "
+                f"column {field.name}: expected {field.type}, the DataFrame has "
                 f"{given.field(field.name).type}",
                 hint="Cast it, or change the namespace's column with db.alter",
                 column=field.name,
@@ -208,7 +208,7 @@ class RowsPlan:
         ]
         if OP in given.names and kind_of(given.field(OP).type) != "text":
             problems.append(
-                InvalidInputError(f"column {OP}: text expected, got {given.field(OP).type}")
+                InvalidInputError(f"column {OP}: expected text, got {given.field(OP).type}")
             )
         raise_all(problems)
 
@@ -225,7 +225,7 @@ def _key_problems(given: pa.Schema, key: str) -> list[InvalidInputError]:
 
 
 def raise_all(problems: Sequence[InvalidInputError]) -> None:
-    """Raise all problems as one error, if there are any; a single one is raised as it is."""
+    """Raise all problems as one error; a single problem is raised unchanged."""
     if not problems:
         return
     if len(problems) == 1:
@@ -260,7 +260,7 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def _taken(column: pa.ChunkedArray, places: pa.Array | None) -> pa.Array:
+def _take(column: pa.ChunkedArray, places: pa.Array | None) -> pa.Array:
     return _whole(column if places is None else column.take(places))
 
 
@@ -368,13 +368,13 @@ class RowSorter:
                 size += bytes_of(piece)
                 if size >= self.sort_bytes:
                     path = os.path.join(folder, f"{len(runs)}.arrow")
-                    runs.append(_SortedRun.write(path, self._deduplicated(gathered)))
+                    runs.append(_SortedRun.write(path, self._deduplicate(gathered)))
                     gathered, size = [], 0
             self.spilled = len(runs)
-            last = self._deduplicated(gathered) if gathered else None
-            yield from self._merged(runs, last)
+            last = self._deduplicate(gathered) if gathered else None
+            yield from self._merge_sorted(runs, last)
 
-    def _merged(self, runs: "list[_SortedRun]", last: Versions | None) -> Iterator[Versions]:
+    def _merge_sorted(self, runs: "list[_SortedRun]", last: Versions | None) -> Iterator[Versions]:
         if not runs:
             if last is not None:
                 yield self._drop_order_column(last)
@@ -384,9 +384,9 @@ class RowSorter:
     def merge(self, runs: Sequence[Cursor]) -> Iterator[Versions]:
         """Yield the rows of sorted runs by key, each key once."""
         for parts in merged(list(runs), reverse=False):
-            yield self._drop_order_column(self._deduplicated(parts))
+            yield self._drop_order_column(self._deduplicate(parts))
 
-    def _deduplicated(self, parts: list[Versions]) -> Versions:
+    def _deduplicate(self, parts: list[Versions]) -> Versions:
         """Return rows by key, each key once."""
         rows = concat_versions(
             [part for part in parts if len(part)] or parts[:1], self.plan.ordered
@@ -408,7 +408,7 @@ class RowSorter:
             return rows
         undecided = np.flatnonzero(rows.seqs == UNDECIDED)
         if len(undecided):
-            raise _undecided(rows, int(undecided[0]))
+            raise _undecided_error(rows, int(undecided[0]))
         number = self.plan.order.number
         return rows.with_fields({n: a for n, a in rows.fields.items() if n != number})
 
@@ -440,7 +440,7 @@ def _with_combined_merges(rows: Versions, same: npt.NDArray[np.bool_], schema: S
     repeats = np.append(same, False) | np.append(False, same)
     wrong = np.flatnonzero(repeats & (rows.kinds != OpKind.MERGE))
     if len(wrong):
-        raise _repeated(rows, int(wrong[0]), int(same.sum()))
+        raise _repeated_key_error(rows, int(wrong[0]), int(same.sum()))
     merges = rows.take(np.flatnonzero(repeats).astype(np.int64))
     if merges.expires_at_ms is not None:
         expiry = merges.expires_at_ms.fill_null(2**63 - 1).to_numpy()
@@ -450,7 +450,7 @@ def _with_combined_merges(rows: Versions, same: npt.NDArray[np.bool_], schema: S
     return combined.take(sorted_places(combined.keys))
 
 
-def _repeated(rows: Versions, place: int, count: int) -> InvalidInputError:
+def _repeated_key_error(rows: Versions, place: int, count: int) -> InvalidInputError:
     key = KeysInOrder(rows.keys)[place]
     return InvalidInputError(
         f"the key {key!r} comes more than once; {count} rows repeat the key of another row",
@@ -460,7 +460,7 @@ def _repeated(rows: Versions, place: int, count: int) -> InvalidInputError:
     )
 
 
-def _undecided(rows: Versions, place: int) -> InvalidInputError:
+def _undecided_error(rows: Versions, place: int) -> InvalidInputError:
     key = KeysInOrder(rows.keys)[place]
     return InvalidInputError(
         f"two rows of the key {key!r} have the same place in the order column",

@@ -183,7 +183,7 @@ def start_session(master: str | None = None) -> Any:
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     try:
-        return _started(SparkSession.builder.appName("reef"), master)
+        return _start_session(SparkSession.builder.appName("reef"), master)
     except Exception as error:  # of Spark, of its gateway to Java, or a missing program
         cause = str(error).strip().split("\n")[0]
         raise UnavailableError(
@@ -192,7 +192,7 @@ def start_session(master: str | None = None) -> Any:
         ) from error
 
 
-def _started(builder: Any, master: str | None) -> Any:
+def _start_session(builder: Any, master: str | None) -> Any:
     if master is not None and master.startswith("sc://"):
         return builder.remote(master).getOrCreate()
     builder = builder.master(master or "local[*]")

@@ -167,7 +167,7 @@ class ReefReader(DataSourceReader):
         self._reading = reading
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without the log, of which each share has its own part.
+        """Pickle without the log: each share has its own part of it.
 
         A copy that has to plan replays the log again.
         """

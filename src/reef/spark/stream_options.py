@@ -152,7 +152,7 @@ class StreamSourceOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> "StreamSourceOptions | None":
-        """Parse options; None if they are those of a batch. InvalidInputError names a wrong one."""
+        """Parse options; None if they are a batch's. InvalidInputError names an invalid option."""
         names = {name.lower() for name in options}
         if not any(name.lower() in names for name in STARTS):
             return None

@@ -199,7 +199,7 @@ class StagedUnder:
     part: StagedPart
 
 
-def _packed(pieces: Sequence[Versions]) -> bytes:
+def _pack_rows(pieces: Sequence[Versions]) -> bytes:
     """Return rows as Arrow streams them: buffers of exactly these rows."""
     tables = [to_table(piece) for piece in pieces if len(piece)]
     if not tables:
@@ -253,7 +253,7 @@ class ReefStreamWriter(DataSourceStreamArrowWriter):
             size += bytes_of(piece)
             if size > limit:
                 return self._stage(task, chain(kept, rows))
-        return StreamPartMessage(task.query, plan, _packed(kept))
+        return StreamPartMessage(task.query, plan, _pack_rows(kept))
 
     def _stage(self, task: "StreamTask", rows: Iterable[Versions]) -> StreamPartMessage:
         write = self._options.write
@@ -300,7 +300,7 @@ class ReefStreamWriter(DataSourceStreamArrowWriter):
         rows = RowSorter(plan).sorted(piece for part in parts for piece in part.pieces())
         batches = [batch_of(piece) for piece in rows]
         if self._overwrite:
-            batches = [_everything(plan.schema), *batches]
+            batches = [_delete_everything(plan.schema), *batches]
         appender = StreamAppender(db, self._options.write.location.namespace.name)
         appender.append(
             stream.name,
@@ -338,7 +338,7 @@ class ReefStreamWriter(DataSourceStreamArrowWriter):
         """Return the job that tasks have begun; begin one if no task has."""
         handles = [part.staged.job for part in parts if part.staged is not None]
         if handles:
-            return _resumed(handles)
+            return _resume_job(handles)
         write = self._options.write
         replace = KeyRange() if self._overwrite else None
         return BulkJob(db, write.location.namespace.name, replace=replace, **write.settings)
@@ -349,7 +349,7 @@ class ReefStreamWriter(DataSourceStreamArrowWriter):
         parts = [message for message in messages if isinstance(message, StreamPartMessage)]
         handles = [part.staged.job for part in parts if part.staged is not None]
         if handles:
-            _resumed(handles).abort()
+            _resume_job(handles).abort()
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,7 +389,7 @@ def received(messages: Sequence[WriterCommitMessage | None], kind: type[Message]
     return parts
 
 
-def _resumed(handles: Sequence[JobHandle]) -> BulkJob:
+def _resume_job(handles: Sequence[JobHandle]) -> BulkJob:
     """Continue the job on the driver; the leases of its tasks are released."""
     job = BulkJob.resume(handles[0])
     for handle in handles[1:]:
@@ -397,7 +397,7 @@ def _resumed(handles: Sequence[JobHandle]) -> BulkJob:
     return job
 
 
-def _everything(schema: Schema) -> Ops:
+def _delete_everything(schema: Schema) -> Ops:
     """Return the deletion of all rows, as a batch."""
     return Ops(
         pa.array([b""], pa.binary()),

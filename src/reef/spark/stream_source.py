@@ -344,7 +344,7 @@ class ChangeStream:
     def _advance_changes(self, at: StreamPosition, limits: BatchLimits) -> StreamPosition:
         lsn = at.lsn or 0
         until = NONE if self.until is None else self.until
-        log = self._followed(lsn)
+        log = self._follow_log(lsn)
         if lsn >= until or (log.last == lsn and not self._has_more(log)):
             return at
         left, first, is_first = limits, at.row, True
@@ -396,7 +396,7 @@ class ChangeStream:
 
     def _change_partitions(self, start: StreamPosition, end: StreamPosition) -> list[StreamPart]:
         first, last = start.lsn or 0, end.lsn or 0
-        log = self._followed(first)
+        log = self._follow_log(first)
         entries = [*log.after(first, last + (end.row > 0))]
 
         def parts_of_ingest(entry: FeedEntry) -> Iterator[ChangePart]:
@@ -506,7 +506,7 @@ class ChangeStream:
     def _history(self) -> History:
         return History(self._store, self._names, self._segments)
 
-    def _followed(self, lsn: int) -> FollowedLog:
+    def _follow_log(self, lsn: int) -> FollowedLog:
         """Return the log behind an LSN; followed from there, unless it is known already."""
         log = self._log
         if log is None or not log.first <= lsn <= log.last:
@@ -628,7 +628,7 @@ class ReefStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._committed: StreamPosition | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (self._options, self._target)
+        return _unpickle_reader, (self._options, self._target)
 
     @property
     def _changes(self) -> ChangeStream:
@@ -728,7 +728,7 @@ class ReefStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._stream.abandon(self._begun)
 
 
-def _unpickled(options: StreamSourceOptions, target: pa.Schema) -> ReefStreamReader:
+def _unpickle_reader(options: StreamSourceOptions, target: pa.Schema) -> ReefStreamReader:
     reader = ReefStreamReader.__new__(ReefStreamReader)
     reader._options, reader._target = options, target
     return reader

@@ -322,7 +322,7 @@ class ReefTable:
         if not isinstance(set, Mapping) or not set:
             raise _bad("update needs columns to set", 'Such as update("n > 5", {"n": "n + 1"})')
         if _are_texts(condition, *set.values()):
-            assignments = ", ".join(f"{_quoted(name)} = {value}" for name, value in set.items())
+            assignments = ", ".join(f"{_quote(name)} = {value}" for name, value in set.items())
             suffix = "" if condition is None else f" WHERE {condition}"
             self._run(lambda: self.spark.sql(f"UPDATE {self.name} SET {assignments}{suffix}"))
         else:
@@ -343,7 +343,7 @@ class ReefTable:
         `on` is a condition, or the name of a column that both sides have.
         """
         if isinstance(on, str) and on in source.columns:
-            on = f"{self.name}.{_quoted(on)} = {_quoted(source_alias)}.{_quoted(on)}"
+            on = f"{self.name}.{_quote(on)} = {_quote(source_alias)}.{_quote(on)}"
         return Merge(self, source.alias(source_alias), _column(on))
 
     def history(self, limit: int | None = None) -> Any:
@@ -501,5 +501,5 @@ def _are_texts(*values: Any) -> bool:
     return all(value is None or isinstance(value, str) for value in values)
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return f"`{name.replace('`', '``')}`"

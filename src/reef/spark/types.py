@@ -145,8 +145,7 @@ def to_spark(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
                 column=field.name,
             )
     arrays = [
-        _converted(batch.column(place), field.type, field.name)
-        for place, field in enumerate(target)
+        _convert(batch.column(place), field.type, field.name) for place, field in enumerate(target)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=target)
 
@@ -199,7 +198,7 @@ def _with_nulls(data_type: st.DataType) -> st.DataType:
     return data_type
 
 
-def _converted(array: pa.Array, target: pa.DataType, name: str) -> pa.Array:
+def _convert(array: pa.Array, target: pa.DataType, name: str) -> pa.Array:
     if array.type == target:
         return array
     try:

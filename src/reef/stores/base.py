@@ -285,7 +285,7 @@ def past_the_end(key: str, end: int, size: int) -> InvalidInputError:
 def short_read(key: str, found: int, expected: int) -> UnavailableError:
     """Return the error for a truncated response, which can be retried."""
     return UnavailableError(
-        f"object {key}: {found} of {expected} bytes received",
+        f"object {key}: expected {expected} bytes, received {found}",
         kind=ErrorKind.SHORT_READ,
         object=key,
     )

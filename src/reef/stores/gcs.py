@@ -30,6 +30,7 @@ from urllib.parse import quote
 from xml.sax.saxutils import escape
 
 from reef import paths
+from reef.config import bad_option
 from reef.errors import ErrorKind, InvalidInputError, NotFoundError, ReefError, UnavailableError
 from reef.runtime import REAL, Runtime
 from reef.stores.base import Capabilities, ObjectInfo, Part, check_range, past_the_end
@@ -38,7 +39,6 @@ from reef.stores.remote_http import (
     MIB,
     HttpSender,
     RemoteOptions,
-    bad_option,
     read_requests,
     reading,
 )
@@ -163,7 +163,7 @@ class GcsStore(RemoteStore):
             self._attributes = {"Storage-Class": options.storage_class}
 
     def _tag(self, meta: Any) -> str | None:
-        """The generation; None in listings, which do not have it."""
+        """The generation; None in listings, which omit it."""
         tag: str | None = meta["version"]
         return tag
 
@@ -223,7 +223,7 @@ def _may_gain(parts: Sequence[Part]) -> bool:
 
 def _cost(parts: Sequence[Part]) -> Mapping[str, tuple[int, int]]:
     """Return requests and bytes by kind, if every part that may be whole is."""
-    pieces = list(_grouped([None if _may_be_whole(part) else part for part in parts]))
+    pieces = list(_group_parts([None if _may_be_whole(part) else part for part in parts]))
     runs = [piece for piece in pieces if piece is not None]
     reads = [read_requests(run) for run in runs]
     sizes = [sum(len(part) for part in run if isinstance(part, bytes)) for run in runs]
@@ -257,7 +257,7 @@ def _compose_wholes(store: GcsStore, key: str, parts: Sequence[Part]) -> int | N
 def _find_wholes(store: GcsStore, parts: Sequence[Part]) -> list[_Piece]:
     infos: dict[str, ObjectInfo] = {}
     found: list[_Whole | Part] = [_find_whole(store, part, infos) for part in parts]
-    runs = _grouped([None if isinstance(one, _Whole) else one for one in found])
+    runs = _group_parts([None if isinstance(one, _Whole) else one for one in found])
     wholes = iter([one for one in found if isinstance(one, _Whole)])
     return [next(wholes) if run is None else run for run in runs]
 
@@ -282,7 +282,9 @@ class _JoinComposition:
         self._temporary: list[str] = []
 
     def run(self, key: str, pieces: Sequence[_Piece]) -> int:
-        wholes = [piece if isinstance(piece, _Whole) else self._uploaded(piece) for piece in pieces]
+        wholes = [
+            piece if isinstance(piece, _Whole) else self._upload_part(piece) for piece in pieces
+        ]
         while len(wholes) > SOURCES_MAX:
             batches = [wholes[at : at + SOURCES_MAX] for at in range(0, len(wholes), SOURCES_MAX)]
             wholes = [self._compose_batch(batch) for batch in batches]
@@ -292,7 +294,7 @@ class _JoinComposition:
         with suppress(ReefError):  # `abort_stale` removes the rest
             self._store.delete_many(self._temporary)
 
-    def _uploaded(self, run: Sequence[Part]) -> _Whole:
+    def _upload_part(self, run: Sequence[Part]) -> _Whole:
         name = self._new_name()
         return _Whole(name, None, self._store.upload(name, reading(self._store, run)))
 
@@ -358,7 +360,7 @@ def _may_be_whole(part: Part) -> bool:
     return part[1] == 0 and part[2] >= WHOLE_BYTES_MIN
 
 
-def _grouped(parts: Sequence[Part | None]) -> Iterator[list[Part] | None]:
+def _group_parts(parts: Sequence[Part | None]) -> Iterator[list[Part] | None]:
     """Yield None for each whole object, and the parts between two as one run."""
     run: list[Part] = []
     for part in parts:

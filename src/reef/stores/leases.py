@@ -117,7 +117,7 @@ class Lease(Generic[R]):
             else:
                 self._tag = self._overwrite(self._tag)
             if before.elapsed_s() * 1000 >= self.record.ttl_ms:
-                raise self._reaped()  # a sweep may have seen it expired before this arrived
+                raise self._reaped_error()  # a sweep may have seen it expired before this arrived
             self._written = written
 
     def narrow(self, **pinned: Any) -> None:
@@ -135,7 +135,7 @@ class Lease(Generic[R]):
     def _key(self) -> str:
         return self._names.lease(self.record.id)
 
-    def _reaped(self) -> ConflictError:
+    def _reaped_error(self) -> ConflictError:
         return ConflictError(
             f"lease {self.record.id} on {self.subject} was reaped or cannot be renewed",
             hint="Open another one, and read again from the current head",
@@ -155,7 +155,7 @@ class Lease(Generic[R]):
                 object=self._key,
             )
         if not result.landed:
-            raise self._reaped()
+            raise self._reaped_error()
         self._in_doubt = False
         return result.tag
 
@@ -163,7 +163,7 @@ class Lease(Generic[R]):
         try:
             return self.store.get_tagged(self._key).tag
         except NotFoundError:
-            raise self._reaped() from None
+            raise self._reaped_error() from None
 
     def _move(self) -> None:
         """Renew under a new id: the old object may be gone, and must not come back.
@@ -189,7 +189,7 @@ class Lease(Generic[R]):
         except NotFoundError:
             with suppress(ReefError):
                 self.release()
-            raise self._reaped() from None
+            raise self._reaped_error() from None
 
     def _write(self) -> str | None:
         return self.store.put(self._key, self._encoded())
@@ -240,12 +240,12 @@ class HeldLease(Generic[R]):
             self._raise_if_lost()
 
     def is_held(self) -> bool:
-        """Whether it was held until now; renews it if it is due."""
+        """Whether the lease is still held; renews it if due."""
         self.renew_if_due()
         return not self.is_over
 
     def heartbeat(self) -> None:
-        """Renew it now; ConflictError if it was reaped, or expired before this arrived."""
+        """Renew the lease; ConflictError if it was reaped or had expired."""
         with self._turn:
             if self._released:
                 return
@@ -440,7 +440,7 @@ class SharedLease:
         try:
             written_s = self._store.head(self._key).last_modified_s
         except NotFoundError:
-            raise self._expired("is gone") from None
+            raise self._expired_error("is gone") from None
         if abs(self._store.runtime.wall_s() - written_s) >= self.ttl_s * RENEW_AFTER:
             self.verify()
         self._checked = checked
@@ -453,9 +453,9 @@ class SharedLease:
             if age_s >= self.ttl_s * RENEW_AFTER:
                 self._renew()
         except NotFoundError:
-            raise self._expired("is gone") from None
+            raise self._expired_error("is gone") from None
         if age_s + started.elapsed_s() >= self.ttl_s:  # a sweep may have seen it expired
-            raise self._expired(f"is {age_s:.0f} seconds old")
+            raise self._expired_error(f"is {age_s:.0f} seconds old")
 
     def release(self) -> None:
         self._store.delete(self._key)
@@ -479,7 +479,7 @@ class SharedLease:
         if result.outcome is Outcome.CHANGED:
             self._store.head(self._key)  # renewed by another task, or reaped
 
-    def _expired(self, why: str) -> NotFoundError:
+    def _expired_error(self, why: str) -> NotFoundError:
         return NotFoundError(
             f"object {self._key}: this lease of {self.ttl_s:g} seconds {why}; the objects that it "
             "pinned may be garbage-collected",

@@ -647,7 +647,7 @@ class _TemporaryFile:
         directory, parts = self._directory, self._parts
         self._path, self._file = directory.new_scratch()
         try:
-            for part in parts if isinstance(parts, list) else _guarded(parts):
+            for part in parts if isinstance(parts, list) else _guard_source(parts):
                 self._file.append(part)
             return _Temporary(self._path, directory.finish(self._file))
         except BaseException:
@@ -658,7 +658,7 @@ class _TemporaryFile:
         self._directory.drop_scratch(self._path, self._file)
 
 
-def _guarded(parts: Iterable[bytes]) -> Iterator[bytes]:
+def _guard_source(parts: Iterable[bytes]) -> Iterator[bytes]:
     """Keep the caller's errors apart from those of the disk."""
     iterator = iter(parts)
     while True:

@@ -22,6 +22,7 @@ import re
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
+from reef.config import bad_option
 from reef.errors import ErrorKind, InvalidInputError
 from reef.runtime import REAL, Runtime
 from reef.stores.base import Store, check_key
@@ -117,7 +118,7 @@ def with_policies(
     if cas is not None:
         store = TwoPhase(store, open_register(cas, store.url), retry)
     store = ReadBack(store, retry)
-    return _cached(store, disk_cache, disk_cache_bytes, metrics)
+    return _add_disk_cache(store, disk_cache, disk_cache_bytes, metrics)
 
 
 def _text(url: str | os.PathLike[str]) -> str:
@@ -235,13 +236,11 @@ def _positive(name: str, value: object) -> int:
     """Return a number that may have come as text."""
     text = str(value)
     if not (text.isascii() and text.isdigit() and int(text) >= 1):
-        raise InvalidInputError(
-            f"option {name}={text!r} is not a positive number", kind=ErrorKind.INVALID_OPTION
-        )
+        raise bad_option(name, text, "a positive number")
     return int(text)
 
 
-def _cached(store: Store, path: Any, bytes_max: Any, metrics: Metrics | None) -> Store:
+def _add_disk_cache(store: Store, path: Any, bytes_max: Any, metrics: Metrics | None) -> Store:
     if path is None:
         if bytes_max is not None:
             raise InvalidInputError(
@@ -385,18 +384,18 @@ def _open_sql(url: str, kind: str, scope: str) -> Register:
 
         return SqlRegister(url, scope)
     except ImportError as error:
-        raise _missing(kind, error.name or "SQLAlchemy", "sql") from error
+        raise _missing_package_error(kind, error.name or "SQLAlchemy", "sql") from error
 
 
 def _open_dynamodb(table: str, query: dict[str, str], scope: str) -> Register:
     try:
         from reef.stores.two_phase.dynamodb import DynamoRegister
     except ImportError as error:
-        raise _missing("dynamodb", error.name or "boto3", "s3") from error
+        raise _missing_package_error("dynamodb", error.name or "boto3", "s3") from error
     return DynamoRegister.of(table, query, scope)
 
 
-def _missing(kind: str, package: str, extra: str) -> InvalidInputError:
+def _missing_package_error(kind: str, package: str, extra: str) -> InvalidInputError:
     return _bad(
         f"a register of {kind}:// needs the package {package}",
         f"Install it with: pip install 'reef[{extra}]'",

@@ -112,10 +112,10 @@ def agree_on_cas(store: Store, cas: str | None = None) -> CasVerdict:
     if known is None:
         known = _store_verdict(store, probe(store, cas))
     _check_same_cas(store, known, cas)
-    return _upgraded(store, known)
+    return _upgrade_verdict(store, known)
 
 
-def _upgraded(store: Store, known: CasVerdict) -> CasVerdict:
+def _upgrade_verdict(store: Store, known: CasVerdict) -> CasVerdict:
     """Return the verdict with the proofs that are due now. With a register there are none."""
     if known.refused:
         raise _not_exclusive(store, known.refused)
@@ -126,7 +126,7 @@ def _upgraded(store: Store, known: CasVerdict) -> CasVerdict:
     elif known.is_aged or abs(store.runtime.wall_s() - known.proved_at_s) < AGED_S:
         return known
     else:
-        known = _proved_aged(store, known)
+        known = _prove_aged(store, known)
     return _amend(store, known)
 
 
@@ -149,7 +149,7 @@ def _amend(store: Store, proved: CasVerdict) -> CasVerdict:
     return proved
 
 
-def _proved_aged(store: Store, known: CasVerdict) -> CasVerdict:
+def _prove_aged(store: Store, known: CasVerdict) -> CasVerdict:
     """Try to create the verdict's own object again: it is the oldest one that is known."""
     other = msgspec.structs.replace(known, scope=0)
     result = store.create(paths.cas_verdict(), msgspec.json.encode(other))
@@ -222,7 +222,7 @@ def _prove_bytes(store: Store, size: int) -> int:
 
 
 def remembered(store: Store) -> CasVerdict | None:
-    """Return the stored verdict; None if there is none."""
+    """Return the stored verdict, if any."""
     try:
         body = store.get(paths.cas_verdict())
     except NotFoundError:

@@ -45,6 +45,7 @@ from itertools import pairwise
 from typing import Any, ClassVar, Literal, Self
 from xml.etree import ElementTree
 
+from reef.config import bad_option
 from reef.errors import ErrorKind, InvalidInputError, NotFoundError, ReefError, UnavailableError
 from reef.runtime import Runtime
 from reef.stores.base import PIECE_BYTES, Part, Store, check_range
@@ -146,13 +147,6 @@ def _coerce(default: object, name: str, value: Any) -> Any:
     return value
 
 
-def bad_option(name: str, value: object, expected: str) -> InvalidInputError:
-    """Return the error for an invalid value of an option."""
-    return InvalidInputError(
-        f"option {name}={value!r} is not {expected}", kind=ErrorKind.INVALID_OPTION
-    )
-
-
 # --- errors -------------------------------------------------------------------------
 
 
@@ -208,7 +202,7 @@ def translate(error: Exception, url: str, key: str) -> ReefError:
     if isinstance(error, FileNotFoundError) and response.code not in TRANSIENT_CODES:
         return NotFoundError(f"no object {key} in {url}", object=key)
     if known is None and type(error).__name__ in DENIALS:
-        return _denied(response, url, key)
+        return _denied_error(response, url, key)
     if NOT_PARTIAL.search(_report(error)):
         return UnavailableError(
             f"{url} ignores the range of a request for {key}",
@@ -230,7 +224,7 @@ def final_error(response: Response, url: str, key: str) -> ReefError | None:
     if response.code in TRANSIENT_CODES:
         return None
     if response.status in (401, 403) or response.code in DENIED_CODES:
-        return _denied(response, url, key)
+        return _denied_error(response, url, key)
     if response.code == "NoSuchKey":
         return NotFoundError(f"no object {key} in {url}", object=key)
     if response.status == 416:
@@ -239,7 +233,7 @@ def final_error(response: Response, url: str, key: str) -> ReefError | None:
             kind=ErrorKind.INVALID_RANGE,
             object=key,
         )
-    return _refused(response, url, key) if _is_final(response) else None
+    return _refused_error(response, url, key) if _is_final(response) else None
 
 
 def is_conflict(error: Exception) -> bool:
@@ -261,7 +255,7 @@ def _is_final(response: Response) -> bool:
     return 300 <= response.status < 500 and response.status not in (408, 409, 425, 429)
 
 
-def _denied(response: Response, url: str, key: str) -> InvalidInputError:
+def _denied_error(response: Response, url: str, key: str) -> InvalidInputError:
     return InvalidInputError(
         f"{url} refused these credentials for {key or 'a listing'} ({response.summary})",
         kind=ErrorKind.ACCESS_DENIED,
@@ -270,7 +264,7 @@ def _denied(response: Response, url: str, key: str) -> InvalidInputError:
     )
 
 
-def _refused(response: Response, url: str, key: str) -> InvalidInputError:
+def _refused_error(response: Response, url: str, key: str) -> InvalidInputError:
     redirected = response.status is not None and 300 <= response.status < 400
     return InvalidInputError(
         f"{url} refused the request for {key or 'a listing'} "

@@ -43,6 +43,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Literal
 
+from reef.config import bad_option
 from reef.errors import ErrorKind, InvalidInputError, NotFoundError, ReefError, UnavailableError
 from reef.runtime import REAL, Runtime, leaf_lock
 from reef.stores.base import Capabilities, Part, check_range, past_the_end, short_read
@@ -54,7 +55,6 @@ from reef.stores.remote_http import (
     Response,
     Sent,
     Step,
-    bad_option,
     final_error,
     plan,
     read_requests,

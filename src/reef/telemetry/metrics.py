@@ -442,7 +442,7 @@ def prometheus_text(
     fixed = dict(labels or {})
     lines: list[str] = []
     for name, metric in metrics.items():
-        lines += _exposed(name, metric, fixed)
+        lines += _expose(name, metric, fixed)
     if meter is not None:
         lines += _requests(meter, fixed)
     return "".join(f"{line}\n" for line in lines)
@@ -453,7 +453,7 @@ def series_name(name: str) -> str:
     return PREFIX + name.replace(".", "_")
 
 
-def _exposed(
+def _expose(
     name: str, metric: Counter | Gauge | Histogram, labels: dict[str, str]
 ) -> Iterator[str]:
     series, kind = series_name(name), type(metric).__name__.lower()
@@ -465,7 +465,7 @@ def _exposed(
     if isinstance(metric, Histogram):
         yield from _histogram(series, metric, labels)
     else:
-        yield f"{series}{_labelled(labels)} {_number(metric.value)}"
+        yield f"{series}{_format_labels(labels)} {_number(metric.value)}"
 
 
 def _histogram(series: str, metric: Histogram, labels: dict[str, str]) -> Iterator[str]:
@@ -473,10 +473,10 @@ def _histogram(series: str, metric: Histogram, labels: dict[str, str]) -> Iterat
     steps = AMOUNT_BUCKETS if metric.unit >= 1 else SECONDS_BUCKETS
     for step in steps:
         bound, below = _number(metric.unit * 2**step), sum(buckets[: step + 1])
-        yield f"{series}_bucket{_labelled({**labels, 'le': bound})} {below}"
-    yield f"{series}_bucket{_labelled({**labels, 'le': '+Inf'})} {count}"
-    yield f"{series}_sum{_labelled(labels)} {_number(total)}"
-    yield f"{series}_count{_labelled(labels)} {count}"
+        yield f"{series}_bucket{_format_labels({**labels, 'le': bound})} {below}"
+    yield f"{series}_bucket{_format_labels({**labels, 'le': '+Inf'})} {count}"
+    yield f"{series}_sum{_format_labels(labels)} {_number(total)}"
+    yield f"{series}_count{_format_labels(labels)} {count}"
 
 
 def _requests(meter: RequestMeter, labels: dict[str, str]) -> Iterator[str]:
@@ -488,17 +488,17 @@ def _requests(meter: RequestMeter, labels: dict[str, str]) -> Iterator[str]:
         yield f"# HELP {PREFIX}{series}_total {text}"
         yield f"# TYPE {PREFIX}{series}_total counter"
         for kind, value in values.items():
-            yield f"{PREFIX}{series}_total{_labelled({**labels, 'kind': kind.value})} {value}"
+            yield f"{PREFIX}{series}_total{_format_labels({**labels, 'kind': kind.value})} {value}"
 
 
-def _labelled(labels: Mapping[str, str]) -> str:
+def _format_labels(labels: Mapping[str, str]) -> str:
     if not labels:
         return ""
-    pairs = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+    pairs = ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items())
     return f"{{{pairs}}}"
 
 
-def _escaped(value: str) -> str:
+def _escape(value: str) -> str:
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 

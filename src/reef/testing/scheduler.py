@@ -145,7 +145,7 @@ class Fiber:
 
 
 class WaitTicket(NamedTuple):
-    """One wait of one fiber, named in its wake-up so that it cannot end a later wait."""
+    """One wait of a fiber; its wake-up names it, so that it cannot end a later wait."""
 
     fiber: Fiber
     wait: int

@@ -262,7 +262,7 @@ def test_a_page_block_that_does_not_fit_its_index_is_damage(monkeypatch):
 def test_blocks_of_another_kind_are_damage():
     """A column where keys are expected, and keys where a column is."""
     block = encode_block(BlockKind.COLUMN, bytes(100))
-    with pytest.raises(CorruptionError, match="expected kind 1"):
+    with pytest.raises(CorruptionError, match="expected a block of kind 1"):
         decode_block(block, BlockKind.KEYS, "seg", 0)
 
 

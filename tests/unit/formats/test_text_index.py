@@ -197,7 +197,7 @@ def test_short_reads_are_damage():
     directory = TextDirectory.decode(encoded, NAME, 0)
     entry = directory.entries(["fish"], {})["fish"]
     for length in (0, entry.postings_bytes - 1):
-        with pytest.raises(CorruptionError, match=f"{entry.postings_bytes} bytes expected"):
+        with pytest.raises(CorruptionError, match=f"expected {entry.postings_bytes} bytes"):
             directory.postings(entry, data[entry.offset : entry.offset + length], BASE)
 
 

@@ -603,7 +603,7 @@ def test_a_damaged_backup_is_refused_by_name(db, target, other, folder):
     key = keys(target, folder)[-1]  # of two manifests, that of the newer generation
     damage(target, key)
     with pytest.raises(
-        CorruptionError, match=r"checksum is [0-9a-f]{8}, expected [0-9a-f]{8}"
+        CorruptionError, match=r"expected checksum [0-9a-f]{8}, found [0-9a-f]{8}"
     ) as e:
         restore(target, other, NAME)
     assert e.value.context["object"] == key
@@ -631,7 +631,7 @@ def test_a_segment_that_was_cut_short(db, target, other):
     (key,) = keys(target, "data/segments/")
     target.put(key, target.get(key)[:-1])
     (problem,) = verify_backup(target).problems
-    assert (problem.object, "bytes, expected" in problem.message) == (key, True)
+    assert (problem.object, "bytes, found" in problem.message) == (key, True)
     with pytest.raises(CorruptionError, match="shorter than"):
         restore(target, other, NAME)
 

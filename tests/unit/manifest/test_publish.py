@@ -197,7 +197,7 @@ def test_H29_what_becomes_visible_must_be_there(bucket):
     with pytest.raises(NotFoundError):
         publisher.publish(add)
     bucket.put(USERS.segment("01S"), b"too long")
-    with pytest.raises(InternalError, match="has 8 bytes, expected 3"):
+    with pytest.raises(InternalError, match="expected 3 bytes, found 8"):
         publisher.publish(add)
     bucket.put(USERS.segment("01S"), b"abc")
     assert publisher.publish(add).segments == (entry("01S"),)

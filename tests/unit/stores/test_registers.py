@@ -185,7 +185,7 @@ def test_a_password_in_a_server_s_words_is_hidden(scheme):
     """A driver may quote the connection string; its words are shown, without the password."""
     register = open_register(f"{scheme}://ada:geheim@127.0.0.1:1/reef", "memory://x")
     original = RuntimeError("cannot connect with 'ada:geheim@127.0.0.1': no route")
-    shown = register._translated(sa.exc.OperationalError("SELECT 1", {}, original))
+    shown = register._translate_error(sa.exc.OperationalError("SELECT 1", {}, original))
     assert isinstance(shown, UnavailableError)
     assert "no route" in shown.message
     assert "geheim" not in shown.message

@@ -280,7 +280,7 @@ def test_a_listing_that_is_refused_opens_a_lane():
 def test_a_copy_in_another_process_starts_without_lanes(tmp_path):
     """Rates are one process's own."""
     store = Throttle(stores.open(str(tmp_path)), wait_max_s=3.0)
-    store._refused("write", "a/b", 0.0)
+    store._note_refusal("write", "a/b", 0.0)
     copy = pickle.loads(pickle.dumps(store))
     assert (copy.rates(), copy.wait_max_s) == ({}, 3.0)
     assert set(store.rates()) == {("write", "a")}

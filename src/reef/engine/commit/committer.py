@@ -560,7 +560,7 @@ class Committer:
             name, lsn = self.namespace.name, inflight.lsn
             self.events.emit("commit.disk_full", level=ERROR, namespace=name, lsn=lsn)
         elif inflight.doubt or not isinstance(refusal, ReefError):
-            self._finish(_stopped(self.namespace, inflight.lsn, refusal))
+            self._finish(_not_sent_error(self.namespace, inflight.lsn, refusal))
         elif inflight in self._inflight:
             self._inflight.remove(inflight)
             for pending in inflight.batches:
@@ -675,7 +675,7 @@ class Committer:
                 created_at_ms=int(self.runtime.wall_s() * 1000),
             )
             if self.log.fill(skip.lsn, WalObject.encode(skip)).outcome is Outcome.UNKNOWN:
-                raise _stopped(self.namespace, skip.lsn, "a skip has no response")
+                raise _not_sent_error(self.namespace, skip.lsn, "a skip has no response")
             self._gaps.pop(0)
 
     def _reject(self, disk_full: UnavailableError) -> None:
@@ -712,7 +712,7 @@ class Committer:
         self._changed.notify_all()
 
 
-def _stopped(namespace: Namespace, lsn: int, cause: object) -> UnavailableError:
+def _not_sent_error(namespace: Namespace, lsn: int, cause: object) -> UnavailableError:
     """Return the error for batches that were not sent because an earlier PUT has no response."""
     return UnavailableError(
         f"the writer of {namespace.name} has stopped: LSN {lsn} has no response: {cause}",

@@ -54,7 +54,7 @@ class Completion:
     """Repeats of its idempotency key: they get the same result."""
 
     def complete_at_once(self, receipt: Receipt) -> None:
-        """Decide it before its caller has the future, which cannot have callbacks yet."""
+        """Complete a future before its caller has it, while it cannot have callbacks."""
         self.result = receipt
         if self.future is not None:
             self.future.set_result(receipt)

@@ -324,13 +324,13 @@ class WriterOpening:
             return
         if winner.epoch == self._epoch:
             raise InternalError(f"LSN {lsn} holds another write of our own epoch {self._epoch}")
-        raise self._fenced(winner.epoch)
+        raise self._fenced_error(winner.epoch)
 
     # --- 3. confirm ---------------------------------------------------------------
     def _check_epoch(self, manifest: Manifest) -> None:
         is_ours = self._raised is not None and chain_has(manifest, self._raised)
         if manifest.writer_epoch != self._epoch or is_ours is False:
-            raise self._fenced(manifest.writer_epoch)
+            raise self._fenced_error(manifest.writer_epoch)
         if is_ours is None:
             raise UnavailableError(
                 f"{self._namespace.name} was published {len(manifest.recent)} times or more while "
@@ -385,7 +385,7 @@ class WriterOpening:
             offset=0,
         )
 
-    def _fenced(self, epoch: int) -> FencedError:
+    def _fenced_error(self, epoch: int) -> FencedError:
         return FencedError(
             f"a writer of epoch {epoch} took over {self._namespace.name} from epoch {self._epoch}",
             hint="Open again to take the role back",

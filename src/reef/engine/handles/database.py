@@ -111,11 +111,11 @@ def renamed_keyword(**renamed: str) -> Callable[[Callable[P, T]], Callable[P, T]
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
             if renamed.keys().isdisjoint(kwargs):
                 return method(*args, **kwargs)
-            return method(*args, **_translated(method.__name__, kwargs))
+            return method(*args, **_translate_keywords(method.__name__, kwargs))
 
         return call
 
-    def _translated(method: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+    def _translate_keywords(method: str, kwargs: dict[str, Any]) -> dict[str, Any]:
         for old in renamed.keys() & kwargs.keys():
             new = renamed[old]
             warn(f"{method}({old}=) is now {method}({new}=)", DeprecationWarning, stacklevel=3)

@@ -35,7 +35,7 @@ class Source(Protocol):
 Columns = Sequence[str] | Mapping[str, pc.Expression] | None
 
 
-def _unsupported(method: str) -> Callable[..., NoReturn]:
+def _refuse_method(method: str) -> Callable[..., NoReturn]:
     def refuse(self: object, *_: Any, **__: Any) -> NoReturn:
         raise InvalidInputError(
             f"a Dataset of Reef has no {method}()",
@@ -119,11 +119,11 @@ class Dataset(ds.Dataset):  # type: ignore[misc]
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         return self.scanner().to_reader().__arrow_c_stream__(requested_schema)
 
-    get_fragments = _unsupported("get_fragments")
-    replace_schema = _unsupported("replace_schema")
-    join = _unsupported("join")
-    join_asof = _unsupported("join_asof")
-    sort_by = _unsupported("sort_by")
+    get_fragments = _refuse_method("get_fragments")
+    replace_schema = _refuse_method("replace_schema")
+    join = _refuse_method("join")
+    join_asof = _refuse_method("join_asof")
+    sort_by = _refuse_method("sort_by")
 
 
 class Scanner(ds.Scanner):  # type: ignore[misc]

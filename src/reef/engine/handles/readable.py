@@ -112,7 +112,7 @@ class Readable(ABC):
 
     # --- by key -------------------------------------------------------------------
     def get(self, key: bytes | str, columns: Sequence[str] | None = None) -> Any:
-        """Return the value or row of a key; None if it has none.
+        """Return the value or row of a key; None if it is missing.
 
         With `columns`, return a dict of these columns; `_expires_at` is allowed in all reads.
         """
@@ -129,7 +129,7 @@ class Readable(ABC):
             row = MISSING
         if row is MISSING:
             row = self._get_uncached(key, view, writes)
-        return row if type(row) is bytes else _copied(row)
+        return row if type(row) is bytes else _copy_result(row)
 
     def _get_cached(self, key: bytes | str) -> Any:
         """Return the result of `get` if it needs neither a request nor a wait, else MISSING."""
@@ -139,7 +139,7 @@ class Readable(ABC):
             row = self._row_cache.rows.get(key.encode() if isinstance(key, str) else key, MISSING)
         except (TypeError, UnicodeEncodeError):
             return MISSING
-        return row if row is MISSING else _copied(row)
+        return row if row is MISSING else _copy_result(row)
 
     def get_many(
         self, keys: Iterable[bytes | str], columns: Sequence[str] | None = None
@@ -389,7 +389,7 @@ class Readable(ABC):
         schema, projection = scan.manifest.schema, scan.projection
         batches = (projection.batch(rows, schema) for rows in self._pieces(scan))
         return pa.RecordBatchReader.from_batches(
-            projection.arrow_schema(schema), _rebatched(batches, limit)
+            projection.arrow_schema(schema), _rebatch(batches, limit)
         )
 
     def _table_of(self, view: View, asked: list[bytes], columns: Sequence[str] | None) -> pa.Table:
@@ -423,7 +423,7 @@ class _NestedRow(dict[str, Any]):
     """A row with lists or dicts in it, which needs a deep copy."""
 
 
-def _copied(row: Any) -> Any:
+def _copy_result(row: Any) -> Any:
     """Return a copy that the caller may change without affecting the cache."""
     if type(row) is dict:
         return row.copy()
@@ -459,7 +459,7 @@ def _values_of(part: pa.RecordBatch, schema: Schema, columns: Sequence[str] | No
     return values
 
 
-def _rebatched(batches: Iterable[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
+def _rebatch(batches: Iterable[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
     """Join small batches, and stop after `limit` rows."""
     waiting: list[pa.RecordBatch] = []
     count, left = 0, -1 if limit is None else limit

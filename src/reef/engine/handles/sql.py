@@ -163,9 +163,9 @@ class _Watched:
 
     def _batches(self, scan: Scan, limit: int | None = None) -> pa.RecordBatchReader:
         inner = self._reader._batches(scan, limit)
-        return pa.RecordBatchReader.from_batches(inner.schema, self._noted(inner))
+        return pa.RecordBatchReader.from_batches(inner.schema, self._note_errors(inner))
 
-    def _noted(self, batches: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+    def _note_errors(self, batches: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
         try:
             yield from batches
         except ReefError as error:
@@ -174,7 +174,7 @@ class _Watched:
 
 
 class _Statement:
-    """One statement: its DuckDB, and the namespaces that it has named so far."""
+    """A statement, its DuckDB, and the namespaces it has named so far."""
 
     def __init__(self, db: "Database", duckdb: Any, connection: Any, resources: ExitStack) -> None:
         self._db, self._duckdb, self._connection = db, duckdb, connection
@@ -227,7 +227,7 @@ class _Statement:
             )
 
     def _register(self, name: str) -> bool:
-        """Open a namespace, or its past, as a view of this name; False if there is none."""
+        """Register a namespace, or a past state, as a view; False if it does not exist."""
         other = self._registered.setdefault(name.lower(), name)
         if other != name:
             if self._namespace(other) == self._namespace(name):

@@ -699,9 +699,9 @@ class Writer(ProcessBound, Readable):
         return at_home and (self._committer._end is None or self._settings.stale_reads)
 
     def _pieces(self, scan: Scan) -> Iterator[Versions]:
-        return self._served(super()._pieces(scan))
+        return self._serve_pieces(super()._pieces(scan))
 
-    def _served(self, pieces: Iterator[Versions]) -> Iterator[Versions]:
+    def _serve_pieces(self, pieces: Iterator[Versions]) -> Iterator[Versions]:
         """Yield the pieces of a scan until this writer is fenced (H77)."""
         for rows in pieces:
             yield rows

@@ -167,7 +167,9 @@ class Change:
     expires_at: datetime | pa.Scalar | None = None
 
     def __repr__(self) -> str:
-        shown = (f"{field.name}={_shown(getattr(self, field.name))}" for field in fields(self))
+        shown = (
+            f"{field.name}={_format_value(getattr(self, field.name))}" for field in fields(self)
+        )
         return f"Change({', '.join(shown)})"
 
     def to_dict(self) -> dict[str, Any]:
@@ -277,7 +279,7 @@ def segment_changes(
     """
     for at in range(0, len(pages), PAGES_AT_ONCE):
         rows = _oldest_first(segments.rows(entry, pages[at : at + PAGES_AT_ONCE]))
-        changed = _numbered(rows, lsn, seq)
+        changed = _number_rows(rows, lsn, seq)
         if live is not None:
             changed = live.visible(changed).with_lsn(lsn)
         yield _to_batch(changed, None, schema)
@@ -296,7 +298,7 @@ def range_changes(
     return _to_batch(_rows(ops, lsn, seq), ops.end_keys, schema)
 
 
-def _numbered(rows: Versions, lsn: int, seq: int) -> Versions:
+def _number_rows(rows: Versions, lsn: int, seq: int) -> Versions:
     return Versions(
         rows.keys,
         np.full(len(rows), lsn, np.int64),
@@ -409,10 +411,10 @@ def _value(scalar: pa.Scalar) -> Any:
         return scalar
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Format a value; Arrow's repr of a scalar fails if Python cannot represent the value."""
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{name!r}: {_shown(of)}' for name, of in value.items())}}}"
+        return f"{{{', '.join(f'{name!r}: {_format_value(of)}' for name, of in value.items())}}}"
     if isinstance(value, pa.Scalar):
         return f"<{value.type}: {getattr(value, 'value', '…')}>"
     return repr(value)
@@ -439,7 +441,7 @@ def _change(values: dict[str, Any], schema: Schema) -> Change:
 def merged_row(
     row: Mapping[str, Any] | None, change: Mapping[str, Any], schema: Schema
 ) -> dict[str, Any]:
-    """Return a row after a merge that found it; None where it found none."""
+    """Return the row that a merge produced; None if it had no effect."""
     numbers = {field.name: field.number for field in schema.fields}
     versions = []
     if row is not None:

@@ -351,7 +351,7 @@ class Changes:
             raise
         except BaseException as error:
             if not self._is_waiting:
-                self._error = self._interrupted(error)
+                self._error = self._interrupted_error(error)
             raise
         if change is None:
             raise StopIteration
@@ -360,7 +360,7 @@ class Changes:
     def __repr__(self) -> str:
         return f"<Changes of {self._follower.namespace}, after LSN {self.position}>"
 
-    def _interrupted(self, error: BaseException) -> UnavailableError:
+    def _interrupted_error(self, error: BaseException) -> UnavailableError:
         """Return the error of a stream that lost the rest of a slot to an interrupt (H44)."""
         return UnavailableError(
             f"this stream of {self._follower.namespace} was interrupted after LSN "

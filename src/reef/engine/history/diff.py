@@ -131,7 +131,7 @@ def shared_names(*schemas: Schema) -> list[str]:
 def aligned(a: pa.Table, b: pa.Table, names: Iterable[str]) -> tuple[pa.Table, pa.Table]:
     """Return both with the same columns: null where one lacks a column, numbers widened."""
     columns = [*names, EXPIRES_AT, "_found"]
-    pairs = [_aligned(_column(a, name), _column(b, name), len(a)) for name in columns]
+    pairs = [_align(_column(a, name), _column(b, name), len(a)) for name in columns]
     left, right = zip(*pairs, strict=True)
     return pa.table(dict(zip(columns, left, strict=True))), pa.table(
         dict(zip(columns, right, strict=True))
@@ -144,7 +144,7 @@ def _column(table: pa.Table, name: str) -> pa.Array | None:
     return table.column(name).combine_chunks()
 
 
-def _aligned(a: pa.Array | None, b: pa.Array | None, rows: int) -> tuple[pa.Array, pa.Array]:
+def _align(a: pa.Array | None, b: pa.Array | None, rows: int) -> tuple[pa.Array, pa.Array]:
     if a is None or b is None:
         known = b if a is None else a
         assert known is not None

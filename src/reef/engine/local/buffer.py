@@ -338,7 +338,7 @@ class LocalBuffer:
         )
         known = self._admit(item)
         if known is not None:
-            item.complete_at_once(self._repeated(known))
+            item.complete_at_once(self._repeat_receipt(known))
         elif future is None:
             self._drive(item)
         else:
@@ -358,7 +358,7 @@ class LocalBuffer:
         with self.changed:
             while True:
                 self.check_open()
-                known = self.backlog.find(item) or self._committed(item)
+                known = self.backlog.find(item) or self._committed_receipt(item)
                 if known is not None:
                     return known
                 if not self._barriers and self.backlog.has_room(item.batch.size):
@@ -383,14 +383,14 @@ class LocalBuffer:
             self._held_back -= held_back
             self.changed.notify_all()  # the next barrier may wait for that
 
-    def _committed(self, item: BufferedBatch) -> Receipt | None:
+    def _committed_receipt(self, item: BufferedBatch) -> Receipt | None:
         header = item.batch.header
         if header.key is None or header.digest is None:
             return None
         entry = self.committer.tail.dedup.find(header.key, header.digest)
         return None if entry is None else replayed_receipt(self.identity.namespace, entry)
 
-    def _repeated(self, known: BufferedBatch | Receipt) -> Receipt:
+    def _repeat_receipt(self, known: BufferedBatch | Receipt) -> Receipt:
         """Return the receipt of a repeated key, when its batch is on the disk."""
         if isinstance(known, Receipt):
             return known

@@ -107,13 +107,13 @@ class LocalOpening:
         head = self._head(log, identity)
         claim = StreamClaim(identity.stream, life=runtime.ulid(), lives=identity.lives)
         if head is not None:
-            claim = self._checked(claim, log, identity, head)
+            claim = self._check_claim(claim, log, identity, head)
         identity = identity.born(claim.life, held=head.writer_life if head else "")
         identity.write(log)
         committer, outcomes = acquire_role(claim)
         runtime.reach("local log claimed")
         position = self._position(log, identity, committer.tail.rules, claim.stream)
-        identity = self._known(log, identity, position)
+        identity = self._record_known(log, identity, position)
         if 0 < log.last_index < position.uploaded:  # the bucket is ahead: continue with its numbers
             log.delete_range(log.first_index, log.last_index)
         buffer = LocalBuffer(log, identity, committer, self.settings, runtime, position=position)
@@ -134,7 +134,7 @@ class LocalOpening:
                 raise
             raise stream.foreign_log_error(identity, log.path, self.store.url) from None
 
-    def _checked(
+    def _check_claim(
         self, claim: StreamClaim, log: LocalLog, identity: LogIdentity, head: Manifest
     ) -> StreamClaim:
         """Return the claim with its conditions; raise if the head does not meet them."""
@@ -186,7 +186,9 @@ class LocalOpening:
             raise stream.forked_log_error(identity, pending_above(log, position.uploaded), log.path)
         return position
 
-    def _known(self, log: LocalLog, identity: LogIdentity, position: LocalPosition) -> LogIdentity:
+    def _record_known(
+        self, log: LocalLog, identity: LogIdentity, position: LocalPosition
+    ) -> LogIdentity:
         """Record that the namespace knows the stream, and the address of the bucket.
 
         Only the life that has the role is kept: the requests of earlier openings have lost their
@@ -296,19 +298,19 @@ class LocalDurability:
     ) -> "LocalDurability | None":
         """Check the arguments of `db.writer`; None for the bucket alone."""
         if durability not in ("object", "local"):
-            raise _refused(f"durability={durability!r} is neither 'object' nor 'local'")
+            raise _option_error(f"durability={durability!r} is neither 'object' nor 'local'")
         if durability == "object":
             if path is not None or reapply:
-                raise _refused("a local log is for durability='local'")
+                raise _option_error("a local log is for durability='local'")
             return None
         if path is None or not os.fspath(path):
-            raise _refused("durability='local' needs local_log, the path of a directory")
+            raise _option_error("durability='local' needs local_log, the path of a directory")
         return cls(os.fspath(path), reapply, files)
 
     def adjust(self, settings: WriterSettings) -> WriterSettings:
         """Return the settings of a writer with this directory: uploads are not split."""
         if settings.ack != "prefix":
-            raise _refused("a local log is uploaded in order: ack='prefix'")
+            raise _option_error("a local log is uploaded in order: ack='prefix'")
         return replace(
             settings,
             batch_bytes_max=min(settings.batch_bytes_max, ENTRY_BYTES_MAX - ENTRY_HEADER_BYTES),
@@ -337,7 +339,7 @@ class LocalDurability:
             raise
 
 
-def _refused(why: str) -> InvalidInputError:
+def _option_error(why: str) -> InvalidInputError:
     return InvalidInputError(why, kind=ErrorKind.INVALID_OPTION)
 
 

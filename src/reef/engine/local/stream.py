@@ -203,7 +203,7 @@ class LogIdentity(msgspec.Struct, frozen=True):
 
 
 def read_identity(stored: bytes | None, path: str) -> LogIdentity | None:
-    """Decode the identity of a log; None if it has none."""
+    """Decode the identity of a log; None if no writer has used it."""
     if stored is None:
         return None
     try:

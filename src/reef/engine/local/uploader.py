@@ -84,7 +84,7 @@ class Uploader:
         try:
             while not self._patience.is_over and self._buffer.upload_error is None:
                 if not self.step():
-                    self._rest()
+                    self._wait_for_work()
         except Exception as error:
             self._buffer.end_upload(
                 stream.broken_writer_error(self._buffer.identity.namespace, error)
@@ -97,7 +97,7 @@ class Uploader:
 
     def step(self) -> bool:
         """Upload due batches, or truncate the log; return whether there was something to do."""
-        items = self._due()
+        items = self._due_batches()
         if items:
             self._upload(items)
         elif not self._truncation_is_due():
@@ -106,7 +106,7 @@ class Uploader:
             self._truncate()
         return True
 
-    def _due(self) -> list[BufferedBatch]:
+    def _due_batches(self) -> list[BufferedBatch]:
         buffer = self._buffer
         with buffer.changed:
             if not buffer.backlog.waiting or (
@@ -122,7 +122,7 @@ class Uploader:
             return 0.0
         return self._settings.upload_interval_ms / 1000 - backlog.waiting[0].queued.elapsed_s()
 
-    def _rest(self) -> None:
+    def _wait_for_work(self) -> None:
         with self._buffer.changed:
             seconds = self._gathers_for_s() if self._buffer.backlog.waiting else IDLE_S
         if self._bytes_since:

@@ -4,8 +4,8 @@
     scan     the objects without a gap, in LSN order, read READ_AT_ONCE at a time
     replay   the same, each with the verdict of the rules
 
-Every consumer of the log goes through `scan` or `replay`; those that need headers only pass
-theirs through `replay_headers`. A damaged object raises CorruptionError when the scan
+Every consumer of the log goes through `scan` or `replay`; consumers of headers pass them through
+`replay_headers`. A damaged object raises CorruptionError when the scan
 reaches it, after everything before it was yielded.
 
 **The rules** decide which objects count (protocols §1). Replay, readers, fold, dedup and change
@@ -159,7 +159,7 @@ class LogRules:
     def advance(self, header: WalHeader) -> Verdict:
         """Advance past the object at the next LSN; return its verdict."""
         if header.lsn != self.next_lsn:
-            raise ValueError(f"expected LSN {self.next_lsn}, got {header.lsn}")
+            raise ValueError(f"expected LSN {self.next_lsn}, found {header.lsn}")
         verdict = self.classify(header)
         if header.job is not None:
             self._follow_job(header, header.job)
@@ -267,7 +267,7 @@ class LogRules:
         self._ids[lsn] = UNKNOWN_ID
 
     def check_floor(self, manifest: Manifest) -> None:
-        """Raise if a manifest lists other winners below its floor than those replayed."""
+        """Raise if the winners below a manifest's floor differ from those replayed."""
         for lsn, write_id in _ids_below_floor(manifest):
             self.check_winner(lsn, write_id)
 
@@ -303,7 +303,7 @@ class LogRules:
         return all(place > self.marks.get(stream, 0) for stream, place in header.marks.items())
 
     def _follow_job(self, header: WalHeader, job: Job) -> None:
-        """Open a job with its begin; an abort closes it, and so does any ingest."""
+        """Open a job at its begin; close it at an abort or an ingest."""
         if header.lsn in self.skipped:
             return
         if header.kind in (WalKind.INGEST, WalKind.ABORT):
@@ -415,7 +415,7 @@ class Log:
             wal_object = fetch(self._store, key, lambda body: WalObject.decode(body, key))
         except NotFoundError:
             return None
-        return self._checked(wal_object, lsn, key)
+        return self._check_lsn(wal_object, lsn, key)
 
     def read_many(self, lsns: list[int]) -> list[WalObject | None]:
         """Return the objects of several slots, fetched in parallel."""
@@ -456,7 +456,7 @@ class Log:
         key = self._namespace.wal_object(lsn)
         if lost.winner is not None:
             with suppress(CorruptionError):  # perhaps damaged in transit only: read it again (H8)
-                return self._checked(WalObject.decode(lost.winner, key), lsn, key)
+                return self._check_lsn(WalObject.decode(lost.winner, key), lsn, key)
         wal_object = self.read(lsn)
         if wal_object is None:
             raise UnavailableError(f"LSN {lsn} was taken and is open again", object=key)
@@ -484,7 +484,7 @@ class Log:
             raise wal_object
         return wal_object
 
-    def _checked(self, wal_object: WalObject, lsn: int, key: str) -> WalObject:
+    def _check_lsn(self, wal_object: WalObject, lsn: int, key: str) -> WalObject:
         if wal_object.header.lsn != lsn:
             raise CorruptionError(
                 f"object {key} has the header of LSN {wal_object.header.lsn}", object=key, offset=0

@@ -175,7 +175,7 @@ class Tail:
         verdict = self.rules.advance(header)
         if apply is not None:
             apply()
-        self._passed(header, size or sum(map(len, wal_object.records)), verdict)
+        self._note_passed(header, size or sum(map(len, wal_object.records)), verdict)
         self.created_at_ms = max(self.created_at_ms, header.created_at_ms)
         return verdict
 
@@ -184,7 +184,7 @@ class Tail:
         verdict, lsn = self.rules.advance(header), header.lsn
         if verdict is Verdict.APPLIES and lsn not in self._early:
             self._apply_batches(header, batches)
-        self._passed(header, size, verdict)
+        self._note_passed(header, size, verdict)
         return verdict
 
     def apply_early(self, header: WalHeader, batches: Sequence[AnyOps]) -> None:
@@ -232,7 +232,7 @@ class Tail:
         memtable = self._view.memtable.cut()
         return TailCut(self.manifest, self.rules.state(), dict(self._slots), memtable)
 
-    def _passed(self, header: WalHeader, size: int, verdict: Verdict) -> None:
+    def _note_passed(self, header: WalHeader, size: int, verdict: Verdict) -> None:
         """Record that the slot just below `next_lsn` was replayed."""
         lsn = header.lsn
         if self._early:

@@ -488,7 +488,7 @@ class Memtable:
         """Return the merge of some runs.
 
         Patches may be joined if no other version can be between them: their LSNs are above those of
-        all older runs, and below those of all newer ones, of which the head is one.
+        all older runs, and below those of all newer ones, the head included.
         """
         self._freeze_head()
         runs = self._runs

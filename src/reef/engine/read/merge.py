@@ -502,7 +502,7 @@ def _finds_no_row(rows: Versions, back: Places, key_of: Places, complete: bool) 
 
 
 class _Groups:
-    """Neighbouring versions, oldest first, of which each group becomes one row."""
+    """Neighbouring versions, oldest first; each group of them becomes one row."""
 
     def __init__(self, starts: Mask, kinds: Kinds, is_base: Mask) -> None:
         self._kinds = kinds

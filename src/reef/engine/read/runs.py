@@ -314,7 +314,7 @@ class Run:
         return low, _run(high, size, (self.lsn_min, self.lsn_max))
 
     def followed_by(self, other: "Run") -> "Run":
-        """Return one run of this one and of another whose keys are all above."""
+        """Return this run followed by another whose keys are all larger."""
         lsns = min(self.lsn_min, other.lsn_min), max(self.lsn_max, other.lsn_max)
         return _run([*self.chunks, *other.chunks], self.bytes + other.bytes, lsns)
 

@@ -94,7 +94,7 @@ class View:
         return self.memtable.last_lsn
 
     def get(self, key: bytes, now_ms: int, columns: Sequence[int] | None = None) -> Entry | None:
-        """Return the row that a key has now, with at least these columns; None if it has none."""
+        """Return the current row of a key, with at least these columns; None if it has no row."""
         return _visible(self.newest(key, columns), now_ms)
 
     def get_each(self, keys: Sequence[bytes], now_ms: int) -> list[Entry | None]:
@@ -165,7 +165,7 @@ class View:
         return cut.view.manifest, cut.tables
 
     def _cut(self) -> "_ViewCut":
-        """Cut the memtable, and the table above it if there is one, at one instant."""
+        """Cut the memtable and any table above it, at one instant."""
         view = self
         while True:
             below, over, overlaying = view.memtable, view.staged, view.overlaying
@@ -384,7 +384,7 @@ def versions_in(
 ) -> tuple[list[Versions], list[RangeTombstones]]:
     """Return the same for sorted keys, as of one cut of a view."""
     in_memory = [rows for table in tables for rows in table.look_up(ordered)]
-    open_keys = _unsettled(ordered, in_memory, (*tables[0].ingested, *manifest.segments))
+    open_keys = _unsettled_keys(ordered, in_memory, (*tables[0].ingested, *manifest.segments))
     hashes = hash_keys(open_keys)
     shares = [
         (entry, slice(first, last))
@@ -426,7 +426,7 @@ def _one_by_one(call: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
     return [call(item) for item in items]
 
 
-def _unsettled(
+def _unsettled_keys(
     ordered: list[bytes], in_memory: Sequence[Versions], entries: Sequence[SegmentEntry]
 ) -> list[bytes]:
     """Return the keys whose newest whole row in memory may not be the newest there is."""
@@ -461,7 +461,7 @@ def resume_after_sweeps(scan: Scan, replan: Replan) -> Iterator[Versions]:
             grew = any(table.has_newer(last, left) for table, last in above)
             other = _is_another(before, scan.manifest)
             if other or scan.tables[0].last_lsn < lsn or grew or _is_newer(scan, lsn):
-                raise _collected(lsn, error) from error
+                raise _collected_error(lsn, error) from error
 
 
 def _rest(wanted: KeyRange, last_key: bytes, reverse: bool) -> KeyRange:
@@ -491,7 +491,7 @@ def _is_newer(scan: Scan, lsn: int) -> bool:
     )
 
 
-def _collected(lsn: int, error: NotFoundError) -> NotFoundError:
+def _collected_error(lsn: int, error: NotFoundError) -> NotFoundError:
     return NotFoundError(
         f"the rest of this scan is gone: {error.message}, and rows were changed since LSN {lsn}",
         kind=ErrorKind.COLLECTED,

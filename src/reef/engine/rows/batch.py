@@ -223,7 +223,7 @@ class Batch:
             )
         if not isinstance(value, bytes | bytearray | memoryview):
             raise InvalidInputError(
-                f"row {self._ops}: bytes, or a dict of columns, expected, "
+                f"row {self._ops}: expected bytes, or a dict of columns, "
                 f"got {type(value).__name__}",
                 hint="A plain namespace stores bytes: text is encoded first, 'Ada'.encode()",
             )
@@ -235,12 +235,12 @@ class Batch:
 
     def upsert(self, rows: Any, *, ttl_s: float | None = None) -> Self:
         """Set whole rows: a list of dicts, a dict of columns, Arrow, pandas or polars."""
-        return self._add_rows(_RowPiece(OpKind.PUT, _copied(rows), ttl_s))
+        return self._add_rows(_RowPiece(OpKind.PUT, _copy_rows(rows), ttl_s))
 
     def patch(self, rows: Any) -> Self:
         """Set only the named columns of rows that exist."""
         self._has_patches = True
-        return self._add_rows(_RowPiece(OpKind.PATCH, _copied(rows), None))
+        return self._add_rows(_RowPiece(OpKind.PATCH, _copy_rows(rows), None))
 
     def merge(
         self, key: bytes | str, columns: Mapping[str, Operand], *, ttl_s: float | None = None
@@ -253,7 +253,7 @@ class Batch:
         encoded = encode_key(key, f"row {self._ops}: a key")
         if not isinstance(columns, Mapping) or not columns:
             raise InvalidInputError(
-                f"row {self._ops}: a dict of columns and operands expected, got {columns!r:.40}",
+                f"row {self._ops}: expected a dict of columns and operands, got {columns!r:.40}",
                 hint='For instance merge("k", {"count": reef.add(1)})',
             )
         return self._add_rows(_MergePiece(_KeyedRows([(encoded, dict(columns))]), None, ttl_s))
@@ -265,7 +265,7 @@ class Batch:
 
         A null leaves the column of its row alone.
         """
-        return self._add_rows(_MergePiece(_copied(rows), dict(operators), ttl_s))
+        return self._add_rows(_MergePiece(_copy_rows(rows), dict(operators), ttl_s))
 
     def delete(self, key: bytes | str) -> Self:
         """Delete the row of a key, if it has one."""
@@ -406,7 +406,7 @@ def _with_key(row: dict[str, Any], key: bytes, name: str) -> dict[str, Any]:
     return {**row, name: key}
 
 
-def _copied(rows: Any) -> Any:
+def _copy_rows(rows: Any) -> Any:
     """Return rows that the caller cannot change: lists are copied, streams are read."""
     if isinstance(rows, pa.Table | pa.RecordBatch):
         return rows

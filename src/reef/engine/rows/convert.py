@@ -79,7 +79,7 @@ class Misfit(ValueError):
 
 def fit_array(array: pa.Array, target: pa.DataType) -> pa.Array:
     """Return the array as `target`, or raise one of MISFITS."""
-    array = _unwrapped(array)
+    array = _unwrap(array)
     if array.null_count == len(array):
         return pa.nulls(len(array), target)
     if not may_fit(array.type, target):
@@ -151,7 +151,7 @@ def kind_of(data_type: pa.DataType) -> str:
 
 
 def may_fit(source: pa.DataType, target: pa.DataType) -> bool:
-    """Whether some values of one type can be those of another; which ones, they decide."""
+    """Whether a type can be converted to another; then each value decides for itself."""
     if pa.types.is_null(source):
         return True
     if is_list(target):
@@ -169,15 +169,15 @@ def may_fit(source: pa.DataType, target: pa.DataType) -> bool:
     return kind_of(source) in FITS[kind_of(target)]
 
 
-def _unwrapped(array: pa.Array) -> pa.Array:
+def _unwrap(array: pa.Array) -> pa.Array:
     """Return the values themselves, without dictionary, runs or a type that extends another."""
     if isinstance(array, pa.ExtensionArray):
-        return _unwrapped(array.storage)
+        return _unwrap(array.storage)
     if isinstance(array, pa.DictionaryArray):
-        words = _unwrapped(array.dictionary)
+        words = _unwrap(array.dictionary)
         return words.cast(normal_type(words.type)).take(array.indices)
     if isinstance(array, pa.RunEndEncodedArray):
-        return _unwrapped(pc.run_end_decode(array))
+        return _unwrap(pc.run_end_decode(array))
     return array
 
 

@@ -187,7 +187,7 @@ def _refusal(
             f"column {wanted.name}: each row fits, but not all {len(values)} together",
             hint="A batch takes 2 GiB of one column at most: split it",
         )
-    found = _described(values[row])
+    found = _describe_value(values[row])
     return InvalidInputError(
         f"row {row}, column {wanted.name}: expected {wanted.expected}, got {found}",
         kind=wanted.kind,
@@ -207,7 +207,7 @@ def _time_hint(expected: str, value: Any) -> str:
     return f"Pass a datetime {'with a time zone: datetime.now(UTC)' if zoned else 'without a zone'}"
 
 
-def _described(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     """Format a value and its type for a message, shortened."""
     shown_type = type(value).__name__
     if isinstance(value, pa.Scalar):
@@ -263,7 +263,7 @@ def _from_dicts(data: Sequence[Any]) -> InputColumns:
     for cls in set(map(type, data)):
         if not issubclass(cls, Mapping):
             row = next(place for place, value in enumerate(data) if type(value) is cls)
-            raise InvalidInputError(f"row {row}: a dict expected, got {cls.__name__}", row=row)
+            raise InvalidInputError(f"row {row}: expected a dict, got {cls.__name__}", row=row)
     names = {name: None for row in data for name in row}
     columns = {name: [row.get(name) for row in data] for name in names}
     return InputColumns(columns, len(data), data)
@@ -284,7 +284,7 @@ def _as_column(values: Any, name: str) -> Column:
     if isinstance(values, np.ndarray):
         return _from_numpy(values, name)
     if isinstance(values, pa.ChunkedArray) or hasattr(values, "__arrow_c_stream__"):
-        return _combined(pa.chunked_array(values), name)
+        return _combine_chunks(pa.chunked_array(values), name)
     if hasattr(values, "__arrow_c_array__"):
         return pa.array(values)
     if _is_pandas(values):
@@ -292,7 +292,7 @@ def _as_column(values: Any, name: str) -> Column:
     if isinstance(values, Sequence) and not isinstance(values, str | bytes | bytearray):
         return list(values)
     raise InvalidInputError(
-        f"column {name}: a list or an array expected, got {type(values).__name__}",
+        f"column {name}: expected a list or an array, got {type(values).__name__}",
         hint="A single row is a list of one dict",
         column=name,
     )
@@ -301,7 +301,7 @@ def _as_column(values: Any, name: str) -> Column:
 def _from_numpy(values: npt.NDArray[np.generic], name: str) -> Column:
     if values.ndim not in (1, 2):
         raise InvalidInputError(
-            f"column {name}: an array of 1 or 2 dimensions expected, got {values.ndim}",
+            f"column {name}: expected an array of 1 or 2 dimensions, got {values.ndim}",
             column=name,
         )
     return list(values) if values.dtype == object else values
@@ -330,11 +330,11 @@ def _from_table(table: pa.Table) -> InputColumns:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise InvalidInputError(f"column {twice} is there twice")
-    columns = {name: _combined(table.column(name), name) for name in names}
+    columns = {name: _combine_chunks(table.column(name), name) for name in names}
     return InputColumns(columns, table.num_rows)
 
 
-def _combined(chunks: pa.ChunkedArray, name: str) -> pa.Array:
+def _combine_chunks(chunks: pa.ChunkedArray, name: str) -> pa.Array:
     """Return all chunks in one."""
     try:
         joined = chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()

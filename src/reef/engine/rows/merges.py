@@ -159,7 +159,7 @@ def _check_operands(row: Mapping[str, Any], key: str, place: int) -> None:
     for name, operand in row.items():
         if name != key and not isinstance(operand, Operand):
             raise InvalidInputError(
-                f"row {place}, column {name}: an operand expected, got {operand!r:.40}",
+                f"row {place}, column {name}: expected an operand, got {operand!r:.40}",
                 hint='For instance {"count": reef.add(1)}; patch sets a column',
                 row=place,
                 column=name,
@@ -289,7 +289,7 @@ def _apply_operands(
         return _add_operands(values, owners, operands)
     if operator is Operator.UNION:
         return _unite_lists(values, owners, operands)
-    return _extreme(values, owners, operands, largest=operator is Operator.MAX)
+    return _take_extremes(values, owners, operands, largest=operator is Operator.MAX)
 
 
 def _add_operands(values: pa.Array, owners: Places, operands: pa.Array) -> pa.Array:
@@ -304,7 +304,9 @@ def _add_operands(values: pa.Array, owners: Places, operands: pa.Array) -> pa.Ar
     return pa.array(sums, values.type, mask=is_null, from_pandas=False)
 
 
-def _extreme(values: pa.Array, owners: Places, operands: pa.Array, *, largest: bool) -> pa.Array:
+def _take_extremes(
+    values: pa.Array, owners: Places, operands: pa.Array, *, largest: bool
+) -> pa.Array:
     """Return the largest or smallest of each value and its operands."""
     touched = np.unique(owners)
     before = values.take(pa.array(touched))
@@ -365,7 +367,7 @@ def _by_owner(owners: Places, values: pa.Array) -> Places:
 
 
 def _differs(owners: Places, values: pa.Array) -> Mask:
-    """Return which values of sorted ones are not the same as those before."""
+    """Return which sorted values differ from their predecessor."""
     if not len(owners):
         return np.zeros(0, dtype=bool)
     same = pc.equal(values[1:], values[:-1]).to_numpy(zero_copy_only=False)

@@ -51,7 +51,7 @@ ROWS_MAX = 1 << 32
 JOINED_MAX = 1 << 17
 """Postings of all terms and sources that are scored in one pass."""
 JOINED_SHORT = 1 << 12
-"""Postings of a term of which all are computed when some are needed."""
+"""A term with at most so many postings is scored as a whole when any of them is needed."""
 SEED_BLOCKS = 8
 """Blocks of the first term from which a first threshold comes."""
 U32S = npt.NDArray[np.uint32]
@@ -196,7 +196,7 @@ class _Term:
         return self.postings.saturation_at(places, base, slope) * self.weight
 
     def block_bounds(self) -> F64S | None:
-        """Return per block the most that it adds to a row; None if there is one block only."""
+        """Return the largest contribution of each block; None if there is only one block."""
         if isinstance(self.postings, _JoinedPostings) or self.postings.blocks == 1:
             return None
         return self._weights.bounds(self.weight, self.postings)

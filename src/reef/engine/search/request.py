@@ -207,7 +207,7 @@ def _numbers(column: Field, values: Any) -> npt.NDArray[np.floating[Any]]:
     if query.shape != (column.arrow.list_size,):
         found = " × ".join(map(str, query.shape)) or "no"
         expected = column.arrow.list_size
-        raise _invalid(f"the vector for {column.name} has {found} values, expected {expected}")
+        raise _invalid(f"the vector for {column.name}: expected {expected} values, found {found}")
     if not np.isfinite(query).all():
         raise _invalid(f"the vector for {column.name} has a NaN or an infinity")
     return query

@@ -104,7 +104,7 @@ class SearchState:
         )
 
     def are_looked_up(self, rows: Versions, entries: Sequence[SegmentEntry]) -> Mask:
-        """Return which rows `unindexed` also yields, because it looks up their keys."""
+        """Return which rows `unindexed` yields as well, because it looks up their keys."""
         return np.asarray(
             pc.is_in(rows.keys, value_set=self._partial_keys(entries)).to_numpy(
                 zero_copy_only=False
@@ -220,8 +220,9 @@ class SearchState:
         in_memory: bool,
         homes: npt.NDArray[np.int64] | None,
     ) -> tuple[Mask, Mask]:
-        """Return the same without reading a row: which may be current, and of which of them the
-        filter of another segment has the key, so that `are_newest` has to decide.
+        """Return which rows may be current, and which of these `are_newest` has to decide.
+
+        Without reading a row: undecided are rows whose key is in the filter of another segment.
         """
         if not len(rows):
             return np.zeros(0, bool), np.zeros(0, bool)
@@ -235,7 +236,7 @@ class SearchState:
         if not in_memory:
             deletes += [table.range_tombstones for table in self.tables]
             current &= ~self._replaced_in_memory(ordered, keys)
-        current &= self._uncovered(ordered, deletes)
+        current &= self._are_uncovered(ordered, deletes)
         places = None if homes is None else homes[order]
         sources = [(entry, known.get(entry.id, -1)) for entry in others]
         doubtful = self._may_be_elsewhere(ordered, keys, sources, places)
@@ -277,7 +278,7 @@ class SearchState:
                 replaced[at[newer]] = True
         return replaced
 
-    def _uncovered(self, rows: Versions, deletes: Sequence[object]) -> Mask:
+    def _are_uncovered(self, rows: Versions, deletes: Sequence[object]) -> Mask:
         """Return which sorted rows no range tombstone covers."""
         if not any(deletes):
             return np.ones(len(rows), bool)

@@ -71,7 +71,7 @@ class TextRanking:
     def run(self, k: int) -> Ranked:
         """Return the k best rows, the best first."""
         while True:
-            indexed = self._indexed()
+            indexed = self._find_indexes()
             try:
                 return self._run(indexed, k)
             except CorruptionError as error:
@@ -88,7 +88,7 @@ class TextRanking:
         return error.context.get("object") == key and entry.id not in self.damaged
 
     # --- sources --------------------------------------------------------------------
-    def _indexed(self) -> list[_Indexed]:
+    def _find_indexes(self) -> list[_Indexed]:
         """Return the text indexes that serve the query."""
         state, spec = self.state, self.query.spec
         if spec is None:
@@ -123,7 +123,7 @@ class TextRanking:
 
         return self.state.segments.cache.get(("text", tail.name, offset), load)
 
-    def _scanned(self, rest: Sequence[SegmentEntry]) -> list[_Scanned]:
+    def _index_scanned(self, rest: Sequence[SegmentEntry]) -> list[_Scanned]:
         """Index the rows of memory and of segments without a usable index."""
         column, found = self.query.column.number, []
         for rows, is_current in self.state.unindexed(rest, self.request.unfiltered):
@@ -138,10 +138,10 @@ class TextRanking:
     def _run(self, indexed: list[_Indexed], k: int) -> Ranked:
         known = {one.entry.id for one in indexed}
         rest = [entry for entry in self.state.entries if entry.id not in known]
-        scanned = self._scanned(rest)
+        scanned = self._index_scanned(rest)
         sources = [*(one.source for one in indexed), *(one.source for one in scanned)]
         cache = self.state.segments.cache
-        terms = collect(sources, self.query.query, partial(self._read, indexed), cache)
+        terms = collect(sources, self.query.query, partial(self._read_ranges, indexed), cache)
         statistics = Statistics.of(terms)
         rank = exhaustive if self.request.exact else top_k
         hits = rank(
@@ -149,11 +149,11 @@ class TextRanking:
             self.query.query,
             statistics,
             k,
-            allowed=partial(self._allowed, indexed, scanned, rest),
+            allowed=partial(self._allowed_rows, indexed, scanned, rest),
             matching=self._matching(indexed, len(scanned)),
         )
         self._note(indexed, rest, hits, statistics)
-        return self._ranked(indexed, scanned, hits, k)
+        return self._rank_hits(indexed, scanned, hits, k)
 
     def _note(
         self,
@@ -169,7 +169,9 @@ class TextRanking:
         self.report.documents, self.report.tokens = statistics.documents, statistics.tokens
         self.report.terms = {t: statistics.frequencies.get(t, 0) for t in self.query.query.terms}
 
-    def _read(self, indexed: Sequence[_Indexed], requests: Sequence[PostingRead]) -> list[Buffer]:
+    def _read_ranges(
+        self, indexed: Sequence[_Indexed], requests: Sequence[PostingRead]
+    ) -> list[Buffer]:
         """Read ranges of the indexes, those of each segment together, all in parallel."""
         places: dict[int, list[int]] = {}
         for at, request in enumerate(requests):
@@ -209,7 +211,7 @@ class TextRanking:
             masks.append(mask)
         return [*masks, *[None] * scanned]
 
-    def _allowed(
+    def _allowed_rows(
         self,
         indexed: Sequence[_Indexed],
         scanned: Sequence[_Scanned],
@@ -245,7 +247,7 @@ class TextRanking:
             self.checked = {k: r for k, r in self.checked.items() if k[0] != entry.id} | {key: rows}
         return rows
 
-    def _ranked(
+    def _rank_hits(
         self, indexed: Sequence[_Indexed], scanned: Sequence[_Scanned], hits: Hits, k: int
     ) -> Ranked:
         """Return the rows of hits; of equal scores, the smaller keys."""

@@ -332,7 +332,7 @@ def parse(where: Any, schema: Schema) -> Where:
 def parse_raw(raw: Raw, schema: Schema) -> Where:
     """Check a tree of predicates against a schema."""
     try:
-        node = _checked(raw, schema, negated=False)
+        node = _check_node(raw, schema, negated=False)
     except RecursionError:
         raise InvalidInputError("where has too many levels of AND, OR and NOT") from None
     return Where(node.parts if isinstance(node, And) else (node,))
@@ -341,16 +341,16 @@ def parse_raw(raw: Raw, schema: Schema) -> Where:
 # --- checking against a schema ----------------------------------------------------------
 
 
-def _checked(raw: Raw, schema: Schema, *, negated: bool) -> Node:
+def _check_node(raw: Raw, schema: Schema, *, negated: bool) -> Node:
     """Return the node of a part, or of its negation, with values of the columns' types."""
     if isinstance(raw, RawNot):
-        return _checked(raw.part, schema, negated=not negated)
+        return _check_node(raw.part, schema, negated=not negated)
     if isinstance(raw, RawPredicate):
         return _predicate(raw, schema, negated)
     if isinstance(raw, RawExpression):
         return _arrow_filter(raw, schema)
     kind = And if isinstance(raw, RawAnd) is not negated else Or
-    return _join(kind, [_checked(part, schema, negated=negated) for part in raw.parts])
+    return _join(kind, [_check_node(part, schema, negated=negated) for part in raw.parts])
 
 
 def _join(kind: type[And] | type[Or], parts: Sequence[Node]) -> Node:
@@ -409,11 +409,11 @@ def _meaning(raw: RawPredicate, op: Op, field: Field) -> tuple[Op, tuple[Value, 
         return _prefix(raw, op, field)
     casts = [_cast(raw, literal, field) for literal in raw.values]
     if op in (Op.EQ, Op.NE, Op.IN, Op.NOT_IN):
-        return _listed(op in (Op.EQ, Op.IN), casts)
-    return _compared(op, *casts[0])
+        return _membership(op in (Op.EQ, Op.IN), casts)
+    return _comparison(op, *casts[0])
 
 
-def _listed(included: bool, casts: list[tuple[Any, Any]]) -> tuple[Op, tuple[Value, ...]]:
+def _membership(included: bool, casts: list[tuple[Any, Any]]) -> tuple[Op, tuple[Value, ...]]:
     """Return the simplest operator for membership in a list, or for its negation."""
     values = tuple(
         sorted({below for below, above in casts if below is not None and below == above})
@@ -425,7 +425,7 @@ def _listed(included: bool, casts: list[tuple[Any, Any]]) -> tuple[Op, tuple[Val
     return (Op.NOT_IN, values) if values else (Op.NOT_NULL, ())
 
 
-def _compared(op: Op, below: Value | None, above: Value | None) -> tuple[Op, tuple[Value, ...]]:
+def _comparison(op: Op, below: Value | None, above: Value | None) -> tuple[Op, tuple[Value, ...]]:
     """Return an equivalent comparison with a value that the column can hold."""
     upward = op in (Op.GT, Op.GE)
     nearest = above if upward else below

@@ -43,7 +43,7 @@ class Bounds:
 
 
 def bound_array(bounds: pa.Array | Sequence[Any], data_type: pa.DataType) -> pa.Array | None:
-    """Return bounds in the type in which they are compared; None if they have no such values."""
+    """Convert bounds to the type they are compared in; None if that is impossible."""
     target = _compared_as(data_type)
     try:
         array = bounds if isinstance(bounds, pa.Array) else pa.array(bounds, target)
@@ -98,23 +98,23 @@ def _some_between(values: pa.Array, bounds: Bounds) -> Flags:
     """Return whether one of the sorted values is between the bounds."""
     if not len(values):
         return np.zeros(bounds.count, bool)
-    sought = _ordered(values)
+    sought = _as_comparable(values)
     places = np.zeros(bounds.count, np.int64)  # of the first value that is not below `low`
     if bounds.low is not None:
         known = _numpy(bounds.low.is_valid())
-        low = _ordered(bounds.low.fill_null(values[0]))
+        low = _as_comparable(bounds.low.fill_null(values[0]))
         places[known] = np.searchsorted(sought, low)[known]
     found: Flags = places < len(sought)
     if bounds.high is None:
         return found
-    high = _ordered(bounds.high.fill_null(values[len(values) - 1]))
+    high = _as_comparable(bounds.high.fill_null(values[len(values) - 1]))
     candidates = sought[np.minimum(places, len(sought) - 1)]
     found &= np.less_equal(candidates, high).astype(bool)
     return found
 
 
 def _not_only(values: pa.Array, bounds: Bounds) -> Flags:
-    """Whether a group can have another value than these: not if its only one is among them."""
+    """Whether a group may have a value outside a list; not if its only value is in it."""
     if bounds.low is None or bounds.high is None:
         return np.ones(bounds.count, bool)
     single = pc.equal(bounds.low, bounds.high).fill_null(False)
@@ -139,7 +139,7 @@ def _not_only_prefix(prefix: Any, bounds: Bounds) -> Flags:
     return possible
 
 
-def _ordered(array: pa.Array) -> npt.NDArray[Any]:
+def _as_comparable(array: pa.Array) -> npt.NDArray[Any]:
     """Return values that numpy compares as Arrow does."""
     if pa.types.is_temporal(array.type):
         array = array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())

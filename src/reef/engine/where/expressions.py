@@ -84,8 +84,8 @@ _Part = _Call | _Column | _Constant
 
 def parse_expression(expression: pc.Expression, schema: pa.Schema) -> Raw:
     """Convert an expression to a tree for the columns of a schema."""
-    place = SourcePosition(_shortened(str(expression)), None)
-    data = _serialized(expression)
+    place = SourcePosition(_shorten(str(expression)), None)
+    data = _serialize(expression)
     try:
         root = _decode(data)
     except (pa.ArrowException, ValueError, LookupError):  # another release of pyarrow
@@ -112,7 +112,7 @@ def evaluate(data: bytes, batch: pa.RecordBatch) -> pa.Array:
     plan = Declaration.from_sequence(
         [
             Declaration("table_source", TableSourceNodeOptions(pa.Table.from_batches([batch]))),
-            Declaration("project", ProjectNodeOptions([_deserialized(data)], ["value"])),
+            Declaration("project", ProjectNodeOptions([_deserialize(data)], ["value"])),
         ]
     )
     value = plan.to_table(use_threads=False).column(0)
@@ -122,17 +122,17 @@ def evaluate(data: bytes, batch: pa.RecordBatch) -> pa.Array:
 def columns_of(expression: pc.Expression) -> tuple[str, ...] | None:
     """Return the columns that an expression uses; None if that is not known."""
     try:
-        return tuple(dict.fromkeys(_columns(_decode(_serialized(expression)))))
+        return tuple(dict.fromkeys(_columns(_decode(_serialize(expression)))))
     except (pa.ArrowException, ValueError, LookupError):
         return None
 
 
 def expression_text(data: bytes) -> str:
     """Return how pyarrow shows an expression."""
-    return _shortened(str(_deserialized(data)))
+    return _shorten(str(_deserialize(data)))
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= TEXT_CHARS_MAX else f"{text[:TEXT_CHARS_MAX]}…"
 
 
@@ -298,12 +298,12 @@ def _columns(part: _Part) -> Iterator[str]:
 # --- pickled expressions ----------------------------------------------------------------
 
 
-def _serialized(expression: pc.Expression) -> bytes:
+def _serialize(expression: pc.Expression) -> bytes:
     _, (data,) = expression.__reduce__()
     return bytes(data)
 
 
-def _deserialized(data: bytes) -> pc.Expression:
+def _deserialize(data: bytes) -> pc.Expression:
     restore, _ = pc.scalar(True).__reduce__()
     return restore(pa.py_buffer(data))
 

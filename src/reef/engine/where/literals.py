@@ -98,7 +98,7 @@ def parse_timestamp(text: str) -> Timestamp:
             days = date.fromisoformat(match[1]).toordinal() - EPOCH_DAY
             seconds = days * 86_400 + clock.hour * 3600 + clock.minute * 60 + clock.second
             fraction_ns = int((match[3] or "").ljust(9, "0"))
-            return _checked(
+            return _check_range(
                 Timestamp((seconds - _offset_s(match[4])) * 10**9 + fraction_ns, bool(match[4]))
             )
     except ValueError:
@@ -145,10 +145,10 @@ def _timestamp_of(value: datetime) -> Timestamp:
     since = value.replace(tzinfo=None) - datetime(1970, 1, 1) - (offset or timedelta())
     seconds = since.days * 86_400 + since.seconds
     fraction_ns = since.microseconds * 1000 + getattr(value, "nanosecond", 0)
-    return _checked(Timestamp(seconds * 10**9 + fraction_ns, offset is not None))
+    return _check_range(Timestamp(seconds * 10**9 + fraction_ns, offset is not None))
 
 
-def _checked(timestamp: Timestamp) -> Timestamp:
+def _check_range(timestamp: Timestamp) -> Timestamp:
     if not FIRST_NS <= timestamp.ns < END_NS:
         raise LiteralError("a time outside the years 1 to 9999 in UTC")
     return timestamp

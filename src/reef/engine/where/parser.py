@@ -183,7 +183,7 @@ def parse_text(text: str) -> Raw:
         return TRUE
     parsed = parser.either()
     if parser.next.kind != "end":
-        parser.fail(f"AND or OR expected between conditions, found {_shown(parser.next)}")
+        parser.fail(f"expected AND or OR between conditions, found {_format_token(parser.next)}")
     return parsed
 
 
@@ -233,7 +233,7 @@ class _Parser:
 
     def expect(self, keyword: str, what: str) -> None:
         if not self.took(keyword):
-            self.fail(f"{what}, found {_shown(self.next)}")
+            self.fail(f"{what}, found {_format_token(self.next)}")
 
     def fail(self, what: str, hint: str = ALLOWED) -> NoReturn:
         raise SourcePosition(self._text, self.next.offset).error(what, hint)
@@ -248,19 +248,19 @@ class _Parser:
         return _join_parts(RawOr, parts)
 
     def _both(self, depth: int) -> Raw:
-        parts = [self._negated(depth)]
+        parts = [self._parse_not(depth)]
         while self.took("AND"):
-            parts.append(self._negated(depth))
+            parts.append(self._parse_not(depth))
         return _join_parts(RawAnd, parts)
 
-    def _negated(self, depth: int) -> Raw:
+    def _parse_not(self, depth: int) -> Raw:
         negated = False
         while self.took("NOT"):
             negated = not negated
         part: Raw
         if self.took("("):
             part = self.either(depth + 1)
-            self.expect(")", "AND, OR or ) expected")
+            self.expect(")", "expected AND, OR or )")
         elif self.next.keyword in ("TRUE", "FALSE"):
             part = TRUE if self.take().keyword == "TRUE" else FALSE
         else:
@@ -276,7 +276,7 @@ class _Parser:
             return RawPredicate(column, op, (self._literal(),), place)
         if self.took("IS"):
             op = Op.NOT_NULL if self.took("NOT") else Op.IS_NULL
-            self.expect("NULL", "NULL expected")
+            self.expect("NULL", "expected NULL")
             return RawPredicate(column, op, (), place)
         negated = self.took("NOT")
         if self.took("LIKE"):
@@ -286,12 +286,14 @@ class _Parser:
             between = self._between(column, place)
             return RawNot(between) if negated else between
         if not self.took("IN"):
-            self.fail(f"a comparison, BETWEEN, IN, IS or LIKE expected, found {_shown(self.next)}")
+            self.fail(
+                f"expected a comparison, BETWEEN, IN, IS or LIKE, found {_format_token(self.next)}"
+            )
         return RawPredicate(column, Op.NOT_IN if negated else Op.IN, self._list(), place)
 
     def _between(self, column: str, place: SourcePosition) -> RawAnd:
         low = RawPredicate(column, Op.GE, (self._literal(),), place)
-        self.expect("AND", "AND expected between the bounds of BETWEEN")
+        self.expect("AND", "expected AND between the bounds of BETWEEN")
         return RawAnd((low, RawPredicate(column, Op.LE, (self._literal(),), place)))
 
     def _column(self) -> str:
@@ -304,14 +306,14 @@ class _Parser:
             if self.next.keyword == "(":
                 self.fail(f"{token.text}(…) is a function; there are none")
             return token.text
-        self.fail(f"the name of a column expected, found {_shown(token)}")
+        self.fail(f"expected the name of a column, found {_format_token(token)}")
 
     def _list(self) -> tuple[Literal, ...]:
-        self.expect("(", "( expected after IN")
+        self.expect("(", "expected ( after IN")
         values: list[Literal] = []
         while not self.took(")"):
             if values:
-                self.expect(",", ", or ) expected")
+                self.expect(",", "expected , or )")
             values.append(self._literal())
         return tuple(values)
 
@@ -329,13 +331,13 @@ class _Parser:
         if token.kind == "number":
             return _number(token.text)
         if token.kind == "string":
-            return _unquoted(token.text)
+            return _unquote(token.text)
         if token.kind == "bytes":
             return _bytes(token.text[2:-1])
         if token.keyword in TIMES and self._tokens[-2].kind == "string":
             parse = TIMES[token.keyword]
             self.take()
-            return parse(_unquoted(self.next.text))
+            return parse(_unquote(self.next.text))
         if token.keyword == "NULL":
             self.fail("a comparison with NULL never matches", NULL_HINT)
         words: dict[str, Literal] = {"TRUE": True, "FALSE": False, "INFINITY": float("inf")}
@@ -343,8 +345,8 @@ class _Parser:
             return words[token.keyword]
         if token.kind in ("word", "name") and token.keyword not in RESERVED:
             quoted = "columns are compared with literals, and text is in single quotes"
-            self.fail(f"a literal expected, found {_shown(token)}: {quoted}")
-        self.fail(f"a literal expected, found {_shown(token)}")
+            self.fail(f"expected a literal, found {_format_token(token)}: {quoted}")
+        self.fail(f"expected a literal, found {_format_token(token)}")
 
 
 J = TypeVar("J", RawAnd, RawOr)
@@ -354,11 +356,11 @@ def _join_parts(kind: type[J], parts: list[Raw]) -> Raw:
     return parts[0] if len(parts) == 1 else kind(tuple(parts))
 
 
-def _shown(token: _Token) -> str:
+def _format_token(token: _Token) -> str:
     return token.text if token.kind != "end" else "the end"
 
 
-def _unquoted(text: str) -> str:
+def _unquote(text: str) -> str:
     return text[1:-1].replace("''", "'")
 
 
@@ -399,7 +401,9 @@ def parse_tuples(conditions: Sequence[Any]) -> Raw:
 
 def _from_tuple(place: SourcePosition, given: Any) -> Raw:
     if not isinstance(given, tuple | list) or not 2 <= len(given) <= 3:
-        raise place.error(f"a tuple of column, operator and value expected: {given!r}", TUPLE_HINT)
+        raise place.error(
+            f"expected a tuple of column, operator and value, got {given!r}", TUPLE_HINT
+        )
     column, word, *rest = given
     word_text = " ".join(word.lower().split()) if isinstance(word, str) else ""
     if word_text in ("between", "not between") and isinstance(column, str):
@@ -413,7 +417,7 @@ def _from_tuple(place: SourcePosition, given: Any) -> Raw:
         return RawPredicate(column, op, (), place)
     if not rest:
         raise place.error(f"{word!r} of column {column} needs a value", TUPLE_HINT)
-    values = _listed(place, rest[0]) if op in (Op.IN, Op.NOT_IN) else rest
+    values = _list_values(place, rest[0]) if op in (Op.IN, Op.NOT_IN) else rest
     return _with_values(place, column, op, values)
 
 
@@ -427,7 +431,7 @@ def _with_values(place: SourcePosition, column: str, op: Op, values: Sequence[An
 
 
 def _range_of(place: SourcePosition, column: str, rest: list[Any], *, negated: bool) -> Raw:
-    bounds = _listed(place, rest[0]) if rest else []
+    bounds = _list_values(place, rest[0]) if rest else []
     if len(bounds) != 2:
         raise place.error(f"BETWEEN of column {column} takes a list of two values", TUPLE_HINT)
     low, high = bounds
@@ -440,9 +444,9 @@ def _range_of(place: SourcePosition, column: str, rest: list[Any], *, negated: b
     return RawNot(between) if negated else between
 
 
-def _listed(place: SourcePosition, values: Any) -> list[Any]:
+def _list_values(place: SourcePosition, values: Any) -> list[Any]:
     if isinstance(values, str | bytes) or not hasattr(values, "__iter__"):
-        raise place.error(f"a list of values expected, got {values!r}", TUPLE_HINT)
+        raise place.error(f"expected a list of values, got {values!r}", TUPLE_HINT)
     return list(values.to_pylist() if hasattr(values, "to_pylist") else values)
 
 

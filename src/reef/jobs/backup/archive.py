@@ -84,7 +84,7 @@ class Archive:
         def decode(body: bytes) -> Manifest:
             found = crc32c(body)
             if found != expected:
-                raise corrupt(key, 0, f"the checksum is {found:08x}, expected {expected:08x}")
+                raise corrupt(key, 0, f"expected checksum {expected:08x}, found {found:08x}")
             return decode_manifest(body, key)
 
         try:
@@ -242,7 +242,7 @@ class _BucketId(msgspec.Struct, frozen=True):
 
 
 def identify_bucket(store: Store) -> str:
-    """Return the id of a bucket, which its first backup gives it.
+    """Return the id of a bucket, assigned by its first backup.
 
     A bucket that is restored from a backup has another one: the logs of both are never mixed.
     """
@@ -286,7 +286,7 @@ class RestorePoint:
 
 
 def position(lsn: int | None, time: Any) -> ReadTarget:
-    """Return a requested position; InvalidInputError if there are two, or it is none."""
+    """Return the requested position; InvalidInputError if two are given or one is invalid."""
     if lsn is not None and time is not None:
         raise InvalidInputError(
             "lsn= and time= both name a point in time", kind=ErrorKind.INVALID_OPTION

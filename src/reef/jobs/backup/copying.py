@@ -107,7 +107,7 @@ def _checked_pieces(source: Store, item: CopyItem) -> Iterator[bytes]:
         checksum = crc32c_extend(checksum, data)
         if end == item.size and checksum != item.checksum:
             found, expected = f"{checksum:08x}", f"{item.checksum:08x}"
-            raise corrupt(item.source, 0, f"the checksum is {found}, expected {expected}")
+            raise corrupt(item.source, 0, f"expected checksum {expected}, found {found}")
         yield data
 
 
@@ -133,16 +133,16 @@ class Tally:
 
     def requests(self) -> dict[str, Counts]:
         """Return requests and bytes by store and kind, without kinds that were not used."""
-        return {"source": _used(self.source), "target": _used(self.target)}
+        return {"source": _nonzero_counts(self.source), "target": _nonzero_counts(self.target)}
 
 
-def _used(meter: RequestMeter) -> Counts:
+def _nonzero_counts(meter: RequestMeter) -> Counts:
     return {kind: count for kind, count in meter.to_dict().items() if count["requests"]}
 
 
 @dataclass(frozen=True, slots=True)
 class Copier:
-    """Copies segments from one store to another, unless they are there."""
+    """Copies segments to another store, except those it already has."""
 
     source: Store
     target: Store

@@ -194,7 +194,7 @@ class _RestoreRun:
         base = self.archive.manifest(point.member)
         found, expected = total(base.segments), SetHash.parse(point.member.set_hash)
         if found != expected:
-            raise corrupt(point.member.manifest, 0, f"set hash {found}, expected {expected}")
+            raise corrupt(point.member.manifest, 0, f"expected set hash {expected}, found {found}")
         schemas = max(base.schemas, scanned.schemas, key=len)
         if schemas[: len(base.schemas)] != base.schemas:
             raise corrupt(point.member.manifest, 0, "its schemas are not those of the log")

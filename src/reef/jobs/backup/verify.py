@@ -126,9 +126,9 @@ class _Check:
             manifest = msgspec.structs.replace(manifest, skipped_lsns=tuple(sorted(skipped)))
             replayed = log.reach(one.member.floor)
             with suppress(CorruptionError, UnsupportedFormatError):  # reported by the piece
-                self._need(_ingested(manifest, log, replayed), one.backup.id)
+                self._add_needed(_ingested_segments(manifest, log, replayed), one.backup.id)
 
-    def _need(self, entries: Iterable[SegmentEntry], backup_id: str) -> None:
+    def _add_needed(self, entries: Iterable[SegmentEntry], backup_id: str) -> None:
         for entry in entries:
             self.needed.setdefault(entry.id, (entry, backup_id))
 
@@ -155,9 +155,9 @@ class _Check:
             return None
         found, expected = total(manifest.segments), SetHash.parse(member.set_hash)
         if found != expected:
-            message = f"set hash {found}, expected {expected}"
+            message = f"expected set hash {expected}, found {found}"
             self._problem(member.manifest, message, backup_id)
-        self._need(manifest.segments, backup_id)
+        self._add_needed(manifest.segments, backup_id)
         return manifest
 
     def _missing_pieces(self, backup: Backup, member: BackedUp, log: ArchivedLog) -> None:
@@ -168,7 +168,7 @@ class _Check:
             if found is None:
                 self._problem(piece.key, f"object {piece.key} is missing", backup.id)
             elif found != piece.size:
-                message = f"object {piece.key} has {found} bytes, expected {piece.size}"
+                message = f"object {piece.key}: expected {piece.size} bytes, found {found}"
                 self._problem(piece.key, message, backup.id)
 
     # --- logs -------------------------------------------------------------------------
@@ -197,7 +197,7 @@ class _Check:
             if found is None:
                 self._problem(key, f"object {key} is missing", backup_id)
             elif found != entry.size:
-                message = f"object {key} has {found} bytes, expected {entry.size}"
+                message = f"object {key}: expected {entry.size} bytes, found {found}"
                 self._problem(key, message, backup_id)
             else:
                 there.append(msgspec.structs.replace(entry, home=BACKUP_DATA))
@@ -220,7 +220,7 @@ class _Check:
             self.report.problems.append(problem)
 
 
-def _ingested(manifest: Manifest, log: ArchivedLog, last: int) -> Iterator[SegmentEntry]:
+def _ingested_segments(manifest: Manifest, log: ArchivedLog, last: int) -> Iterator[SegmentEntry]:
     """Yield the segments of the loads in the log of a generation, up to an LSN."""
     rules = LogRules(manifest, disputes={})
     for piece in LogRange(log, manifest.wal_floor, last).pieces():

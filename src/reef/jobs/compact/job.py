@@ -166,7 +166,7 @@ class CompactJob:
     def _with_trace(
         self, tasks: Sequence[CompactTask], results: list[TaskResult]
     ) -> list[TaskResult]:
-        """Where nothing is left of some keys, or of all, one empty segment says so.
+        """Add an empty segment for keys without any rows left.
 
         Otherwise nothing would: a rebuild finds a hole there, or takes an input that a snapshot
         pins for live (H49).
@@ -229,7 +229,7 @@ class CompactJob:
         return tuple(sorted(older | {segment.id for segment in self.plan.inputs}))
 
     def _present(self, segment_ids: set[str]) -> set[str]:
-        """Return those whose objects exist."""
+        """Return the ids whose objects exist."""
         if not segment_ids:
             return set()
         prefix = self.names.segments

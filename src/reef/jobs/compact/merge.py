@@ -130,7 +130,7 @@ class Merger:
         # Sort only keys, LSNs and sequences until it is known which rows are kept.
         thin = rows.with_fields({})
         thin = thin if order is None else thin.take(order)
-        kept = np.flatnonzero(~self._covered(thin) & _is_first(thin.keys))
+        kept = np.flatnonzero(~self._are_covered(thin) & _is_first(thin.keys))
         self._drop(thin, kept)
         if order is not None:
             rows = rows.take(order[kept])
@@ -153,7 +153,7 @@ class Merger:
             gone[kept] = False
             self.tally.dropped += _hash(rows, gone, rows.kinds)
 
-    def _covered(self, rows: Versions) -> Mask:
+    def _are_covered(self, rows: Versions) -> Mask:
         """Return which rows are older than a range delete that covers them."""
         covered = np.zeros(len(rows), dtype=bool)
         keys = KeysInOrder(rows.keys)
@@ -171,7 +171,7 @@ class Merger:
     # --- deletes and expired rows ---------------------------------------------------
     def _without_deleted(self, rows: Versions) -> Versions:
         """Drop deletes and expired rows that hide nothing; other expired rows become deletes."""
-        expired = self._expired(rows)
+        expired = self._are_expired(rows)
         at = np.flatnonzero((rows.kinds != OpKind.PUT) | expired)
         if not len(at):
             return rows
@@ -185,7 +185,7 @@ class Merger:
         self.tally.made += _hash(rows, deleted, kinds)
         return _empty_deleted(replace(rows, kinds=kinds), np.flatnonzero(~needless), deleted)
 
-    def _expired(self, rows: Versions) -> Mask:
+    def _are_expired(self, rows: Versions) -> Mask:
         if rows.expires_at_ms is None or not self.expired_before_ms:
             return np.zeros(len(rows), dtype=bool)
         over = pc.less_equal(rows.expires_at_ms, self.expired_before_ms).fill_null(False)
@@ -232,7 +232,7 @@ class Merger:
     def _combine_versions(self, rows: Versions) -> Versions:
         """Make one version of those of each key, if no other version can be in between."""
         before = _hash_all(rows)
-        rows = rows.take(np.flatnonzero(~self._covered(rows)))
+        rows = rows.take(np.flatnonzero(~self._are_covered(rows)))
         rows = rows.take(np.flatnonzero(_matters(rows)))
         joined, complete = self._together(rows)
         apart = rows.take(np.flatnonzero(~joined & ~complete))
@@ -286,7 +286,7 @@ def _is_first(keys: pa.Array) -> Mask:
 
 
 def _is_only(keys: pa.Array) -> Mask:
-    """Return which rows are the only ones of their key."""
+    """Return which rows have a key of their own."""
     first = _is_first(keys)
     only: Mask = first & np.append(first[1:], True)
     return only

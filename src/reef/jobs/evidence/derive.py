@@ -100,7 +100,7 @@ class _Deriving:
         schemas = self._schemas()
         end = _end_of_log(found)
         ingests = self._ingests(end)
-        candidates = [*_written(found), *_ingested(found, ingests)]
+        candidates = [*_written(found), *_ingested_candidates(found, ingests)]
         choice = choose(candidates, Cover(_start_of_tail(found, end), end))
         floor = max(choice.end, found.wal_base)
         rules = _rules_at(found, floor)
@@ -521,7 +521,7 @@ def _written(evidence: Evidence) -> Iterator[SegmentCandidate]:
 
 
 def _is_piece_of_fold(footer: Footer) -> bool:
-    """Whether other pieces of the same fold cover the keys that this one does not.
+    """Whether the segment is one of several that its fold wrote, by key range.
 
     A fold without rows writes one segment, which covers all keys. Another segment without rows was
     written by a rebuild, for the keys of a hole.
@@ -538,7 +538,9 @@ def _unit(segment: FoundSegment) -> str:
     return min((segment.id, *footer.siblings))
 
 
-def _ingested(evidence: Evidence, ingests: Sequence[WalHeader]) -> Iterator[SegmentCandidate]:
+def _ingested_candidates(
+    evidence: Evidence, ingests: Sequence[WalHeader]
+) -> Iterator[SegmentCandidate]:
     visible = {s.id: ingest.lsn for ingest in ingests for s in _job_segments(ingest)}
     for segment in evidence.segments:
         lsn = visible.get(segment.id, 0)

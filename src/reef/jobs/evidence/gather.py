@@ -230,7 +230,11 @@ def gather_evidence(context: NamespaceContext, executor: Executor) -> Evidence:
         lost_record = names.successor(names.incarnation)
     announced = 0 if successor is None else successor.generation
     first_epoch = 0 if successor is None else successor.compactor_epoch
-    generations = [announced, *_leased(context), *(s.footer.generation for s in segments)]
+    generations = [
+        announced,
+        *_leased_generations(context),
+        *(s.footer.generation for s in segments),
+    ]
     headers = {lsn: h for lsn, h in peeked.items() if isinstance(h, WalHeader)}
     shared, lost = _inherited_segments(context, executor, names, first, headers)
     return Evidence(
@@ -323,7 +327,7 @@ def damaged_generations(context: NamespaceContext) -> list[int]:
     return generations
 
 
-def _leased(context: NamespaceContext) -> list[int]:
+def _leased_generations(context: NamespaceContext) -> list[int]:
     """Return the generations that readable leases name."""
     found = [0]
     for info in context.store.list(context.names.leases):

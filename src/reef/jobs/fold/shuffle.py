@@ -405,7 +405,7 @@ def plain(array: pa.Array) -> pa.Array:
         parts = [plain(part) for part in array.flatten()]
         return pa.StructArray.from_arrays(parts, fields=list(target), mask=array.is_null())
     if pa.types.is_fixed_size_list(data_type):
-        return _placed(_vectors_as_bytes(array.drop_null()), array).cast(target)
+        return _spread_values(_vectors_as_bytes(array.drop_null()), array).cast(target)
     if pa.types.is_decimal(data_type):
         return array.view(pa.binary(data_type.bit_width // 8)).cast(target)
     return array.view(target)
@@ -416,7 +416,7 @@ def unplain(array: pa.Array, data_type: pa.DataType) -> pa.Array:
     if array.type == data_type:
         return array
     if pa.types.is_fixed_size_list(data_type):
-        return _placed(_vectors_from_bytes(array.drop_null(), data_type), array)
+        return _spread_values(_vectors_from_bytes(array.drop_null(), data_type), array)
     if pa.types.is_nested(data_type):
         return _unplain_nested(array, data_type)
     if pa.types.is_decimal(data_type):
@@ -467,7 +467,7 @@ def _vectors_from_bytes(array: pa.Array, data_type: pa.DataType) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(values, type=data_type)
 
 
-def _placed(values: pa.Array, original: pa.Array) -> pa.Array:
+def _spread_values(values: pa.Array, original: pa.Array) -> pa.Array:
     """Return values with nulls between them where the original has nulls."""
     if not original.null_count:
         return values

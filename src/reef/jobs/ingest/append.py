@@ -443,7 +443,7 @@ class Appender:
         """Return the slot to fill: the first open one, or after some losses one ahead (H59)."""
         if not losses:
             return seen.open_slot
-        filled = self._filled(seen)
+        filled = self._filled_slots(seen)
         target = seen.open_slot
         while target in filled:
             target += 1
@@ -455,7 +455,7 @@ class Appender:
             target += 1
         return target
 
-    def _filled(self, seen: UnfoldedLog) -> set[int]:
+    def _filled_slots(self, seen: UnfoldedLog) -> set[int]:
         """Return the slots that are filled by now, behind those that were read."""
         listed = {slot.lsn for slot in self._log.filled(seen.open_slot)}
         return listed | set(seen.manifest.skipped_lsns)
@@ -466,7 +466,7 @@ class Appender:
         if not may_hold or header.lsn == seen.open_slot:
             return
         try:
-            filled = self._filled(seen)
+            filled = self._filled_slots(seen)
             gap = [lsn for lsn in range(seen.open_slot, header.lsn) if lsn not in filled]
             skips = [self._header(lsn, WalKind.SKIP, None, None) for lsn in gap]
             self._store.runtime.map(self._fill, skips)

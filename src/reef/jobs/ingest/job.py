@@ -94,7 +94,7 @@ class JobHandle:
         return self.db.store
 
     def release(self) -> None:
-        """Release the lease, if it is still there: another one holds the job."""
+        """Release the lease, if it still exists: another lease holds the job."""
         with suppress(ReefError):  # it expires by itself
             self.store.delete(self.namespace.lease(self.lease_id))
 
@@ -322,7 +322,7 @@ class BulkJob:
             self._release()
             self.receipt = self._receipt(state, state.known.ops)
         elif not state.counts:
-            raise self._reaped()
+            raise self._reaped_error()
         else:
             self.begin_lsn = state.lsn
 
@@ -345,7 +345,7 @@ class BulkJob:
         elif state.counts:
             write_id = state.write_id
         else:
-            raise self._reaped()
+            raise self._reaped_error()
         replayed = state.known is not None
         return Receipt(self._names.name, state.lsn, 0, 0, write_id, rows, replayed, self.key)
 
@@ -356,7 +356,7 @@ class BulkJob:
                 if self._digest_of is not None:
                     yield self._digest_of(schema)
 
-    def _reaped(self) -> ConflictError:
+    def _reaped_error(self) -> ConflictError:
         return ConflictError(
             f"job {self.id} was aborted: its lease on {self._names.name} had expired",
             hint="Run it again, with the same idempotency key if it has one",

@@ -107,14 +107,14 @@ class Staging:
                 writer.range_tombstones = (RangeTombstone(start, end, 0, 0),)
 
         self.store.upload(self.namespace.segment(segment_id), writer.write(pieces()))
-        return _named(segment_id, writer.summary)
+        return _job_segment(segment_id, writer.summary)
 
 
 class _StagedRows:
     """Checked pieces of rows, with the next key read ahead."""
 
     def __init__(self, pieces: Iterable[Versions], within: KeyRange | None) -> None:
-        self._pieces = (part for piece in pieces for part in _cut(piece))
+        self._pieces = (part for piece in pieces for part in _cut_pieces(piece))
         self._within = within
         self._last: bytes | None = None
         self._next: Versions | None = None
@@ -153,12 +153,12 @@ class _StagedRows:
             )
 
 
-def _cut(piece: Versions) -> Iterator[Versions]:
+def _cut_pieces(piece: Versions) -> Iterator[Versions]:
     for start in range(0, len(piece), PIECE_ROWS):
         yield piece.slice(start, min(start + PIECE_ROWS, len(piece)))
 
 
-def _named(segment_id: str, summary: SegmentSummary) -> JobSegment:
+def _job_segment(segment_id: str, summary: SegmentSummary) -> JobSegment:
     footer = summary.footer
     return JobSegment(
         segment_id,
@@ -272,13 +272,13 @@ def check_replaced(replaced: KeyRange | None, schema: Schema, staged: Sequence[J
 def shared_keys(
     store: Store, namespace: Namespace, schema: Schema, segments: Sequence[JobSegment]
 ) -> SharedKeys | None:
-    """Return the keys that are in more than one segment; None if there are none."""
+    """Return the keys that several segments share; None if no key is shared."""
     reading = SegmentStore(store, namespace, ByteCache(CACHE_BYTES))
     count = 0
     examples: list[bytes] = []
     for cluster in overlapping_clusters(segments):
         for piece in _pieces(reading, cluster, schema):
-            for key in _repeated(piece):
+            for key in _repeated_keys(piece):
                 count += 1
                 if len(examples) < EXAMPLES:
                     examples.append(key)
@@ -311,7 +311,7 @@ def _pieces(
     return merged(cursors, reverse=False)
 
 
-def _repeated(piece: Sequence[Versions]) -> list[bytes]:
+def _repeated_keys(piece: Sequence[Versions]) -> list[bytes]:
     """Return the keys that are in more than one part; no part repeats a key."""
     keys = pa.concat_arrays([part.keys for part in piece])
     hashes = hash_keys(keys)

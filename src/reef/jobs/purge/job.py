@@ -226,7 +226,9 @@ class _Purge:
         remaining = tuple(_remaining(places, pins, scanned.found))
         times = [at for one in remaining if (at := _free_at(one)) is not None]
         read = objects.keys() - set(scanned.gone)
-        missed = [key for place in places for key in self._missed(place, read, scanned.found)]
+        missed = [
+            key for place in places for key in self._missed_objects(place, read, scanned.found)
+        ]
         report = PurgeReport(
             self.namespace,
             applied,
@@ -248,7 +250,7 @@ class _Purge:
         )
         return report, missed
 
-    def _missed(
+    def _missed_objects(
         self, place: PurgedChain, read: Set[str], found: Iterable[ScannedObject]
     ) -> Iterator[str]:
         """Yield objects that a head needed and that were not read: their rows are elsewhere now.

@@ -360,11 +360,11 @@ class Pins:
         slots = dict(listed_slots(self._store, names, min(floors), names.first_own_lsn))
         yield from slots.values()
         wanted = {key for root in self._roots for key in root.segments if not key.startswith(own)}
-        wanted |= set(self._loaded({lsn: info.size for lsn, info in slots.items()}))
+        wanted |= set(self._loaded_segments({lsn: info.size for lsn, info in slots.items()}))
         for folder in sorted({key.rpartition("/")[0] for key in wanted}):
             yield from (info for info in self._store.list(folder + "/") if info.key in wanted)
 
-    def _loaded(self, sizes: Mapping[int, int]) -> Iterator[str]:
+    def _loaded_segments(self, sizes: Mapping[int, int]) -> Iterator[str]:
         """Yield the segments of loads in slots."""
         names = self._place.names
         headers = peek_headers(self._store.runtime, self._store, names, list(sizes.items()))
@@ -407,7 +407,7 @@ class Pins:
         """Yield the leases that hold a condemned object, and its grace period."""
         held = False
         for lease in self._leases:
-            if LeasedObjects([lease], self._load, self._ingested).pin(condemned):
+            if LeasedObjects([lease], self._load, self._ingested_segments).pin(condemned):
                 held = True
                 record = lease.record
                 name = f"{record.owner or 'unreadable'} at {record.where or lease.key}"
@@ -424,7 +424,7 @@ class Pins:
         found = find_generation_leases(self._store, self._place.names, self._now_s, self._margin_s)
         return [lease for lease in found if not lease.expired]
 
-    def _ingested(self, first: int, last: int) -> frozenset[str]:
+    def _ingested_segments(self, first: int, last: int) -> frozenset[str]:
         found = self._ingests.items()
         return frozenset(i for i, lsns in found if any(first <= lsn <= last for lsn in lsns))
 

@@ -106,7 +106,7 @@ def restart_of(context: NamespaceContext, executor: Executor, survey: NamespaceS
         schemas=tuple(header.schema for header in headers if header.schema is not None),
         last_lsn=survey.log.end - 1,
         compactor_epoch=max([0, *map(compactor_epoch_of, staged)]),
-        oldest_retained=_oldest(survey),
+        oldest_retained=_oldest_generation(survey),
         known=known,
     )
     missing = [p for p in survey.problems if p.is_missing and p.generation is None]
@@ -129,7 +129,7 @@ def restart_of(context: NamespaceContext, executor: Executor, survey: NamespaceS
     return replace(found, schemas=schemas, rebuilt=rebuilt, holes=holes)
 
 
-def _oldest(survey: NamespaceSurvey) -> int:
+def _oldest_generation(survey: NamespaceSurvey) -> int:
     """Return the first retained generation whose manifest exists: older ones were swept."""
     base, oldest = survey.head, survey.head.oldest_retained
     lost, skipped = survey.chain.lost, set(base.skipped_generations)

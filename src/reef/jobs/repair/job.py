@@ -230,7 +230,7 @@ class _Repair:
                 generations=tuple(sorted({*heads, *missing, *generations} - {made})),
                 since_generation=base,
                 holes=restart.holes,
-                cursors=(*lost.cursors, *_dropped(first.head, restart)),
+                cursors=(*lost.cursors, *_lost_cursors(first.head, restart)),
             )
         for found_earlier in self.unreadable:
             released = [s.name or s.id for s in found_earlier.snapshots]
@@ -274,7 +274,7 @@ def _later_problems(first: NamespaceSurvey, found: NamespaceSurvey) -> list[Prob
     return [problem for problem in found.problems if problem.object not in known]
 
 
-def _dropped(base: Manifest, restart: Restart) -> list[str]:
+def _lost_cursors(base: Manifest, restart: Restart) -> list[str]:
     """Return the cursors whose part of the log is gone."""
     if restart.rebuilt is None:
         return []

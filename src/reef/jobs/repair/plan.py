@@ -284,7 +284,7 @@ class RepairPlanner:
             snapshots=tuple(s.name or s.id for s in snapshots.values()),
             cursors=tuple(name for name, entry in cursors.items() if entry is None),
         )
-        return self._described(RepairPlan(repairs, lost), log)
+        return self._describe(RepairPlan(repairs, lost), log)
 
     # --- the log ------------------------------------------------------------------
     def _remains(self) -> dict[int, Remains]:
@@ -387,7 +387,7 @@ class RepairPlanner:
         return moved
 
     # --- actions ------------------------------------------------------------------
-    def _described(self, plan: RepairPlan, log: RescuedLog) -> RepairPlan:
+    def _describe(self, plan: RepairPlan, log: RescuedLog) -> RepairPlan:
         head = self.survey.head.generation
         plan.unrepaired = [
             problem

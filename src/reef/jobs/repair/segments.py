@@ -7,8 +7,8 @@
        live segment can hold a version in between, which `reef.jobs.compact.merge.Merger` decides
        from key and LSN bounds. Deletes, range deletes, patches and merges without a row below
        are kept
-    5  cut the result to the segment's bounds: other segments decide about versions outside, and a
-       delete of theirs may have been dropped since (H34)
+    5  cut the result to the segment's bounds: other segments decide about versions outside, and
+       their deletes may have been dropped since (H34)
 
 Any one complete source recovers everything. Otherwise the intact groups stay as they are, and only
 the ranges in between are filled with rows from the log, which may be older than the lost ones; the
@@ -203,7 +203,7 @@ def run_salvage_task(task: SalvageTask) -> Salvaged:
     """Recover the rows of a segment; write them unless this is a dry run."""
     manifest = task.context.heads.load(task.generation)
     own = _own(task, manifest)
-    saved = _saved(task, manifest, own)
+    saved = _salvage_versions(task, manifest, own)
     entries: tuple[SegmentEntry, ...] = ()
     if task.in_head and task.write and (len(saved.rows) or saved.tombstones or task.claimed):
         lineage = Lineage(
@@ -245,7 +245,7 @@ def _ranges(task: SalvageTask, own: SegmentRemains) -> tuple[LostRange, ...]:
 # --- sources ----------------------------------------------------------------------------
 
 
-def _saved(task: SalvageTask, manifest: Manifest, own: SegmentRemains) -> _Saved:
+def _salvage_versions(task: SalvageTask, manifest: Manifest, own: SegmentRemains) -> _Saved:
     """Return the versions of the first complete source, or of all of them."""
     groups = [group.under(manifest.schema) for group in own.groups]
     if own.has_all_rows(task.entry) and not own.tombstones_lost:

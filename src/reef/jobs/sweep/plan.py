@@ -3,7 +3,7 @@
     1  load the head; list manifests and segments
     2  read the store's clock: everything listed is at least as old as it appears
     3  collect the needs of all roots: retained and pinned generations, cursors, the head
-    4  replay the headers of the log that roots need: ingests name segments, open jobs hold theirs
+    4  replay the headers of the log that roots need: ingests and open jobs name segments
     5  garbage: segments and manifests that no root needs, and batches below every floor
 
 Segments are listed before the log is read: a listed segment was staged after its job's begin, so
@@ -272,8 +272,8 @@ class SweepPlanner:
         head = self.heads.find(dropped=True).manifest
         self.names = self.heads.names
         condemned = _condemned_keys(head)
-        manifests = self._listed(self.names.manifests, condemned)
-        segments = self._listed(self.names.segments, condemned)
+        manifests = self._list_uncondemned(self.names.manifests, condemned)
+        segments = self._list_uncondemned(self.names.segments, condemned)
         now_s = self.now_s()
         clears = is_due(head, now_s - self.settings.dropped_s - clock_margin_s(self.store))
         if clears:
@@ -595,7 +595,7 @@ class SweepPlanner:
             first = max(first, condemned_last + 1)
 
     # --- names --------------------------------------------------------------------
-    def _listed(self, prefix: str, condemned: set[str]) -> list[ObjectInfo]:
+    def _list_uncondemned(self, prefix: str, condemned: set[str]) -> list[ObjectInfo]:
         return [i for i in self.store.list(prefix) if self._relative(i) not in condemned]
 
     def _garbage(self, info: ObjectInfo, why: str) -> GarbageObject:

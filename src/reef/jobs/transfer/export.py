@@ -113,7 +113,7 @@ def run_export_task(task: ExportTask) -> Exported:
         while batches.has_more:
             name = f"part-{task.number:05}-{len(done):05}.{task.format}"
             batches.begin_file()
-            size = task.target.upload(name, _encoded(task, batches.of_file()))
+            size = task.target.upload(name, _encode_batches(task, batches.of_file()))
             done.append(ExportedFile(name, batches.rows, size, *batches.key_bounds()))
     except ReefError as error:
         return Exported(tuple(done), error)
@@ -143,7 +143,7 @@ class _Batches:
         self._last: Any = None
 
     def key_bounds(self) -> tuple[str, str]:
-        return _shown(self._first), _shown(self._last)
+        return _format_key(self._first), _format_key(self._last)
 
     def of_file(self) -> Iterator[pa.RecordBatch]:
         """Yield the batches of one file."""
@@ -187,7 +187,7 @@ def _expiry(rows: Versions) -> pa.Array:
     return rows.expires_at_ms.cast(timestamp)
 
 
-def _shown(key: str | bytes) -> str:
+def _format_key(key: str | bytes) -> str:
     return key if isinstance(key, str) else key.hex()
 
 
@@ -216,7 +216,7 @@ class _Sink:
         self.closed = True
 
 
-def _encoded(task: ExportTask, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
+def _encode_batches(task: ExportTask, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
     """Yield a file's bytes as they are produced."""
     sink = _Sink()
     schema = arrow_schema(task.reader.reef_schema, task.columns)

@@ -270,7 +270,7 @@ def _name_row(error: InvalidInputError, file: SourceFile, first: int) -> Invalid
 
 
 def _ensure(db: Database, namespace: str, found: Found, key: str | None, *, create: bool) -> bool:
-    """Create the namespace if there is none; return whether it was created."""
+    """Create the namespace if it is absent; return whether it was created."""
     try:
         db.info(namespace)
         return False

@@ -105,7 +105,7 @@ class FileRows(ABC):
         """Yield tables of exactly so many rows; the last one may have fewer."""
         waiting: list[pa.RecordBatch] = []
         count = 0
-        for batch in self._checked(rows):
+        for batch in self._read_checked(rows):
             start = 0
             while start < len(batch):
                 waiting.append(batch.slice(start, rows - count))
@@ -117,7 +117,7 @@ class FileRows(ABC):
         if waiting:
             yield pa.Table.from_batches(waiting)
 
-    def _checked(self, rows: int) -> Iterator[pa.RecordBatch]:
+    def _read_checked(self, rows: int) -> Iterator[pa.RecordBatch]:
         try:
             yield from self._read(rows)
         except (pa.ArrowException, OSError) as error:
@@ -199,7 +199,7 @@ class _CsvRows(FileRows):
             raise self._name_row(error) from error
 
     def _field(self, field: pa.Field) -> pa.Field:
-        return field.with_type(self._types.get(field.name, _suggested(field.type)))
+        return field.with_type(self._types.get(field.name, _suggest_type(field.type)))
 
     def _read(self, rows: int) -> Iterator[pa.RecordBatch]:
         first = 0
@@ -211,13 +211,13 @@ class _CsvRows(FileRows):
             except pa.ArrowInvalid as error:
                 raise self._name_row(error) from error
             columns = [
-                self._parsed(column, field, first)
+                self._parse_column(column, field, first)
                 for column, field in zip(batch.columns, self.schema, strict=True)
             ]
             yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
             first += len(batch)
 
-    def _parsed(self, column: pa.Array, field: pa.Field, first: int) -> pa.Array:
+    def _parse_column(self, column: pa.Array, field: pa.Field, first: int) -> pa.Array:
         """Return a column as its type; parse the JSON of a nested one."""
         if not _is_nested(field.type):
             return column.cast(field.type)
@@ -268,7 +268,7 @@ class _JsonRows(FileRows):
         known = {field.name: field.type for field in self._types}
         self.schema = pa.schema(
             [
-                field.with_type(known.get(field.name, _suggested(field.type)))
+                field.with_type(known.get(field.name, _suggest_type(field.type)))
                 for field in self._reader.schema
             ]
         )
@@ -328,7 +328,7 @@ def _problem(line: str, types: pa.Schema, known: set[str] | None) -> tuple[str |
     except ValueError as error:
         return None, f"not JSON: {error}"
     if not isinstance(row, dict):
-        return None, f"an object expected, got {line.strip()[:80]}"
+        return None, f"expected an object, found {line.strip()[:80]}"
     for name, value in row.items():
         if known is not None and name not in known:
             return name, "the first rows of the file have no such column"
@@ -365,7 +365,7 @@ def _is_nested(data_type: pa.DataType) -> bool:
     return bool(pa.types.is_nested(data_type))
 
 
-def _suggested(data_type: pa.DataType) -> pa.DataType:
+def _suggest_type(data_type: pa.DataType) -> pa.DataType:
     """Return the type of a new column for the type that was inferred from text."""
     if pa.types.is_null(data_type):
         return pa.string()

@@ -108,7 +108,7 @@ def _directory(
 def _intact_directory(
     tail: SegmentTail, number: int, place: IndexPlace
 ) -> FilterDirectory | VectorDirectory | TextDirectory | None:
-    """Return a directory; None for a damaged one, which `check_directories` reports."""
+    """Return a directory; None if it is damaged, which `check_directories` reports."""
     try:
         return _directory(tail, number, place)
     except CorruptionError:

@@ -109,7 +109,7 @@ class _Surveyor:
         wrong = check_segments(self.executor, self.context, ordered, deep=deep, every_row=every_row)
         found.problems = [*chain.problems, *log.problems, *wrong]
         if any(problem.is_missing for problem in found.problems):
-            found.problems = self._confirmed(found)
+            found.problems = self._confirm_problems(found)
         found.problems += self._lost_heads(found)
         found.problems += check_centroids(self.context.store, self.context.names, found.head)
         found.problems += self._leases(found)
@@ -123,7 +123,7 @@ class _Surveyor:
         return CLOCK_MARGIN_S + self.context.store.capabilities.clock_resolution_s
 
     # --- missing objects ----------------------------------------------------------
-    def _confirmed(self, found: NamespaceSurvey) -> list[Problem]:
+    def _confirm_problems(self, found: NamespaceSurvey) -> list[Problem]:
         """Return the problems without objects that were swept, or written, since it began."""
         self.heads.forget()
         head = self.heads.find(fallback=True).manifest
@@ -133,7 +133,7 @@ class _Surveyor:
         )
         confirmed = []
         for problem in found.problems:
-            swept = problem.is_missing and not self._needed(problem, found, roots, floor)
+            swept = problem.is_missing and not self._is_still_needed(problem, found, roots, floor)
             if not swept and not (problem.is_missing and self._is_there(problem.object)):
                 confirmed.append(problem)
         dropped = {p.generation for p in found.problems if p not in confirmed}
@@ -142,7 +142,9 @@ class _Surveyor:
         found.log.problems = [p for p in found.log.problems if p in confirmed]
         return confirmed
 
-    def _needed(self, problem: Problem, found: NamespaceSurvey, roots: Roots, floor: int) -> bool:
+    def _is_still_needed(
+        self, problem: Problem, found: NamespaceSurvey, roots: Roots, floor: int
+    ) -> bool:
         if problem.lsn is not None:
             return problem.lsn >= floor
         if problem.generation is not None:

@@ -239,9 +239,9 @@ def parse_event(body: str | bytes) -> list[tuple[str, str]] | None:
 
 def _objects(event: Any, depth: int) -> list[tuple[str, str]]:
     if "Records" in event:
-        return [pair for record in event["Records"] for pair in _named(record["s3"])]
+        return [pair for record in event["Records"] for pair in _bucket_and_key(record["s3"])]
     if "detail" in event:
-        return _named(event["detail"])
+        return _bucket_and_key(event["detail"])
     if event.get("Event") == "s3:TestEvent":
         return []
     if "Message" in event and depth:
@@ -249,7 +249,7 @@ def _objects(event: Any, depth: int) -> list[tuple[str, str]]:
     raise ValueError("unknown form of event")
 
 
-def _named(place: Any) -> list[tuple[str, str]]:
+def _bucket_and_key(place: Any) -> list[tuple[str, str]]:
     bucket, name = str(place["bucket"]["name"]), str(place["object"]["key"])
     decoded = unquote_plus(name)
     return [(bucket, name)] if decoded == name else [(bucket, name), (bucket, decoded)]

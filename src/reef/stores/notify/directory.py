@@ -83,7 +83,7 @@ class DirectoryNotifier(Notifier):
                 self._watch(folder)
 
     def _watch(self, folder: str) -> bool:
-        """Watch a folder and those above it, as far as they are there; the root's own, too."""
+        """Watch a folder and its existing parents, up to and including the root."""
         parent = os.path.dirname(folder)
         is_top = len(folder) <= len(self._root) and self._try(folder)
         if is_top or parent == folder:
@@ -126,7 +126,7 @@ class _Inotify:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self.fd = self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
         if self.fd < 0:
-            raise _failed("watching a directory", ctypes.get_errno())
+            raise _watch_error("watching a directory", ctypes.get_errno())
 
     def watch(self, folder: str) -> int | None:
         """Return the number of the watch; None if the folder is not there."""
@@ -136,7 +136,7 @@ class _Inotify:
         error = ctypes.get_errno()
         if error in (errno.ENOENT, errno.ENOTDIR):
             return None
-        raise _failed(f"watching {folder}", error)
+        raise _watch_error(f"watching {folder}", error)
 
     def read(self) -> Iterator[tuple[int, int, str]]:
         """Yield watch, mask and name of each pending event."""
@@ -169,7 +169,7 @@ def _path_of(url: str) -> str:
     return unquote(parts.path)
 
 
-def _failed(action: str, error: int) -> UnavailableError:
+def _watch_error(action: str, error: int) -> UnavailableError:
     limits = error in (errno.ENOSPC, errno.EMFILE)
     return UnavailableError(
         f"{action} failed: {os.strerror(error)}",

@@ -44,10 +44,10 @@ from enum import StrEnum
 from http import HTTPStatus
 from typing import Any
 
+from reef.config import bad_option
 from reef.errors import ErrorKind, InvalidInputError, ReefError
 from reef.runtime import REAL, Deadline, Runtime
 from reef.stores.notify.base import Notifier, key_matcher, parse_event, split_url
-from reef.stores.remote_http import bad_option
 from reef.stores.s3 import S3Options, s3_client, translated
 
 # --- the listener -----------------------------------------------------------------

@@ -271,9 +271,9 @@ class DynamoRegister(DatabaseRegister):
                 self._make(client)
             yield client
         except (BotoCoreError, ClientError) as error:
-            raise self._translated(error) from error
+            raise self._translate_error(error) from error
 
-    def _translated(self, error: Exception) -> ReefError:
+    def _translate_error(self, error: Exception) -> ReefError:
         # An error of the connection has a response, too: None.
         code = (getattr(error, "response", None) or {}).get("Error", {}).get("Code", "")
         missing = (NoCredentialsError, NoRegionError, PartialCredentialsError)

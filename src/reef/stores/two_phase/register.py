@@ -32,7 +32,7 @@ that (H72): a value that is compared by each creation, before the copy and again
     a record in scope RESERVED    `begin_incarnation`: `reef store recover --restored`
     a witness of the database     a restore by the database's own means, as far as it shows one
 
-The record is an ordinary one, so that registers of older releases get theirs at the first use,
+The record is an ordinary one, so that registers of older releases get one at the first use,
 without a change to their tables. Older releases neither read nor change it.
 
 **SQLite** needs no server, and serves processes that share a disk. Every statement is its own
@@ -451,9 +451,9 @@ class SqliteRegister(DatabaseRegister):
             try:
                 yield self._open()
             except sqlite3.Error as error:
-                raise self._translated(error) from error
+                raise self._translate_error(error) from error
 
-    def _translated(self, error: sqlite3.Error) -> ReefError:
+    def _translate_error(self, error: sqlite3.Error) -> ReefError:
         code = getattr(error, "sqlite_errorcode", None)
         code = None if code is None else code & 0xFF  # without the extended code
         message = f"the register {self.path} cannot be used: {error}"

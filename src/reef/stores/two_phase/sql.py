@@ -265,9 +265,9 @@ class SqlRegister(DatabaseRegister):
             with engine.connect() as connection:
                 yield connection
         except exc.SQLAlchemyError as error:
-            raise self._translated(error) from None
+            raise self._translate_error(error) from None
 
-    def _translated(self, error: exc.SQLAlchemyError) -> ReefError:
+    def _translate_error(self, error: exc.SQLAlchemyError) -> ReefError:
         """Distinguish permanent refusals from transient failures."""
         original = getattr(error, "orig", None) or error
         message = self._without_secrets(f"{type(original).__name__}: {original}".strip())

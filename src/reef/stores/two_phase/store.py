@@ -119,7 +119,7 @@ class TwoPhase(Wrapper):
     def create(self, key: str, body: bytes) -> WriteResult:
         self._check_name(key)
         if self._is_there(key):
-            return self._settled(key, WriteResult(Outcome.EXISTS))
+            return self._settle_inserts(key, WriteResult(Outcome.EXISTS))
         with suppress(UnavailableError):  # then the insert finds out
             self.finisher.prepare(self.register.inner)
         record = new_record(self.runtime, key, body)
@@ -133,7 +133,7 @@ class TwoPhase(Wrapper):
             result = self._complete(record, body)
         else:
             result = self._help(record, claim.holder, claim.doubt)
-        return self._settled(key, result)
+        return self._settle_inserts(key, result)
 
     def _claim(self, record: Record) -> _Claim:
         """Insert until it is clear whose the destination is.
@@ -148,7 +148,7 @@ class TwoPhase(Wrapper):
                     return _Claim(record, doubt)
                 holder = self.register.read_one(record.destination)
                 if holder is not None:
-                    if not self._freed(holder):
+                    if not self._free_if_deleted(holder):
                         return _Claim(holder, doubt)
                     continue
             except UnavailableError as error:
@@ -161,7 +161,7 @@ class TwoPhase(Wrapper):
             if not backoff.wait():
                 return _Claim(None, doubt)
 
-    def _freed(self, holder: Record) -> bool:
+    def _free_if_deleted(self, holder: Record) -> bool:
         """Whether the holder's object was deleted; takes its record away, if so."""
         if not holder.committed or self._is_there(holder.destination):
             return False
@@ -253,11 +253,11 @@ class TwoPhase(Wrapper):
                 raise stuck_error(holder)
         return WriteResult(Outcome.EXISTS)
 
-    def _settled(self, key: str, result: WriteResult) -> WriteResult:
+    def _settle_inserts(self, key: str, result: WriteResult) -> WriteResult:
         """Withdraw the inserts of this name that had no response, before a definite result.
 
-        One of them could land when the name was deleted, and bring back bytes of which its writer
-        knows for certain that they are not there.
+        One of them could land after the name was deleted, and bring back bytes that its writer
+        knows to be gone.
         """
         if result.outcome is Outcome.UNKNOWN or key not in self._in_doubt:
             return result

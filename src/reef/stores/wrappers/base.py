@@ -98,7 +98,7 @@ class Wrapper(Store):
         return self._compose(key, parts)
 
     def _compose(self, key: str, parts: Sequence[Part]) -> int:
-        """Override this one: it is called only if the store inside can compose."""
+        """Override this method: it is called only if the inner store can compose."""
         return self.inner.compose(key, parts)
 
     def compose_cost(self, parts: Sequence[Part]) -> Mapping[str, tuple[int, int]]:
@@ -291,7 +291,7 @@ class Hooked(Wrapper):
 
     # --- the chain of hooks -----------------------------------------------------------
     def _link(self) -> dict[Operation, Send]:
-        """Return where each operation is sent: through this policy, then those inside it."""
+        """Return the route of each operation: through this policy, then those inside it."""
         sends = {operation: _sending_to(self.inner, operation) for operation in Operation}
         for operation, send in sends.items():
             if self.handles(operation):
@@ -396,9 +396,9 @@ class Meter(Hooked):
             self.meter.count(RequestKind.LIST)  # it was sent, and it is billed
             raise
         # Only a `Listing` knows the requests behind the objects that it yields.
-        return self._counted(infos) if isinstance(infos, Listing) else self._paged(infos)
+        return self._count_listed(infos) if isinstance(infos, Listing) else self._count_pages(infos)
 
-    def _counted(self, infos: Listing) -> Iterator[ObjectInfo]:
+    def _count_listed(self, infos: Listing) -> Iterator[ObjectInfo]:
         counted = 0
         while True:
             try:
@@ -410,7 +410,7 @@ class Meter(Hooked):
                 return
             yield info
 
-    def _paged(self, infos: Iterator[ObjectInfo]) -> Iterator[ObjectInfo]:
+    def _count_pages(self, infos: Iterator[ObjectInfo]) -> Iterator[ObjectInfo]:
         self.meter.count(RequestKind.LIST)
         page = self.capabilities.list_page
         for position, info in enumerate(infos):
@@ -423,21 +423,21 @@ class Meter(Hooked):
         """Count a failed upload as far as it was read: the start, its parts and the abort."""
         counted = CountedParts(request.parts)
         try:
-            return self._timed("upload", request.with_parts(counted), send)
+            return self._time_request("upload", request.with_parts(counted), send)
         finally:
             requests = _upload_requests(counted, self.capabilities.part_bytes)
             self.meter.count(RequestKind.PUT, requests=requests, bytes=counted.bytes)
 
     def _compose_parts(self, request: StoreRequest, send: Send) -> Any:
-        """Only the store inside knows which parts it copies, and which it reads and sends."""
+        """The inner store decides which parts are copied, and which are read and sent."""
         for kind, (requests, size) in self.inner.compose_cost(request.pieces).items():
             self.meter.count(RequestKind(kind), requests=requests, bytes=size)
-        return self._timed("compose", request, send)
+        return self._time_request("compose", request, send)
 
     def _delete(self, request: StoreRequest, send: Send) -> Any:
         requests = -(-len(request.keys) // self.capabilities.delete_page)
         self.meter.count(RequestKind.DELETE, requests=requests)
-        return self._timed("delete", request, send)
+        return self._time_request("delete", request, send)
 
     def _now(self, request: StoreRequest, send: Send) -> Any:
         self._count_all(self.capabilities.now_requests)
@@ -454,7 +454,7 @@ class Meter(Hooked):
         for kind in kinds:
             self.meter.count(RequestKind(kind))
 
-    def _timed(self, name: str, request: StoreRequest, send: Send) -> Any:
+    def _time_request(self, name: str, request: StoreRequest, send: Send) -> Any:
         start_s = self.runtime.monotonic_s()
         try:
             return send(request)

@@ -156,7 +156,7 @@ class CacheDirectory:
             found = file.stat()
             if not found.is_file:  # a FIFO, a device: reading it may never end
                 raise DamagedCacheEntry(f"{entry.name}: it is not a regular file")
-            payload = self._checked(entry, file, found.size)
+            payload = self._check_entry(entry, file, found.size)
             self._mark_used(file, found)
             return payload
         finally:
@@ -166,7 +166,7 @@ class CacheDirectory:
         """Remove an entry. The usage stays as it is: too high, until the next count."""
         self._remove(self._path(entry.name))
 
-    def _checked(self, entry: CacheEntry, file: File, size: int) -> bytes:
+    def _check_entry(self, entry: CacheEntry, file: File, size: int) -> bytes:
         if size != entry.file_bytes:
             raise DamagedCacheEntry(f"{entry.name}: {size} bytes instead of {entry.file_bytes}")
         begins = len(entry.head) + CHECKSUM.size
@@ -290,9 +290,9 @@ class CacheDirectory:
             if is_directory and FOLDER.fullmatch(folder):
                 for name, _ in self.files.scan(self._path(folder)):
                     if FILE.fullmatch(name):
-                        yield from self._sized(self._path(f"{folder}/{name}"))
+                        yield from self._file_sizes(self._path(f"{folder}/{name}"))
 
-    def _sized(self, path: str) -> Iterator[tuple[int, int, str]]:
+    def _file_sizes(self, path: str) -> Iterator[tuple[int, int, str]]:
         with suppress(FileNotFoundError):  # dropped by a reader since the scan
             found = self.files.stat(path)
             yield found.mtime_ns, _in_blocks(found.size), path

@@ -487,9 +487,9 @@ class Throttle(Hooked):
     def _check(self, error: Exception, request: StoreRequest, sent_s: float) -> None:
         """Cut the rate if the service has throttled a request."""
         if isinstance(error, UnavailableError) and error.kind is ErrorKind.THROTTLED:
-            self._refused(*_lane_of(request), sent_s)
+            self._note_refusal(*_lane_of(request), sent_s)
 
-    def _refused(self, kind: str, key: str, sent_s: float) -> None:
+    def _note_refusal(self, kind: str, key: str, sent_s: float) -> None:
         now_s = self.runtime.monotonic_s()
         name = (kind, _folder(key))
         with self._lock:
@@ -639,7 +639,7 @@ class Paced(Hooked):
                 self.pace.take(request.end - request.start)
             case Operation.UPLOAD:
                 self.pace.take()
-                request = request.with_parts(self._paced(request.parts))
+                request = request.with_parts(self._pace_parts(request.parts))
             case Operation.COMPOSE:
                 self.pace.take(requests=len(request.pieces))
             case Operation.DELETE:
@@ -658,7 +658,7 @@ class Paced(Hooked):
     def __reduce__(self) -> tuple[Any, ...]:
         return _inner, (self.inner,)
 
-    def _paced(self, parts: Iterable[bytes]) -> Iterator[bytes]:
+    def _pace_parts(self, parts: Iterable[bytes]) -> Iterator[bytes]:
         for part in parts:
             self.pace.take(len(part), requests=0)
             yield part

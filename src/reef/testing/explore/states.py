@@ -176,7 +176,7 @@ class FiberState:
     name: bytes
     chain: Chain
     gather: str = ""
-    """The gather of which it runs a call. It shares no memory with others until its end."""
+    """The gather whose call it runs. It shares no memory with other calls until its end."""
     request: ExploredRequest | None = None
     """Sent, without a response."""
     response: Any = None

@@ -90,7 +90,7 @@ def test_a_batch_mixes_merges_with_other_operations_in_order(writer):
 @pytest.mark.parametrize(
     ("columns", "problem"),
     [
-        ({"n": 1}, "an operand expected, got 1"),
+        ({"n": 1}, "expected an operand, got 1"),
         ({"n": reef.add(None)}, "None is no operand"),
         ({"small": reef.add(1)}, "int64, uint64 or float64, not int32"),
         ({"tags": reef.max_(["a"])}, "single values"),

@@ -183,7 +183,7 @@ def test_numpy_values_are_named_too():
         refusal({"id": ids, "vector": np.ones((2, 4))})
     )
     assert "row 0, column amount: " in str(refusal({"id": ids, "amount": np.ones(2, complex)}))
-    assert "column vector: an array of 1 or 2 dimensions expected, got 3" in str(
+    assert "column vector: expected an array of 1 or 2 dimensions, got 3" in str(
         refusal({"id": ids, "vector": np.ones((2, 3, 1))})
     )
 
@@ -320,9 +320,9 @@ BAD_FORMS = [
     (pa.array([1]), "is not rows"),
     (pl.LazyFrame({"id": ["a"]}), "got LazyFrame"),
     ((row for row in [{"id": "a"}]), "got generator"),
-    ([{"id": "a"}, ["b"]], "row 1: a dict expected, got list"),
-    ({"id": "a"}, "column id: a list or an array expected, got str.*one dict"),
-    ({"id": ["a"], "amount": 5}, "column amount: a list or an array expected, got int"),
+    ([{"id": "a"}, ["b"]], "row 1: expected a dict, got list"),
+    ({"id": "a"}, "column id: expected a list or an array, got str.*one dict"),
+    ({"id": ["a"], "amount": 5}, "column amount: expected a list or an array, got int"),
     ({"id": ["a"], "amount": [1, 2]}, "id has 1, amount has 2"),
     (pa.table([["a"], ["b"]], names=["id", "id"]), "column id is there twice"),
     (pd.DataFrame([["a", "b"]], columns=["id", "id"]), "column id is there twice"),
