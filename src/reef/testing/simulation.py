@@ -328,16 +328,18 @@ class CrashPoint:
 
 
 def crash_points(
-    scenario: Callable[[Simulation], object], victim: str, *, seed: int = 0
+    scenario: Callable[[Simulation], object], victim: str, *, seed: int = 0, every: int = 1
 ) -> Iterator[CrashPoint]:
     """Run `scenario` once for each yield point of `victim`, and crash it there.
+
+    With `every`, only at each such point: a sample of a long scenario.
 
     The scenario starts processes and calls `sim.run()`. After each crash the simulation is
     yielded, so that new processes can be started on the state that is left. A victim that the
     scenario restarts under its name is crashed after each restart, too.
     """
     total = _count_yield_points(scenario, victim, seed)
-    for number in range(1, total + 1):
+    for number in range(1, total + 1, every):
         sim = Simulation(seed, crash_at=CrashAt(victim, number))
         try:
             with without_collections():
