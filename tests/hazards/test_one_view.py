@@ -84,16 +84,18 @@ def test_H69_rows_and_ingested_segments_of_one_instant(monkeypatch, read):
         ingest(db, NAME, [{"id": "k", "b": 1}], op="patch")
         writer.upsert([{"id": "other", "a": 9, "b": 9}])  # it meets the load in its slot
 
-    original = View._cut
+    def racing(original):
+        def raced(self):
+            cut = original(self)
+            if armed[0]:
+                armed[0] = False
+                in_thread(change)
+            return cut
 
-    def raced(self):
-        cut = original(self)
-        if armed[0]:
-            armed[0] = False
-            in_thread(change)
-        return cut
+        return raced
 
-    monkeypatch.setattr(View, "_cut", raced)
+    monkeypatch.setattr(Memtable, "tidy_cut", racing(Memtable.tidy_cut))
+    monkeypatch.setattr(View, "_cut", racing(View._cut))  # of a transaction
     try:
         row = READS[read](writer)
     except reef.ConflictError:  # a transaction may lose, and says so

@@ -218,7 +218,7 @@ def test_an_order_column_decides_wherever_the_rows_are(numbers, db, url):
         (["nullif(id, '000007') AS id", "n"], {}, "column id: 1 keys are null"),
         (["nullif(id, '000007') AS id", "n"], {"count": False}, "a key cannot be null"),
         (["replace(id, '000007', '') AS id", "n"], {}, "1 keys do not have 1 to 65535 bytes"),
-        (["id", "CAST(n AS STRING) AS n"], {}, "column n: int64 expected"),
+        (["id", "CAST(n AS STRING) AS n"], {}, "column n: expected int64"),
         (["id", "n + 0.5 AS n"], {}, "column n"),
         (["id", "n AS m"], {}, "column m: there is no such column"),
         (["id", "n"], {"key": "n"}, "is 'id', not 'n'"),

@@ -184,7 +184,7 @@ def test_errors_are_raised_on_the_driver(spark, big, options, message):
 
 def test_conditions_are_checked_by_the_table(spark):
     """A text that is no condition is refused at once, without a bucket."""
-    with pytest.raises(reef.InvalidInputError, match="AND or OR expected"):
+    with pytest.raises(reef.InvalidInputError, match="expected AND or OR"):
         reef.spark.table(spark, "./nowhere", "t").where("n > 5 XOR n < 3")
 
 

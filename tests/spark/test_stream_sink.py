@@ -169,11 +169,16 @@ def test_H39_a_task_that_ran_twice_counts_once(table, url, size):
     assert numbers_of(table) == {"k0001": 1, "k0003": 3}
 
 
-def kept_threads():
-    """Return the threads of jobs and leases that do not end by themselves."""
+def job_threads():
+    """Return the threads of jobs and leases in this process."""
+    named = ("job-board", "lease")
+    return {thread for thread in threading.enumerate() if thread.name.startswith(named)}
+
+
+def kept_threads(before):
+    """Return new threads of jobs and leases that do not end by themselves."""
     for _ in range(100):
-        names = [thread.name for thread in threading.enumerate()]
-        kept = [name for name in names if name.startswith(("job-board", "lease"))]
+        kept = sorted(thread.name for thread in job_threads() - before)
         if not kept:
             break
         time.sleep(0.1)
@@ -183,13 +188,14 @@ def kept_threads():
 def test_processes_of_tasks_keep_no_threads_and_report_no_jobs(table, url, monkeypatch):
     """A worker of Spark outlives its tasks: none may leave a thread, or a load that has ended."""
     monkeypatch.setattr(running_jobs, "START_S", 0.01)
+    before = job_threads()
     staging = query(url, "ingest")
     for batch_id in range(3):
         staging.run(batch_id, numbered(1), numbered(2))
     with pytest.raises(reef.InvalidInputError, match="more than once"):
         staging.task(3, numbered(4, 4))
     staged = [staging.task(3, numbered(4), 0), staging.task(3, numbered(5), 1)]
-    assert kept_threads() == []
+    assert kept_threads(before) == []
     assert [job.kind for job in table.jobs("t")] == ["bulk load"]
     staging.writer.commit(staged, 3)
     assert table.jobs("t") == []

@@ -28,7 +28,6 @@ from reef.cli.output import Output, parse_bytes, parse_row, printable
 from reef.config import WriterSettings
 from reef.engine.handles.conditions import Condition, absent, present
 from reef.engine.handles.database import Database
-from reef.engine.namespaces import similar_name
 from reef.engine.rows.batch import Batch, check_idempotency_key, encode_batch
 from reef.engine.running_jobs import RunningJob
 from reef.engine.stats import NamespaceInfo
@@ -183,14 +182,9 @@ def _schema(db: Database, namespace: str, create: bool) -> Schema:
     except NotFoundError as error:
         if create:
             return DEFAULT_SCHEMA
-        similar = similar_name(namespace, db.namespaces())
-        suggestion = "" if similar is None else f"Did you mean {similar}? "
-        raise NotFoundError(
-            error.message,
-            kind=error.kind,
-            hint=error.hint or f"{suggestion}--create creates {namespace}",
-            **error.context,
-        ) from error
+        create_it = f"--create creates {namespace}"
+        error.hint = f"{error.hint} {create_it}" if error.hint else create_it
+        raise
     return Schema.of(info.schema, info.key)
 
 
