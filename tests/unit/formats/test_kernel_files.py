@@ -185,7 +185,7 @@ def test_other_policies_are_not_passed_by(tmp_path):
         type(other._direct).call(other._direct, *arguments)
     )
     other.find(entry, keys[3], hash_key(keys[3]))
-    throttle._refused("read", NAMESPACE.segment(entry.id), 0.0)
+    throttle._note_refusal("read", NAMESPACE.segment(entry.id), 0.0)
     assert other.find(entry, keys[3], hash_key(keys[3]))[0].values == {1: values[3]}
     assert calls[0] is not None
     assert calls[1] is None

@@ -477,7 +477,7 @@ def test_all_snapshots_are_listed_and_released(db):
     assert db.bucket_snapshots()[0].taken_at is not None
     db.rename("main", "renamed")
     db.drop("other")
-    assert sorted(db.snapshots_all("nightly")) == ["child", "renamed"]
+    assert sorted(db.snapshots_all("nightly")) == ["child", "other", "renamed"]
     db.release_snapshot_all("nightly")
     db.undrop("other")
     for name in ("renamed", "child", "other"):

@@ -48,7 +48,7 @@ class PatchedKeys:
 
     def _exists(self, key: bytes, tables: Sequence[Memtable], now_ms: int) -> bool:
         for table in tables:
-            for entry in table.cut().versions(key):
+            for entry in table.cut().versions(key, values=False):
                 if entry.lsn > self.lsn and entry.kind != OpKind.PATCH:
                     return _is_row(entry, now_ms)
         return key in self.existing

@@ -128,8 +128,11 @@ class MemtableCut(NamedTuple):
         deletes = self.range_tombstones.from_lsn(first)
         return self._replace(first_lsn=first, range_tombstones=deletes)
 
-    def versions(self, key: bytes) -> list[Entry]:
-        """Return the versions of a key, newest first: patches, down to the first whole row."""
+    def versions(self, key: bytes, *, values: bool = True) -> list[Entry]:
+        """Return the versions of a key, newest first: patches, down to the first whole row.
+
+        Without `values`, only their kinds and times: no value has to exist in Python.
+        """
         found: list[Entry] = []
         if self.is_empty:
             return found
@@ -141,7 +144,7 @@ class MemtableCut(NamedTuple):
             if whole > run.lsn_max or (chunk := run.chunk_of(key)) is None:
                 continue
             for place in chunk.find(key):
-                found.append(entry_at(chunk.rows, place))
+                found.append(entry_at(chunk.rows, place, values=values))
                 if found[-1].is_whole:
                     whole = max(whole, found[-1].lsn)
         cover = self.range_tombstones.covering(key) if self.range_tombstones else None
@@ -590,16 +593,16 @@ def _down_to_whole(entries: list[Entry], first_lsn: int) -> list[Entry]:
     return found
 
 
-def entry_at(rows: Versions, place: int) -> Entry:
+def entry_at(rows: Versions, place: int, *, values: bool = True) -> Entry:
     """Return one version, as Python values."""
     kind = int(rows.kinds[place])
     expiry = rows.expires_at_ms[place].as_py() if rows.expires_at_ms is not None else None
-    values = {}
-    if kind != OpKind.DELETE:
-        values = {number: to_python(array[place]) for number, array in rows.fields.items()}
+    row = {}
+    if values and kind != OpKind.DELETE:
+        row = {number: to_python(array[place]) for number, array in rows.fields.items()}
     lsn, seq = int(rows.lsns[place]), int(rows.seqs[place])
     changes, merged_at_ms = changes_at(rows, place, kind)
-    return Entry(lsn, seq, kind, values, changes, expiry, merged_at_ms)
+    return Entry(lsn, seq, kind, row, changes, expiry, merged_at_ms)
 
 
 def changes_at(rows: Versions, place: int, kind: int) -> tuple[Mapping[int, int], int | None]:
