@@ -28,6 +28,7 @@ from reef.engine.handles.database import Database
 from reef.engine.registry import Registry
 from reef.errors import ConflictError, NotFoundError
 from reef.formats.manifest import Manifest
+from reef.jobs.arguments import check_arguments
 from reef.jobs.repair.head import (
     Published,
     end_earlier,
@@ -54,6 +55,7 @@ def repair(
 
     Returns the problems, the actions, and exactly which rows are lost.
     """
+    check_arguments(db, executor)
     if apply:
         db._prove_store()
     names = newest_incarnation(db.store, namespace)

@@ -32,6 +32,7 @@ from reef.errors import (
     NotFoundError,
 )
 from reef.formats.manifest import Manifest, SegmentEntry
+from reef.jobs.arguments import check_arguments
 from reef.jobs.verify.chain import (
     ManifestChain,
     Problem,
@@ -300,6 +301,7 @@ def verify(
     its search indexes; with `indexes="all"` all rows, which keeps the indexed columns of a segment
     in memory.
     """
+    check_arguments(db, executor)
     if indexes not in ("sample", "all"):
         raise InvalidInputError(
             f"indexes={indexes!r} is neither 'sample' nor 'all'", kind=ErrorKind.INVALID_OPTION
