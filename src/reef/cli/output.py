@@ -224,7 +224,11 @@ class Output:
             return
         facts = _flat(facts)
         lists = {name: value for name, value in facts.items() if _is_list(value)}
-        figures = {name: value for name, value in facts.items() if name not in lists}
+        figures = {
+            name: round(value, 3) if isinstance(value, float) else value
+            for name, value in facts.items()
+            if name not in lists and value not in (None, "", {})
+        }
         self.record(title, {**figures, **{name: len(value) for name, value in lists.items()}})
         for name, rows in lists.items():
             self._print_list(name.replace("_", " "), rows)
@@ -269,12 +273,16 @@ class Output:
     def cell(self, value: Any) -> str:
         """Format a value for a table."""
         if isinstance(value, Mapping):
-            return ", ".join(f"{name} {self.cell(item)}" for name, item in value.items())
+            return ", ".join(f"{name} {self._inner(item)}" for name, item in value.items())
         if isinstance(value, list | tuple):
             return ", ".join(map(self.cell, value))
         if isinstance(value, bytes):
             return printable(value, self.encoding)
         return _plain(value)
+
+    def _inner(self, value: Any) -> str:
+        text = self.cell(value)
+        return f"({text})" if isinstance(value, Mapping) else text
 
     # --- stderr -------------------------------------------------------------------
     def note(self, text: str) -> None:
