@@ -64,8 +64,7 @@ from reef.engine.rows.convert import EXPIRES_AT
 from reef.engine.rows.input import fit_column, fit_keys
 from reef.engine.rows.merges import normal_list
 from reef.errors import ErrorKind, InternalError, InvalidInputError
-from reef.formats.operators import Codes, Operator, as_flags, type_problem
-from reef.formats.schema import Field, Schema
+from reef.formats.schema import Codes, Field, Operator, Schema, as_flags, type_problem
 from reef.formats.versions import Versions
 from reef.formats.wal_object import OpKind, Ops, end_of_keys
 from reef.jobs.ingest.append import StreamAppender, UnfoldedLog

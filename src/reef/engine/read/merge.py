@@ -33,8 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reef.engine.rows.merges import ColumnOperands
-from reef.formats.operators import Codes, Operator, codes_of
-from reef.formats.schema import Schema
+from reef.formats.schema import Codes, Operator, Schema, codes_of
 from reef.formats.versions import (
     KeysInOrder,
     RangeTombstone,
