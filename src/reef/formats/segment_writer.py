@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from reef.formats.block import BlockKind, Codec, Packer, encode_block
 from reef.formats.coding import Buffer, crc32c, crc32c_extend
-from reef.formats.filter import FilterBuilder, Hashes, hash_keys
 from reef.formats.group import (
     PAGE_BYTES,
     distinct_keys,
@@ -41,10 +40,13 @@ from reef.formats.segment import (
     set_hash,
 )
 from reef.formats.segment_index import (
+    FilterBuilder,
     GroupEntry,
+    Hashes,
     bounds_of,
     encode_index,
     encode_pages,
+    hash_keys,
     separator,
 )
 from reef.formats.versions import RangeTombstone, Versions, concat_versions

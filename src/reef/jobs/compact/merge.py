@@ -55,7 +55,6 @@ from reef.engine.search.specs import load_indexes
 from reef.errors import ErrorKind, InvalidInputError
 from reef.formats.block import Codec
 from reef.formats.coding import Buffer, corrupt
-from reef.formats.filter import KeyFilter, hash_keys
 from reef.formats.index_block import IndexSpec
 from reef.formats.manifest import SegmentEntry
 from reef.formats.schema import Schema
@@ -69,6 +68,7 @@ from reef.formats.segment import (
     decode_tail,
     set_hash,
 )
+from reef.formats.segment_index import KeyFilter, hash_keys
 from reef.formats.segment_writer import SegmentWriter
 from reef.formats.versions import KeysInOrder, RangeTombstone, Versions, concat_versions
 from reef.formats.wal_object import OpKind

@@ -42,7 +42,6 @@ from reef.errors import (
     InvalidInputError,
     NotFoundError,
 )
-from reef.formats.filter import hash_keys
 from reef.formats.manifest import (
     Manifest,
     Recent,
@@ -50,6 +49,7 @@ from reef.formats.manifest import (
     encode_manifest,
 )
 from reef.formats.segment import EMPTY, Lineage, SetHash, set_hash
+from reef.formats.segment_index import hash_keys
 from reef.formats.segment_writer import SegmentWriter
 from reef.formats.versions import Versions
 from reef.jobs.evidence.derive import Derived, derive

@@ -23,7 +23,6 @@ from reef.errors import CorruptionError, ReefError
 from reef.formats.block import BLOCK_HEAD_BYTES, CODECS, BlockKind, decode_block
 from reef.formats.coding import ALIGNMENT, U32, Buffer, padding
 from reef.formats.columns import decode_columns
-from reef.formats.filter import hash_keys
 from reef.formats.group import decode_key_block
 from reef.formats.manifest import SegmentEntry
 from reef.formats.schema import Schema
@@ -35,7 +34,7 @@ from reef.formats.segment import (
     decode_range_tombstones,
     set_hash,
 )
-from reef.formats.segment_index import KEYS, SegmentIndex, decode_index
+from reef.formats.segment_index import KEYS, SegmentIndex, decode_index, hash_keys
 from reef.formats.versions import RangeTombstone, Versions
 from reef.formats.wal_object import OpKind
 from reef.jobs.repair.report import LostRange
