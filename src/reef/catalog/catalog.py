@@ -23,11 +23,9 @@ from typing import Any, Protocol, Self, TypeVar
 
 import msgspec
 
-from reef.catalog import commit, compaction
+from reef.catalog import commit, upkeep
 from reef.catalog.checkpoints import CheckpointMeta
 from reef.catalog.commit import ConflictSet, commit
-from reef.catalog.compaction import COMPACT_AFTER, CatalogCompactor, compact_if_due
-from reef.catalog.gc import load_plan
 from reef.catalog.head import CatalogHead, KnownHead
 from reef.catalog.segments import CACHE_BYTES, BlobCache, MemoryBlobCache
 from reef.catalog.snapshot import (
@@ -41,6 +39,7 @@ from reef.catalog.snapshot import (
     pin,
     take_lease,
 )
+from reef.catalog.upkeep import COMPACT_AFTER, CatalogCompactor, compact_if_due, load_plan
 from reef.catalog.verify import CatalogReport, verify
 from reef.errors import (
     UNDECODABLE,
@@ -589,7 +588,7 @@ class Catalog:
         def encoded() -> dict[bytes, bytes]:
             return {as_key(key): self.codec.encode(value) for key, value in make().items()}
 
-        compaction.recreate(self._writable(), encoded)
+        upkeep.recreate(self._writable(), encoded)
 
     def begin_anew(self, make: Callable[[], Mapping[str, Any]]) -> None:
         """Deprecated name of `recreate`."""
