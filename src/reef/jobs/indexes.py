@@ -38,7 +38,7 @@ from reef.jobs.compact.job import Compactor, CompactReport
 from reef.jobs.compact.merge import read_tail
 from reef.jobs.compact.plan import CompactPlan
 from reef.manifest.edits import set_centroids
-from reef.manifest.publish import Publisher
+from reef.manifest.head import Publisher
 from reef.paths import Namespace
 from reef.runtime import Executor
 from reef.stores import Outcome, Store

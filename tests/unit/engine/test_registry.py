@@ -18,8 +18,8 @@ from reef.errors import (
     NotFoundError,
     UnsupportedFormatError,
 )
+from reef.manifest.head import Publisher
 from reef.manifest.lifecycle import clear_dropped
-from reef.manifest.publish import Publisher
 from reef.paths import Namespace
 from reef.stores import Wrapper
 from reef.testing import Simulation

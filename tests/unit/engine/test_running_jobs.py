@@ -12,7 +12,7 @@ from reef.formats.wal_object import Job, WalKind
 from reef.jobs import export, fold
 from reef.jobs.ingest.job import BulkJob
 from reef.manifest.edits import raise_compactor_epoch, release_compactor
-from reef.manifest.publish import Publisher
+from reef.manifest.head import Publisher
 from reef.manifest.roots import job_owner, take_lease
 from reef.telemetry import RequestMeter
 from tests.support.bulk_jobs import append, stage

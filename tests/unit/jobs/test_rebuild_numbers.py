@@ -11,7 +11,7 @@ from reef.jobs import fold, rebuild
 from reef.jobs.rebuild.job import MARGIN
 from reef.jobs.repair.head import fence_off
 from reef.manifest.edits import raise_writer_epoch
-from reef.manifest.publish import Publisher
+from reef.manifest.head import Publisher
 from tests.support.rebuild import EVENTS, NAME, head_of, open_mortal, rows_of
 from tests.support.sweep_world import NAME as USERS_NAME
 from tests.support.sweep_world import World

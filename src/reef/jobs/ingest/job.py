@@ -57,8 +57,7 @@ from reef.jobs.ingest.staging import (
     check_replaced,
     shared_keys,
 )
-from reef.manifest.head import HeadFinder, locate
-from reef.manifest.publish import Publisher
+from reef.manifest.head import HeadFinder, Publisher, locate
 from reef.manifest.roots import GenerationLease, job_owner, take_lease
 from reef.paths import Namespace
 from reef.stores import Store
