@@ -39,10 +39,10 @@ import pyarrow.compute as pc
 from reef.config import IngestOptions, IngestSettings
 from reef.engine.handles.database import Database
 from reef.engine.read.merge import combined_merges, sorted_places
+from reef.engine.registry import BULK_LOAD
 from reef.engine.rows.batch import check_idempotency_key, check_live_wins
 from reef.engine.rows.input import to_ops
 from reef.engine.rows.merges import merge_rows_ops
-from reef.engine.running_jobs import BULK_LOAD
 from reef.errors import ConflictError, ErrorKind, InvalidInputError, NotFoundError, ReefError
 from reef.formats.manifest import DedupEntry, Manifest
 from reef.formats.schema import Schema
