@@ -8,7 +8,7 @@ import pytest
 
 from reef.errors import ConflictError
 from reef.jobs import fold, rebuild
-from reef.jobs.rebuild.job import MARGIN
+from reef.jobs.rebuild import MARGIN
 from reef.jobs.repair.head import fence_off
 from reef.manifest.edits import raise_writer_epoch
 from reef.manifest.head import Publisher
@@ -129,7 +129,7 @@ def test_a_forced_rebuild_overtakes_openings_behind_its_fence(db, monkeypatch):
         Publisher(db.store, EVENTS).publish(lambda head: raise_writer_epoch(head, 1))
         epochs.append(head_of(db).writer_epoch)
 
-    monkeypatch.setattr(sys.modules["reef.jobs.rebuild.job"], "fence_off", fence_off_and_raise)
+    monkeypatch.setattr(sys.modules["reef.jobs.rebuild"], "fence_off", fence_off_and_raise)
     rebuild(db, NAME, apply=True, force=True)
     assert head_of(db).writer_epoch > epochs[0]
 
