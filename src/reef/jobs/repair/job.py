@@ -39,8 +39,7 @@ from reef.jobs.repair.head import (
 from reef.jobs.repair.plan import RepairPlan, RepairPlanner
 from reef.jobs.repair.report import RepairReport
 from reef.jobs.verify.chain import Problem, check_opened
-from reef.jobs.verify.earlier import EarlierDamage, check_earlier, problems_of
-from reef.jobs.verify.job import NamespaceSurvey, survey
+from reef.jobs.verify.job import EarlierDamage, NamespaceSurvey, check_earlier, problems_of, survey
 from reef.manifest.head import newest_incarnation
 from reef.manifest.repairs import Restart, apply_repairs
 from reef.runtime import Executor
