@@ -63,7 +63,7 @@ from reef.jobs.evidence.gather import (
     readable_manifests,
 )
 from reef.jobs.ingest.staging import entry_of
-from reef.jobs.repair.head import fence_off, restore_ends, store_record
+from reef.jobs.repair.job import fence_off, restore_ends, store_record
 from reef.jobs.repair.segments import write_saved
 from reef.manifest.dedup import merge_streams
 from reef.manifest.edits import index_specs

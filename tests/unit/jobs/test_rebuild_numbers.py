@@ -9,7 +9,7 @@ import pytest
 from reef.errors import ConflictError
 from reef.jobs import fold, rebuild
 from reef.jobs.rebuild import MARGIN
-from reef.jobs.repair.head import fence_off
+from reef.jobs.repair.job import fence_off
 from reef.manifest.edits import raise_writer_epoch
 from reef.manifest.head import Publisher
 from tests.support.rebuild import EVENTS, NAME, head_of, open_mortal, rows_of
