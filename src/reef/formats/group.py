@@ -27,8 +27,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from reef.formats.block import BlockKind, Packer, decode_block
-from reef.formats.coding import ALIGNMENT, U32, Buffer, corrupt, padding
+from reef.formats.coding import (
+    ALIGNMENT,
+    U32,
+    BlockKind,
+    Buffer,
+    Packer,
+    corrupt,
+    decode_block,
+    padding,
+)
 from reef.formats.columns import ABSENT, ColumnSet, encode_columns
 from reef.formats.schema import Field, Schema, as_codes, as_flags
 from reef.formats.versions import Versions

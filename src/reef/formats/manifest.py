@@ -28,8 +28,15 @@ from operator import attrgetter, gt
 import msgspec
 
 from reef.errors import UNDECODABLE
-from reef.formats.block import BlockKind, Codec, decode_block, encode_block
-from reef.formats.coding import corrupt, crc32c, unsupported
+from reef.formats.coding import (
+    BlockKind,
+    Codec,
+    corrupt,
+    crc32c,
+    decode_block,
+    encode_block,
+    unsupported,
+)
 from reef.formats.index_block import IndexSpec
 from reef.formats.schema import DEFAULT_SCHEMA, Schema
 from reef.paths import centroids_name, numbered_key

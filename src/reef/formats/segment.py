@@ -34,8 +34,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from reef import kernel
-from reef.formats.block import BlockKind, decode_block
-from reef.formats.coding import Buffer, corrupt, crc32c, decode_msgpack, unsupported
+from reef.formats.coding import (
+    BlockKind,
+    Buffer,
+    corrupt,
+    crc32c,
+    decode_block,
+    decode_msgpack,
+    unsupported,
+)
 from reef.formats.columns import decode_columns, encode_columns
 from reef.formats.covers import Cover
 from reef.formats.group import decode_column_payload

@@ -9,8 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from reef.formats.block import BlockKind, Codec, Packer, encode_block
-from reef.formats.coding import Buffer, crc32c, crc32c_extend
+from reef.formats.coding import (
+    BlockKind,
+    Buffer,
+    Codec,
+    Packer,
+    crc32c,
+    crc32c_extend,
+    encode_block,
+)
 from reef.formats.group import (
     PAGE_BYTES,
     distinct_keys,

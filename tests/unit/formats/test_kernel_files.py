@@ -20,7 +20,7 @@ from reef.engine.read.merge import in_order, newest_versions
 from reef.engine.read.segments import BLOCK_KINDS, SegmentStore
 from reef.errors import CorruptionError, NotFoundError
 from reef.files import OS
-from reef.formats.block import Codec
+from reef.formats.coding import Codec
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.segment import Lineage, decode_tail
 from reef.formats.segment_index import hash_key, hash_keys

@@ -14,7 +14,7 @@ from reef.engine.read.caches import ByteCache
 from reef.engine.read.segments import SegmentStore
 from reef.errors import CorruptionError
 from reef.formats import pages as page_format
-from reef.formats.block import BlockKind, Codec, Packer, decode_block, encode_block
+from reef.formats.coding import BlockKind, Codec, Packer, decode_block, encode_block
 from reef.formats.group import encode_group
 from reef.formats.manifest import SegmentEntry
 from reef.formats.pages import KeyPage, decode_column_pages, decode_key_pages

@@ -41,11 +41,13 @@ from reef.engine.read.caches import ByteCache
 from reef.engine.read.memtable import Entry
 from reef.engine.read.merge import RangeTombstones
 from reef.errors import CorruptionError, ErrorKind, InvalidInputError
-from reef.formats.block import (
+from reef.formats.coding import (
     BLOCK_HEAD_BYTES,
+    Buffer,
+    corrupt,
+    crc32c,
     decode_block_bytes,
 )
-from reef.formats.coding import Buffer, corrupt, crc32c
 from reef.formats.index_block import IndexSpec
 from reef.formats.manifest import SegmentEntry
 from reef.formats.schema import Schema

@@ -53,8 +53,7 @@ from reef.engine.read.runs import rows_bytes
 from reef.engine.read.scan import Cursor, merged
 from reef.engine.search.specs import load_indexes
 from reef.errors import ErrorKind, InvalidInputError
-from reef.formats.block import Codec
-from reef.formats.coding import Buffer, corrupt
+from reef.formats.coding import Buffer, Codec, corrupt
 from reef.formats.index_block import IndexSpec
 from reef.formats.manifest import SegmentEntry
 from reef.formats.schema import Schema

@@ -30,7 +30,7 @@ from reef.engine.read.scan import Cursor, SegmentCursor, merged
 from reef.engine.read.segments import SegmentStore
 from reef.engine.search.specs import load_indexes
 from reef.errors import ErrorKind, InvalidInputError
-from reef.formats.block import Codec
+from reef.formats.coding import Codec
 from reef.formats.index_block import BuildableIndex, IndexSpec
 from reef.formats.manifest import SegmentEntry
 from reef.formats.schema import Schema

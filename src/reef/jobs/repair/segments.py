@@ -44,8 +44,16 @@ from reef.engine.context import NamespaceContext
 from reef.engine.read.merge import fragments
 from reef.engine.read.view import range_tombstones_of
 from reef.errors import CorruptionError, NotFoundError, ReefError
-from reef.formats.block import BLOCK_HEAD_BYTES, CODECS, BlockKind, decode_block
-from reef.formats.coding import ALIGNMENT, U32, Buffer, padding
+from reef.formats.coding import (
+    ALIGNMENT,
+    BLOCK_HEAD_BYTES,
+    CODECS,
+    U32,
+    BlockKind,
+    Buffer,
+    decode_block,
+    padding,
+)
 from reef.formats.columns import decode_columns
 from reef.formats.covers import Cover
 from reef.formats.group import decode_key_block

@@ -13,8 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reef.errors import CorruptionError, NotFoundError
-from reef.formats.block import BlockKind, decode_block
-from reef.formats.coding import Buffer, corrupt
+from reef.formats.coding import BlockKind, Buffer, corrupt, decode_block
 from reef.formats.filter_index import FilterDirectory, FilterIndex
 from reef.formats.index_block import IndexKind, IndexSpec
 from reef.formats.manifest import Manifest
