@@ -23,9 +23,9 @@ from typing import Any, Protocol, Self, TypeVar
 
 import msgspec
 
-from reef.catalog import commit, upkeep
+from reef.catalog import upkeep
 from reef.catalog.checkpoints import CheckpointMeta
-from reef.catalog.commit import ConflictSet, commit
+from reef.catalog.commit import ConflictSet, commit, recover_orphans, resolve
 from reef.catalog.head import CatalogHead, KnownHead
 from reef.catalog.segments import CACHE_BYTES, BlobCache, MemoryBlobCache
 from reef.catalog.snapshot import (
@@ -468,7 +468,7 @@ class Catalog:
         """Begin a transaction at the newest state."""
         context = self._writable()
         if not self._recovered:
-            commit.recover_orphans(context)
+            recover_orphans(context)
             self._recovered = True
         known, lease = pin(context, owner="write session")
         view = context.view(CatalogSnapshot.of(known))
@@ -522,7 +522,7 @@ class Catalog:
 
     def resolve(self, receipt: CommitReceipt) -> bool:
         """Decide a commit of unknown outcome, for good; return whether it is committed."""
-        return commit.resolve(self._writable(), receipt)
+        return resolve(self._writable(), receipt)
 
     # --- without a session --------------------------------------------------------
     def snapshot(self) -> CatalogSnapshot:
@@ -565,7 +565,7 @@ class Catalog:
     # --- maintenance --------------------------------------------------------------
     def recover_orphans(self) -> int:
         """Publish durable transactions whose writers are gone; return their number."""
-        return commit.recover_orphans(self._writable())
+        return recover_orphans(self._writable())
 
     def compactor(self, *, compact_after: int = COMPACT_AFTER) -> CatalogCompactor:
         """Return the compactor and garbage collector.

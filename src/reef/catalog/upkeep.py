@@ -1,4 +1,4 @@
-"""Upkeep of a catalog: compaction, garbage collection, and the replacement of an unreadable history.
+"""Upkeep of a catalog: compaction, garbage collection, replacement of an unreadable history.
 
 Compaction: segments become a checkpoint. And the replacement of an unreadable history.
 

@@ -1,6 +1,6 @@
 """Recover the rows of a damaged segment from every source that the bucket still has.
 
-    1  its own groups: those whose checksums match (`reef.jobs.repair.segments`)
+    1  its own groups: those whose checksums match (below)
     2  its ancestors: the segments that an older, retained generation names in its place
     3  the log: batches and loads that the segment covers, if they are still there
     4  merge by compaction's own rule (H68): two versions of a key become one row only if no other

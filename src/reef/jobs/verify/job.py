@@ -6,7 +6,7 @@
     4  missing objects are checked again against a head that was read later: a sweep may have
        deleted objects that were needed when the survey began
     5  leases, orphans, condemned keys, slots that an earlier repair skipped
-    6  snapshots of earlier incarnations                  (`reef.jobs.verify.job`)
+    6  snapshots of earlier incarnations                  (below)
 
 Opens read-only, reports every problem, changes nothing; writers, jobs and sweeps may run
 concurrently. Whatever a later head needs was needed all along, since a condemned key never comes
