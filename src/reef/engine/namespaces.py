@@ -29,11 +29,11 @@ from reef.errors import (
     NotFoundError,
     UnavailableError,
 )
-from reef.formats.index_block import IndexSpec
 from reef.formats.manifest import (
     Alias,
     BranchPin,
     Dropped,
+    IndexSpec,
     Manifest,
     NamespaceState,
     Origin,

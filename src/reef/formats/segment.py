@@ -46,7 +46,7 @@ from reef.formats.coding import (
 from reef.formats.columns import decode_columns, encode_columns
 from reef.formats.covers import Cover
 from reef.formats.group import decode_column_payload
-from reef.formats.index_block import IndexSpec
+from reef.formats.manifest import IndexSpec
 from reef.formats.pages import (
     BlocksRead,
     KernelColumns,

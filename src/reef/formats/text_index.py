@@ -46,8 +46,9 @@ from reef.formats.coding import (
     encode_block,
     unsupported,
 )
-from reef.formats.index_block import IndexParts, IndexSpec
+from reef.formats.manifest import IndexSpec
 from reef.formats.postings import Postings, TermRuns, decode_positions, encode
+from reef.formats.segment_writer import IndexParts
 from reef.formats.tokenize import ANALYSIS, TERM_BYTES_MAX, Analyzer, OptionValue, TextOptions
 
 VERSION = 1

@@ -23,8 +23,8 @@ from reef.engine.read.caches import ByteCache
 from reef.engine.read.segments import SegmentStore
 from reef.engine.search.specs import load_indexes
 from reef.errors import UnavailableError
-from reef.formats.index_block import BuildableIndex, IndexKind, IndexSpec
-from reef.formats.manifest import Manifest, SegmentEntry
+from reef.formats.manifest import IndexKind, IndexSpec, Manifest, SegmentEntry
+from reef.formats.segment_writer import BuildableIndex
 from reef.formats.vector_index import (
     QUERIES,
     ROWS_PER_CENTROID,

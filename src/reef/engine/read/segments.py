@@ -48,8 +48,7 @@ from reef.formats.coding import (
     crc32c,
     decode_block_bytes,
 )
-from reef.formats.index_block import IndexSpec
-from reef.formats.manifest import SegmentEntry
+from reef.formats.manifest import IndexSpec, SegmentEntry
 from reef.formats.schema import Schema
 from reef.formats.segment import IndexPlace, SegmentTail, check_identity, decode_tail
 from reef.formats.segment_index import KEYS, of_pages

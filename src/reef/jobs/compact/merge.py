@@ -54,8 +54,7 @@ from reef.engine.read.scan import Cursor, merged
 from reef.engine.search.specs import load_indexes
 from reef.errors import ErrorKind, InvalidInputError
 from reef.formats.coding import Buffer, Codec, corrupt
-from reef.formats.index_block import IndexSpec
-from reef.formats.manifest import SegmentEntry
+from reef.formats.manifest import IndexSpec, SegmentEntry
 from reef.formats.schema import Schema
 from reef.formats.segment import (
     EMPTY,
