@@ -23,9 +23,8 @@ from typing import Any, Literal, Protocol, Self, TypedDict, Unpack, overload
 from reef.config import BackgroundSettings, WriterSettings
 from reef.engine.commit.committer import Committer
 from reef.engine.commit.completions import new_future
-from reef.engine.commit.inflight import Pending
+from reef.engine.commit.inflight import PatchedKeys, Pending, patched_keys
 from reef.engine.commit.open_writer import ReplayReport, UnclosedRole, release_role
-from reef.engine.commit.patched import PatchedKeys, patched_keys
 from reef.engine.commit.resync import Outcomes
 from reef.engine.display import human_bytes
 from reef.engine.handles.conditions import Condition, checked
