@@ -110,11 +110,10 @@ __all__ = [
 _MODULES = {
     "reef.api": ("open",),
     "reef.engine.rows.batch": ("Batch",),
-    "reef.engine.handles.transaction": ("Condition", "absent", "equals", "present"),
+    "reef.engine.handles.transaction": ("Condition", "Transaction", "absent", "equals", "present"),
     "reef.engine.handles.database": ("Database",),
     "reef.engine.handles.pinned": ("PinnedReader",),
     "reef.engine.handles.reader": ("Reader",),
-    "reef.engine.handles.transaction": ("Transaction",),
     "reef.engine.handles.writer": ("Writer",),
     "reef.engine.history.as_of": ("AsOf",),
     "reef.engine.history.change_rows": ("Change",),

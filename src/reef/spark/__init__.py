@@ -62,7 +62,7 @@ _HOMES = {
     "bulk_load": "bulk_loader",
     "changes": "change_feed",
     "configure": "session",
-    "diff": "branches",
+    "diff": "change_feed",
     "executor": "spark_executor",
     "jar_path": "session",
     "preflight": "load_check",

@@ -52,7 +52,7 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeVar, cast
 
 from reef.errors import NotFoundError, ReefError, UnavailableError
-from reef.stores import Meter, ReadBack, Retry, RetryPolicy, Store, WriteResult
+from reef.stores import Meter, ReadBack, Retry, RetryPolicy
 from reef.stores.base import ObjectInfo, Outcome, Store, WriteResult
 from reef.stores.memory import MemoryStore
 from reef.stores.wrappers.base import Hooked, Operation, Send, StoreRequest
