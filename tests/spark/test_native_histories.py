@@ -48,10 +48,10 @@ def history(db, seed):
                 random_step(choices, db, writer, schema)
 
 
-def plan_of(url):
+def plan_of(url, **options):
     """Return a plan, as the native reader receives it."""
     request = {"operation": "plan"}
-    given = {"path": str(url), "namespace": "t", "reef.request": json.dumps(request)}
+    given = {"path": str(url), "namespace": "t", "reef.request": json.dumps(request), **options}
     return json.loads(respond(given).fields[0].metadata["response"])
 
 

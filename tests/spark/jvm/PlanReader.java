@@ -41,7 +41,7 @@ final class PlanReader {
   }
 
   private static List<List<String>> read(JsonNode request) throws IOException {
-    ReadPlan plan = new ReadPlan(request.get("plan"), Map.of());
+    ReadPlan plan = ReadPlan.on(new PinnedState(request.get("plan"), Map.of(), new Stopwatch()));
     StructType schema = plan.schema.spark();
     List<Predicate> predicates = new ArrayList<>();
     for (JsonNode node : request.get("predicates")) predicates.add(predicate(node, schema));
