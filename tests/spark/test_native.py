@@ -115,7 +115,8 @@ def random_step(choices, db, writer, schema):
         rows = [row_of(choices, number) for number in numbers]
         reef.jobs.ingest(db, "t", pa.Table.from_pylist(rows, schema=schema))
     elif step == "fold":
-        reef.jobs.fold(db, "t", group_bytes=2000)
+        codec = choices.choice(["zstd", "lz4", "none"])
+        reef.jobs.fold(db, "t", group_bytes=2000, codec=codec)
     else:
         reef.jobs.compact(db, "t", full=choices.random() < 0.5)
 
