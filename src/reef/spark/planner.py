@@ -267,14 +267,25 @@ def _plan(options: ReadOptions, request: Request) -> Response:
             "schema": _schema(pin.manifest),
             "generation": pin.manifest.generation,
             "lsn": pin.last_lsn,
-            "now_ms": int(store.runtime.wall_s() * 1000),
             "lease": {"id": pin.lease.id, "ttl_ms": int(1000 * pin.lease.ttl_s)},
             "segments": [_segment(pin, entry) for entry in entries],
             "log": _log(pin),
+            "probes": None if _is_past(options) else _probes(pin),
         }
     except BaseException:
         pin.lease.release()
         raise
+
+
+def _probes(pin: ReadPin) -> Response:
+    """Return URLs that show whether this is still the newest state (ADR 0054)."""
+    names = pin.namespace
+    following = (names.wal_object(pin.last_lsn + 1), names.manifest(pin.manifest.generation + 1))
+    return {
+        "absent": [_url(pin.store, key) for key in following],
+        "present": [_url(pin.store, names.lease(pin.lease.id))],
+        "grace_ms": pin.manifest.grace_ms,
+    }
 
 
 def _renew(options: ReadOptions, request: Request) -> Response:
