@@ -194,7 +194,7 @@ class _Check:
 
     def _lost(self, head: Manifest) -> dict[int, Problem]:
         """Return the problems of the manifests that a sweep loads."""
-        heads = HeadFinder(self.context.store, self.context.names)
+        heads = self.context.fresh().heads
         generations = [g for g in Roots.of(head, self._now_ms()).all() if g != head.generation]
         found = self.context.runtime.map(partial(load, heads, self.context.names), generations)
         both = zip(generations, found, strict=True)
@@ -204,7 +204,7 @@ class _Check:
         return int(current_time_s(self.context.store) * 1000)
 
     def _find(self) -> ManifestHead:
-        heads = HeadFinder(self.context.store, self.context.names)
+        heads = self.context.fresh().heads
         return heads.find(fallback=True, dropped=True)
 
     def _alive(self, head: Manifest) -> list[SnapshotEntry]:
