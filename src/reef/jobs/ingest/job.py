@@ -48,7 +48,8 @@ from reef.formats.manifest import DedupEntry, Manifest
 from reef.formats.schema import Schema
 from reef.formats.versions import Versions
 from reef.formats.wal_object import JOB_DIGEST, Job, JobSegment, OpKind, Ops, WalKind, encode_ops
-from reef.jobs.ingest.append import Appender, JobState, Unchanged, UnfoldedLog
+from reef.jobs.ingest.append import Appender, JobState, UnfoldedLog
+from reef.jobs.ingest.condition import Unchanged
 from reef.jobs.ingest.staging import (
     ROW_SEQ,
     Staging,
