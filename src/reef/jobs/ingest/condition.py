@@ -20,7 +20,6 @@ from reef.engine.read.scan import SegmentCursor
 from reef.engine.read.segments import SegmentStore
 from reef.errors import NotFoundError
 from reef.formats.schema import Schema
-from reef.formats.versions import KeysInOrder
 from reef.formats.wal_object import Job, JobSegment, WalKind, WalObject, decode_ops
 from reef.paths import Namespace
 from reef.stores import Store
@@ -158,7 +157,7 @@ class KeysWritten:
         )
         while cursor.load():
             rows = cursor.take(cursor.edge(reverse=False), reverse=False)
-            if keys.has_one_of(KeysInOrder(rows.keys)):
+            if keys.has_one_of(rows.keys.to_pylist()):
                 return True
         return False
 
