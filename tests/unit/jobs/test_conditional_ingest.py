@@ -14,7 +14,7 @@ from reef.jobs import fold
 from reef.jobs.ingest import condition
 from reef.jobs.ingest.condition import KeyRanges, Unchanged
 from reef.jobs.ingest.job import BulkJob, staged_rows
-from reef.manifest.publish import Publisher
+from reef.manifest.head import Publisher
 from reef.paths import Namespace
 from reef.types import KeyRange
 
