@@ -67,7 +67,7 @@ from reef.jobs.repair.job import fence_off, restore_ends, store_record
 from reef.jobs.repair.segments import write_saved
 from reef.manifest.dedup import merge_streams
 from reef.manifest.edits import index_specs
-from reef.manifest.head import HeadFinder, newest_incarnation
+from reef.manifest.head import newest_incarnation
 from reef.manifest.invariants import check_loaded
 from reef.manifest.repairs import merged_window
 from reef.paths import Namespace, number_of
@@ -327,7 +327,9 @@ class _Rebuild:
         """Return the fields that make the alias of a renamed namespace lead to it."""
         if not self.names.home:
             return {}
-        head = HeadFinder(self.store, Namespace(self.names.name)).find(fallback=True, dropped=True)
+        head = NamespaceContext(self.store, Namespace(self.names.name)).heads.find(
+            fallback=True, dropped=True
+        )
         alias = head.manifest.alias
         names = (self.names.home, self.names.name)
         return {"names": names, "rename_id": "" if alias is None else alias.id}

@@ -23,8 +23,8 @@ from functools import cached_property
 from typing import Any, Unpack
 
 from reef.config import CompactOptions, CompactSettings
+from reef.engine.context import NamespaceContext
 from reef.engine.handles.database import Database
-from reef.engine.log.log import Log
 from reef.errors import (
     CorruptionError,
     ErrorKind,
@@ -262,7 +262,7 @@ class CompactJob:
         that one were gone. So no row goes that expired later than that. 0 if it cannot be read.
         """
         try:
-            first = Log(self.store, self.names).read(self.manifest.wal_floor)
+            first = NamespaceContext(self.store, self.names).log.read(self.manifest.wal_floor)
         except (CorruptionError, UnsupportedFormatError):
             return 0
         if first is None:

@@ -20,8 +20,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Unpack
 
 from reef.config import FoldOptions, FoldSettings
+from reef.engine.context import NamespaceContext
 from reef.engine.handles.database import Database
-from reef.engine.log.log import Log, LogRules, Slot, contiguous
+from reef.engine.log.log import LogRules, Slot, contiguous
 from reef.engine.log.tail import TailCut
 from reef.errors import ConflictError, CorruptionError, ErrorKind, NotFoundError, ReefError
 from reef.formats.manifest import Manifest
@@ -111,7 +112,7 @@ def _fold_round(
 ) -> tuple[FoldReport, bool]:
     store, publisher = db.store, db._namespaces.publisher(namespace)
     names, manifest = publisher.heads.names, publisher.heads.found.manifest
-    filled = Log(store, names).filled(manifest.wal_floor)
+    filled = NamespaceContext(store, names).log.filled(manifest.wal_floor)
     shuffler = _shuffler(executor, filled, settings)
     bytes_max = settings.log_bytes * (1 if shuffler is None else RANGES_MAX)
     plan = plan_fold(manifest, filled, bytes_max)
