@@ -57,10 +57,10 @@ class NearestRows:
 
 
 class CandidatePool:
-    """Candidates whose vectors were read, by exact distance.
+    """Candidates that were read, by exact distance.
 
     Whether a row is current and meets the condition is checked of rows of the result only, and of
-    those as far as its last: most are both, and the check costs as much as all the rest.
+    those as far as its last: most are both.
     """
 
     def __init__(
@@ -75,33 +75,36 @@ class CandidatePool:
         self._entries, self._rest = entries, rest
         self._columns = Projection.of(request.schema, request.columns_read, None).numbers or ()
         self._picker = RowPicker(state, entries)
-        self._rows: Versions | None = None
+        self._rows: Versions = Versions.empty(request.schema)
         self._source = np.zeros(0, np.int64)
-        self._ordinals = np.zeros(0, np.uint32)
         self._far: npt.NDArray[np.float64] = np.zeros(0)
-        self._place = np.zeros(0, np.int64)
-        """Of each candidate in the checked rows; negative for those not checked."""
+        self._checked = np.zeros(0, bool)
 
     def __len__(self) -> int:
         return int(np.isfinite(self._far).sum())
 
     def add(self, source: Places, ordinals: Ordinals) -> None:
-        """Read the vectors of candidates."""
+        """Read candidates."""
         order = np.lexsort((ordinals, source))
-        source, ordinals = source[order], ordinals[order]
-        far = np.full(len(source), np.inf)
-        number = self._query.column.number
-        for part, column in self._picker.columns(source, ordinals, number, self._columns):
-            vectors, known = vectors_of(column, np.float64)
-            exact = distances(vectors, self._query.values, self._query.metric)
-            far[part] = np.where(known & np.isfinite(exact), exact, np.inf)
-        fresh = np.full(len(source), -1)
+        source, number = source[order], self._query.column.number
+        rows = self._picker.rows(source, ordinals[order], sorted({number, *self._columns}))
+        far, checked = self._distances(rows), np.zeros(len(rows), bool)
+        if number not in self._columns:
+            rows = rows.with_fields({n: rows.fields[n] for n in self._columns if n in rows.fields})
         if len(self._far):
+            rows = concat_versions([self._rows, rows], self._request.schema)
             far = np.concatenate([self._far, far])
             source = np.concatenate([self._source, source])
-            ordinals = np.concatenate([self._ordinals, ordinals])
-            fresh = np.concatenate([self._place, fresh])
-        self._far, self._source, self._ordinals, self._place = far, source, ordinals, fresh
+            checked = np.concatenate([self._checked, checked])
+        self._rows, self._far, self._source, self._checked = rows, far, source, checked
+
+    def _distances(self, rows: Versions) -> npt.NDArray[np.float64]:
+        column = rows.fields.get(self._query.column.number)
+        if column is None:
+            return np.full(len(rows), np.inf)
+        vectors, known = vectors_of(column, np.float64)
+        far = distances(vectors, self._query.values, self._query.metric)
+        return np.where(known & np.isfinite(far), far, np.inf)
 
     def settle(self, k: int) -> int:
         """Check the k nearest until all of them count; return how many did not.
@@ -110,45 +113,30 @@ class CandidatePool:
         """
         stale = 0
         while True:
-            nearest = self._nearest(k)
-            unchecked = nearest[self._place[nearest] < 0]
+            far = self._far
+            bound = np.partition(far, k - 1)[k - 1] if len(far) > k else np.inf
+            unchecked = np.flatnonzero((far <= bound) & ~self._checked & np.isfinite(far))
             if not len(unchecked):
                 return stale
-            stale += self._check(unchecked)
-
-    def _nearest(self, k: int) -> Places:
-        """Return the places of the rows that are no farther than the k-th."""
-        if len(self._far) <= k:
-            return np.flatnonzero(np.isfinite(self._far)).astype(np.int64)
-        bound = np.partition(self._far, k - 1)[k - 1]
-        return np.flatnonzero((self._far <= bound) & np.isfinite(self._far)).astype(np.int64)
+            stale += self._check(unchecked.astype(np.int64))
 
     def _check(self, places: Places) -> int:
-        """Read candidates as rows; return how many of them do not count."""
-        order = np.lexsort((self._ordinals[places], self._source[places]))
-        places = places[order]
-        source, state = self._source[places], self._state
-        rows = self._picker.rows(source, self._ordinals[places], self._columns)
-        counts = state.are_current(rows, self._entries, in_memory=False, homes=source)
+        """Check some candidates; return how many of them do not count."""
+        state, rows = self._state, self._rows.take(places)
+        counts = state.are_current(
+            rows, self._entries, in_memory=False, homes=self._source[places]
+        )
         if self._rest or not state.is_memory_empty:
             counts &= ~state.are_looked_up(rows, self._rest)
         if self._request.where is not None:
             counts &= matches(rows, self._request)
-        checked = 0 if self._rows is None else len(self._rows)
-        self._place[places] = checked + np.arange(len(places))
+        self._checked[places] = True
         self._far[places[~counts]] = np.inf
-        schema = self._request.schema
-        self._rows = concat_versions([self._rows, rows], schema) if self._rows else rows
         return int((~counts).sum())
 
-    def ranked(self, k: int) -> Ranked | None:
-        """Return the nearest of the rows that were checked; None if none was."""
-        if self._rows is None:
-            return None
-        checked = np.flatnonzero(self._place >= 0)
-        far = np.full(len(self._rows), np.inf)
-        far[self._place[checked]] = self._far[checked]
-        return Ranked.best(self._rows, far, k)
+    def ranked(self, k: int) -> Ranked:
+        """Return the nearest of the rows that were checked."""
+        return Ranked.best(self._rows, np.where(self._checked, self._far, np.inf), k)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,32 +167,9 @@ class RowPicker:
         self._first_pages = np.cumsum([0, *map(len, page_rows)])
         self._first_rows = np.concatenate([[0], self._ends])[self._first_pages]
 
-    def columns(
-        self, source: Places, ordinals: Ordinals, number: int, along: Sequence[int]
-    ) -> "list[tuple[slice, pa.Array]]":
-        """Return a column of rows in the order of their sources and ordinals, in parts; rows that
-        no part has are null. If it has to be read, keys and the columns `along` are as well.
-        """
-        if not len(source):
-            return []
-        known = self._column(self._places(source, ordinals), number)
-        if known is not None:
-            return [(slice(0, len(source)), known)]
-        state, entries = self._state, self._entries
-        parts = _runs(source)
-
-        def read(part: slice) -> pa.Array | None:
-            return state.values_at(entries[source[part.start]], ordinals[part], number, along)
-
-        def is_known(part: slice) -> bool:
-            return state.segments.has_values(entries[source[part.start]], ordinals[part], number)
-
-        found = zip(parts, state.gather(read, parts, is_known), strict=True)
-        return [(part, column) for part, column in found if column is not None]
-
     def rows(self, source: Places, ordinals: Ordinals, columns: Sequence[int]) -> Versions:
         """Return rows with these columns, in the order of their sources and ordinals."""
-        known = self._rows_in_memory(source, ordinals, columns)
+        known = self._rows_in_memory(source, ordinals, columns) if len(source) else None
         if known is not None:
             return known
         state, entries = self._state, self._entries
@@ -217,7 +182,8 @@ class RowPicker:
             return state.segments.has_values(entries[source[part.start]], ordinals[part], KEYS)
 
         found = state.gather(read, parts, is_known)
-        return concat_versions(found, state.manifest.schema)
+        schema = state.manifest.schema
+        return concat_versions(found, schema) if found else Versions.empty(schema)
 
     # --- from memory ----------------------------------------------------------------
     def _places(self, source: Places, ordinals: Ordinals) -> _Pages:

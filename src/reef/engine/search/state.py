@@ -177,19 +177,9 @@ class SearchState:
             rows = rows.take(back)
         return rows.with_lsn(entry.rows_lsn) if entry.rows_lsn else rows
 
-    def values_at(
-        self,
-        entry: SegmentEntry,
-        ordinals: Ordinals,
-        number: int,
-        along: Sequence[int] = (),
-    ) -> pa.Array | None:
-        """Return a column at sorted ordinals of a segment; None if all of it is null.
-
-        Where reads wait, the keys and the columns `along` are read with it.
-        """
-        more = tuple(along) if self.segments.waits else ()
-        column = self.segments.values_at(entry, ordinals, number, more)
+    def values_at(self, entry: SegmentEntry, ordinals: Ordinals, number: int) -> pa.Array | None:
+        """Return a column at sorted ordinals of a segment; None if all of it is null."""
+        column = self.segments.values_at(entry, ordinals, number)
         data_type = self.manifest.schema.types()[number]
         if column is None or column.type == data_type:
             return column

@@ -33,9 +33,9 @@ from reef.engine.search.request import Ranked, SearchReport, SearchRequest, Vect
 from reef.engine.search.state import SearchState
 from reef.errors import CorruptionError, NotFoundError
 from reef.formats.coding import Buffer
-from reef.formats.index_block import IndexKind
+from reef.formats.index_block import IndexKind, IndexSpec
 from reef.formats.manifest import SegmentEntry
-from reef.formats.segment import IndexPlace, SegmentTail
+from reef.formats.segment import IndexPlace
 from reef.formats.vector_index import (
     CentroidSet,
     CodedLists,
@@ -65,6 +65,9 @@ LIST_BYTES = 64
 Ordinals = npt.NDArray[np.uint32]
 Distances = npt.NDArray[np.float32]
 Candidates = tuple[Ordinals, Distances]
+VectorIndex = tuple[IndexPlace, VectorDirectory]
+ABSENT = "absent"
+"""In the cache: a segment has no index that serves."""
 
 
 class Probed:
@@ -146,10 +149,15 @@ class SegmentVectors:
             return self.directory.spans(numbers)
         return self.directory.spans(probed.numbers(self.lists_read, lists))
 
-    def read(self, spans: Sequence[tuple[int, int]], lists: int) -> None:
-        """Add lists, the last of so many; or all rows that match, if few do."""
+    def add(self, parts: Sequence[Buffer], lists: int) -> None:
+        """Add lists, the last of so many."""
         self.lists_read = max(self.lists_read, min(lists, len(self.centroids)))
+        self.lists += parts
+
+    def read(self, spans: Sequence[tuple[int, int]], lists: int) -> None:
+        """Read and add lists, the last of so many; or all rows that match, if few do."""
         segments = self.state.segments
+        self.add([], lists)
         if self.is_complete and self._by_vectors:
             if self.compared is None:
                 self.compared = self._compare()
@@ -161,11 +169,10 @@ class SegmentVectors:
             self.lists += segments.index_parts(self.entry, self.place, spans)
 
     def is_known(self, spans: Sequence[tuple[int, int]]) -> bool:
-        """Whether `read` finds lists in memory."""
-        segments = self.state.segments
-        if self.is_complete:
-            return not self._by_vectors and segments.has_index_data(self.entry, self.place)
-        return segments.has_index_parts(self.entry, self.place, spans)
+        """Whether `read` finds all lists in memory."""
+        if not self.is_complete or self._by_vectors:
+            return False
+        return self.state.segments.has_index_data(self.entry, self.place)
 
     def coded(self) -> CodedLists:
         """Return the rows of all lists so far, to be compared by their codes."""
@@ -201,6 +208,10 @@ class SegmentVectors:
             far = distances(vectors, self.query.values, self.query.metric)
             parts.append(comparable(np.where(known, far, np.inf), self.query))
         return ordinals, np.concatenate(parts).astype(np.float32)
+
+
+Plan = tuple[SegmentVectors, list[tuple[int, int]]]
+"""A segment, and where the lists are that are read of it next."""
 
 
 def comparable(exact: npt.NDArray[np.float64], query: VectorQuery) -> npt.NDArray[np.float64]:
@@ -242,8 +253,21 @@ class VectorRanking:
         if spec is None or not spec.centroids:
             return []
         entries = [entry for entry in state.entries if entry.rows and not entry.patches]
-        self.state.gather(self._prefetch, [*entries, None], self._is_prefetched)
-        found = [one for entry in entries if (one := self._open(entry)) is not None]
+        cache = state.segments.cache
+        known = cache.peek_many([("vectors", entry.id, spec.centroids) for entry in entries])
+        if None in known or not state.segments.has_centroids(spec):
+            state.gather(self._prefetch, [*entries, None], self._is_prefetched)
+        try:
+            centroids = state.segments.centroids(spec)
+        except (CorruptionError, NotFoundError) as error:
+            for entry in entries:
+                self.report.add_damage(entry.id, error)
+            return []
+        found = [
+            SegmentVectors(state, entry, *index, centroids, self.query)
+            for entry, opened in zip(entries, known, strict=True)
+            if (index := opened or self._open(entry, spec)) is not None and index is not ABSENT
+        ]
         return self._filtered(found)
 
     def _is_prefetched(self, entry: SegmentEntry | None) -> bool:
@@ -265,34 +289,23 @@ class VectorRanking:
         except (CorruptionError, NotFoundError):
             return
 
-    def _open(self, entry: SegmentEntry) -> SegmentVectors | None:
-        """Return the vector index of a segment; None if it has none that serves the query."""
-        query, segments = self.query, self.state.segments
-        assert query.spec is not None
-        tail = segments.tail(entry)
+    def _open(self, entry: SegmentEntry, spec: IndexSpec) -> VectorIndex | None:
+        """Return the vector index of a segment, decoded once; None if it has none that serves."""
+        tail, key = self.state.segments.tail(entry), ("vectors", entry.id, spec.centroids)
         for number, place in enumerate(tail.footer.indexes):
-            if place.spec.kind is not IndexKind.VECTOR or not place.is_built:
-                continue
-            if not place.spec.serves(query.spec):
-                continue
-            try:
-                directory = self._directory(tail, number)
-                centroids = segments.centroids(query.spec)
-            except (CorruptionError, NotFoundError) as error:
-                self.report.add_damage(entry.id, error)
-                return None
-            return SegmentVectors(self.state, entry, place, directory, centroids, query)
+            is_vector = place.spec.kind is IndexKind.VECTOR and place.is_built
+            if is_vector and place.spec.serves(spec):
+                try:
+                    data = tail.directory(number)
+                    directory = VectorDirectory.decode(data, tail.name, place.directory.offset)
+                except CorruptionError as error:
+                    self.report.add_damage(entry.id, error)
+                    return None
+                size = LIST_BYTES * len(directory.counts) + 2 * directory.scale.nbytes
+                self.state.segments.cache.put(key, (place, directory), size)
+                return place, directory
+        self.state.segments.cache.put(key, ABSENT, LIST_BYTES)
         return None
-
-    def _directory(self, tail: SegmentTail, number: int) -> VectorDirectory:
-        """Return the directory of an index, decoded once."""
-        offset = tail.footer.indexes[number].directory.offset
-
-        def load() -> tuple[VectorDirectory, int]:
-            directory = VectorDirectory.decode(tail.directory(number), tail.name, offset)
-            return directory, LIST_BYTES * len(directory.counts) + 2 * directory.scale.nbytes
-
-        return self.state.segments.cache.get(("vectors", tail.name, offset), load)
 
     @cached_property
     def _target(self) -> npt.NDArray[np.float32]:
@@ -369,8 +382,11 @@ class VectorRanking:
     ) -> list[SegmentVectors]:
         """Read so many lists of each segment; return those whose index is not damaged."""
         planned = [(one, one.spans(self._probed, lists[one.entry.id])) for one in indexed]
+        missing = self._take_known(planned, lists)
+        if not missing:
+            return indexed
 
-        def read(plan: tuple[SegmentVectors, list[tuple[int, int]]]) -> CorruptionError | None:
+        def read(plan: Plan) -> CorruptionError | None:
             one, spans = plan
             try:
                 one.read(spans, lists[one.entry.id])
@@ -378,14 +394,27 @@ class VectorRanking:
                 return error
             return None
 
-        kept = []
-        errors = self.state.gather(read, planned, lambda plan: plan[0].is_known(plan[1]))
-        for one, error in zip(indexed, errors, strict=True):
-            if error is None:
-                kept.append(one)
-            else:
+        errors = self.state.gather(read, missing, lambda plan: plan[0].is_known(plan[1]))
+        damaged = set()
+        for (one, _), error in zip(missing, errors, strict=True):
+            if error is not None:
+                damaged.add(one.entry.id)
                 self.report.add_damage(one.entry.id, error)
-        return kept
+        return [one for one in indexed if one.entry.id not in damaged]
+
+    def _take_known(self, planned: Sequence[Plan], lists: dict[str, int]) -> list[Plan]:
+        """Add the lists that are in memory; return the plans that are not."""
+        by_list = [plan for plan in planned if not plan[0].is_complete]
+        missing = [plan for plan in planned if plan[0].is_complete]
+        known = self.state.segments.known_parts(
+            [(one.entry, one.place, spans) for one, spans in by_list]
+        )
+        for plan, parts in zip(by_list, known, strict=True):
+            if parts is None:
+                missing.append(plan)
+            else:
+                plan[0].add(parts, lists[plan[0].entry.id])
+        return missing
 
     def _compare(self, indexed: list[SegmentVectors], rest: Sequence[SegmentEntry]) -> bool:
         """Compare the best candidates until enough of them count; return whether they do."""
