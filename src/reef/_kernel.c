@@ -1366,9 +1366,34 @@ __attribute__((target("avx2"))) static int32_t product_avx2(
 }
 #endif
 
+#ifdef HAS_SSE42
+__attribute__((target("avx512bw,avx512vl"))) static int32_t product_avx512(
+    const uint8_t *codes, const int16_t *weights, Py_ssize_t dimensions)
+{
+    __m512i first = _mm512_setzero_si512(), second = first;
+    Py_ssize_t n = 0;
+    for (; n + 64 <= dimensions; n += 64) {
+        __m512i low = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(codes + n)));
+        __m512i high = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(codes + n + 32)));
+        first = _mm512_add_epi32(first, _mm512_madd_epi16(low, _mm512_loadu_si512(weights + n)));
+        second = _mm512_add_epi32(
+            second, _mm512_madd_epi16(high, _mm512_loadu_si512(weights + n + 32)));
+    }
+    for (; n < dimensions; n += 32) {
+        __mmask32 mask = dimensions - n < 32 ? ((__mmask32)1 << (dimensions - n)) - 1 : ~0u;
+        __m512i rest = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(mask, codes + n));
+        first = _mm512_add_epi32(
+            first, _mm512_madd_epi16(rest, _mm512_maskz_loadu_epi16(mask, weights + n)));
+    }
+    return _mm512_reduce_add_epi32(_mm512_add_epi32(first, second));
+}
+#endif
+
 static Product product_here(void)
 {
 #ifdef HAS_SSE42
+    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
+        return product_avx512;
     if (__builtin_cpu_supports("avx2"))
         return product_avx2;
 #endif
@@ -1435,14 +1460,37 @@ static void sort_nearest(Nearest *best)
 
 /* The lists of one segment, and the query in its codes. */
 typedef struct {
-    Held lists;
-    Py_buffer weights, inside;
+    Held lists; /* each by itself, or one buffer that has them all at `spans` */
+    Py_buffer spans, weights, inside;
     float base, step;
 } CodedLists;
+
+static Py_ssize_t count_lists(const CodedLists *source)
+{
+    return source->spans.obj ? source->spans.len / 16 : source->lists.count;
+}
+
+/* The bytes of a list; 0 if it is not within its buffer. */
+static int list_of(const CodedLists *source, Py_ssize_t number, const uint8_t **data, int64_t *size)
+{
+    const Py_buffer *view = &source->lists.views[source->spans.obj ? 0 : number];
+    int64_t start = 0, end = view->len;
+    if (source->spans.obj) {
+        memcpy(&start, (const uint8_t *)source->spans.buf + 16 * number, 8);
+        memcpy(&end, (const uint8_t *)source->spans.buf + 16 * number + 8, 8);
+        if (start < 0 || start > end || end > view->len)
+            return 0;
+    }
+    *data = (const uint8_t *)view->buf + start;
+    *size = end - start;
+    return 1;
+}
 
 static void release_coded(CodedLists *source)
 {
     release(&source->lists);
+    if (source->spans.obj)
+        PyBuffer_Release(&source->spans);
     if (source->weights.obj)
         PyBuffer_Release(&source->weights);
     if (source->inside.obj)
@@ -1451,32 +1499,44 @@ static void release_coded(CodedLists *source)
 
 static int hold_coded(PyObject *tuple, Py_ssize_t dimensions, CodedLists *source)
 {
-    PyObject *lists, *weights, *inside;
+    PyObject *lists, *spans, *weights, *inside;
     double base, step;
     if (!PyTuple_Check(tuple)) {
         PyErr_SetString(PyExc_TypeError, "a tuple for each source is expected");
         return 0;
     }
-    if (!PyArg_ParseTuple(tuple, "OOddO:nearest_codes", &lists, &weights, &base, &step, &inside))
+    if (!PyArg_ParseTuple(
+            tuple, "OOOddO:nearest_codes", &lists, &spans, &weights, &base, &step, &inside))
         return 0;
     source->base = (float)base;
     source->step = (float)step;
-    return hold(lists, &source->lists) && numbers_of(weights, &source->weights, 2, dimensions) &&
+    if (!hold(lists, &source->lists))
+        return 0;
+    if (spans != Py_None) {
+        if (PyObject_GetBuffer(spans, &source->spans, PyBUF_SIMPLE) < 0)
+            return 0;
+        if (source->lists.count != 1) {
+            PyErr_SetString(PyExc_ValueError, "spans are those of one buffer");
+            return 0;
+        }
+    }
+    return numbers_of(weights, &source->weights, 2, dimensions) &&
            (inside == Py_None || PyObject_GetBuffer(inside, &source->inside, PyBUF_SIMPLE) == 0);
 }
 
 /* Compare the rows of a list; 0 if it is not one, or has a row that the mask does not know. */
-static int add_list(Nearest *best, const CodedLists *source, int64_t number, const Py_buffer *list,
+static int add_list(Nearest *best, const CodedLists *source, int64_t number, Py_ssize_t list,
     Py_ssize_t dimensions, int is_product)
 {
     Product product = product_here();
-    Py_ssize_t size = list->len - 4, each = 8 + dimensions;
-    if (size < 0 || size % each)
+    const uint8_t *data;
+    int64_t size, each = 8 + dimensions;
+    if (!list_of(source, list, &data, &size) || size < 4 || (size - 4) % each)
         return 0;
-    Py_ssize_t count = size / each;
-    const uint8_t *ordinals = (const uint8_t *)list->buf + 4, *squares = ordinals + 4 * count;
+    int64_t count = (size - 4) / each;
+    const uint8_t *ordinals = data + 4, *squares = ordinals + 4 * count;
     const uint8_t *codes = squares + 4 * count, *inside = source->inside.buf;
-    for (Py_ssize_t row = 0; row < count; row++, codes += dimensions) {
+    for (int64_t row = 0; row < count; row++, codes += dimensions) {
         Near near = {.ordinal = u32_at(ordinals + 4 * row), .source = number};
         if (source->inside.obj) {
             if (near.ordinal >= source->inside.len)
@@ -1499,9 +1559,8 @@ static int add_lists(Nearest *best, const CodedLists *sources, Py_ssize_t count,
     Py_ssize_t dimensions, int is_product)
 {
     for (Py_ssize_t n = 0; n < count; n++)
-        for (Py_ssize_t list = 0; list < sources[n].lists.count; list++)
-            if (!add_list(best, &sources[n], n, &sources[n].lists.views[list], dimensions,
-                    is_product))
+        for (Py_ssize_t list = 0; list < count_lists(&sources[n]); list++)
+            if (!add_list(best, &sources[n], n, list, dimensions, is_product))
                 return 0;
     sort_nearest(best);
     return 1;
@@ -1530,9 +1589,10 @@ PyDoc_STRVAR(nearest_codes_doc,
     "nearest_codes(sources, dimensions, most, is_product)\n--\n\n"
     "Return the nearest rows of vector lists, the nearest first: their sources (int64), ordinals\n"
     "(uint32) and distances to their codes (float32), as bytes; None if undecided.\n\n"
-    "A source is (lists, weights, base, step, inside): buffers as they are stored, the query by\n"
-    "dimension (int16), the numbers that turn sums of products into distances, and a byte for each\n"
-    "row of the segment that is not 0 if the row may be in the result, or None.");
+    "A source is (lists, spans, weights, base, step, inside): buffers as they are stored, or one\n"
+    "and where each list begins and ends in it (int64); the query by dimension (int16); the numbers\n"
+    "that turn sums of products into distances; and a byte for each row of the segment that is not\n"
+    "0 if the row may be in the result, or None.");
 
 static PyObject *nearest_codes(PyObject *Py_UNUSED(module), PyObject *args)
 {

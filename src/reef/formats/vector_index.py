@@ -458,6 +458,14 @@ class VectorDirectory:
         edges = self._edges
         return [(edges[n], edges[n + 1]) for n in numbers if edges[n] < edges[n + 1]]
 
+    def span_array(self, numbers: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Return the same as an array of pairs."""
+        chosen = np.array(numbers, np.int64)
+        chosen = chosen[self.counts[chosen] > 0]
+        ends = self.ends[chosen]
+        sizes = CRC_BYTES + self.counts[chosen] * (8 + len(self.scale))
+        return np.stack([ends - sizes, ends], axis=1)
+
     @cached_property
     def _edges(self) -> list[int]:
         return [0, *self.ends.tolist()]
@@ -502,10 +510,20 @@ class CodedLists:
     """Lists of one segment whose rows are compared with a query."""
 
     directory: VectorDirectory
-    lists: Sequence[Buffer]
-    """As they are stored; their checksums were verified."""
+    data: Sequence[Buffer]
+    """Lists as they are stored, their checksums verified; or one buffer that has all of them."""
+    spans: npt.NDArray[np.int64] | None = None
+    """Where each list begins and ends, if they are in one buffer."""
     inside: npt.NDArray[np.bool_] | None = None
     """Which rows of the segment may be among the nearest; None for all."""
+
+    @property
+    def lists(self) -> Sequence[Buffer]:
+        """Each list by itself."""
+        if self.spans is None:
+            return self.data
+        whole = memoryview(self.data[0])
+        return [whole[start:end] for start, end in self.spans.tolist()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -560,7 +578,7 @@ def nearest_codes(sources: Sequence[CodedLists], query: Floats, most: int) -> Ne
     if compare is not None:
         parts = zip(coded.weights, coded.bases.tolist(), coded.steps.tolist(), strict=True)
         held = [
-            (list(source.lists), *part, source.inside)
+            (list(source.data), source.spans, *part, source.inside)
             for source, part in zip(sources, parts, strict=True)
         ]
         is_product = sources[0].directory.metric == "dot"

@@ -58,6 +58,8 @@ COMPLETE_ROWS_MIN = 2048
 """So few matching rows are always all compared."""
 COMPLETE_SHARE = 0.02
 """And so small a share of a segment's rows: the nearest lists hold too few of them."""
+WHOLE_SHARE = 0.25
+"""Of so many lists of a segment, the ranges that are read would be nearly all of its index."""
 ROWS_AT_ONCE = 4096
 LIST_BYTES = 64
 """Of memory, for each list of a directory."""
@@ -105,9 +107,14 @@ class SegmentVectors:
     query: VectorQuery
     allowed: BitMap | None = None
     """Rows that may match the filter; None without one."""
+    fits: bool = False
+    """Whether the data of all indexes are few enough to be kept in memory."""
     lists_read: int = 0
-    lists: list[Buffer] = field(default_factory=list)
-    """As they are stored, without the empty ones."""
+    numbers: list[int] = field(default_factory=list)
+    """The lists that were read."""
+    parts: list[Buffer] = field(default_factory=list)
+    """As they are stored, without the empty ones; or the whole data of the index instead."""
+    whole: Buffer | None = None
     compared: Candidates | None = None
     """Rows that were compared by their vectors instead."""
 
@@ -133,50 +140,55 @@ class SegmentVectors:
         """Whether there are no more candidates than those read so far."""
         return self.is_complete or self.lists_read >= len(self.centroids)
 
+    def is_whole(self, lists: int) -> bool:
+        """Whether all lists are read as one, if it is to be so many of them."""
+        if self.is_complete:
+            return not self._by_vectors
+        return self.fits and lists >= WHOLE_SHARE * len(self.centroids)
+
+    def next_lists(self, probed: Probed, lists: int) -> list[int]:
+        """Return the lists that are read next, if it is to be so many."""
+        if not self.is_complete:
+            return probed.numbers(self.lists_read, lists)
+        return [] if self._by_vectors or self.numbers else list(range(len(self.centroids)))
+
+    def add(self, numbers: Sequence[int], lists: int, parts: Sequence[Buffer] = ()) -> None:
+        """Add lists, the last of so many."""
+        self.lists_read = max(self.lists_read, min(lists, len(self.centroids)))
+        self.numbers += numbers
+        self.parts += parts
+
+    def read(self, numbers: Sequence[int], lists: int) -> None:
+        """Read and add lists, the last of so many; or all rows that match, if few do."""
+        segments, directory = self.state.segments, self.directory
+        if self.is_whole(lists):
+            spans = directory.spans(range(len(directory.counts)))
+            self.whole = segments.index_data(self.entry, self.place, spans) if spans else b""
+            self.add(numbers, lists)
+        elif self.is_complete:
+            self.compared = self._compare() if self.compared is None else self.compared
+            self.add((), lists)
+        else:
+            spans = directory.spans(numbers)
+            self.add(numbers, lists, segments.index_parts(self.entry, self.place, spans))
+
+    def is_known(self, lists: int) -> bool:
+        """Whether `read` finds all lists in memory."""
+        return self.is_whole(lists) and self.state.segments.has_index_data(self.entry, self.place)
+
+    def coded(self) -> CodedLists:
+        """Return the rows of all lists so far, to be compared by their codes."""
+        if self.whole is None:
+            return CodedLists(self.directory, self.parts, None, self._inside())
+        spans = self.directory.span_array(self.numbers)
+        return CodedLists(self.directory, [self.whole], spans, self._inside())
+
     @property
     def candidates(self) -> int:
         """How many rows are compared with the query."""
         if self.is_complete:
             return len(self.allowed or ())
-        each = 8 + len(self.directory.scale)
-        return sum(len(part) // each for part in self.lists)
-
-    def spans(self, probed: Probed, lists: int) -> list[tuple[int, int]]:
-        """Return where the lists that are read next are in the data, if it is to be so many."""
-        if self.is_complete:
-            is_read = self.lists or self.compared is not None or self._by_vectors
-            numbers = range(0) if is_read else range(len(self.centroids))
-            return self.directory.spans(numbers)
-        return self.directory.spans(probed.numbers(self.lists_read, lists))
-
-    def add(self, parts: Sequence[Buffer], lists: int) -> None:
-        """Add lists, the last of so many."""
-        self.lists_read = max(self.lists_read, min(lists, len(self.centroids)))
-        self.lists += parts
-
-    def read(self, spans: Sequence[tuple[int, int]], lists: int) -> None:
-        """Read and add lists, the last of so many; or all rows that match, if few do."""
-        segments = self.state.segments
-        self.add([], lists)
-        if self.is_complete and self._by_vectors:
-            if self.compared is None:
-                self.compared = self._compare()
-        elif spans and self.is_complete:
-            data = memoryview(segments.index_data(self.entry, self.place, spans))
-            first = spans[0][0]
-            self.lists = [data[start - first : end - first] for start, end in spans]
-        elif spans:
-            self.lists += segments.index_parts(self.entry, self.place, spans)
-
-    def is_known(self, spans: Sequence[tuple[int, int]]) -> bool:
-        """Whether `read` finds all lists in memory."""
-        if not self.is_complete or self._by_vectors:
-            return False
-        return self.state.segments.has_index_data(self.entry, self.place)
-
-    def coded(self) -> CodedLists:
-        """Return the rows of all lists so far, to be compared by their codes."""
-        return CodedLists(self.directory, self.lists, self._inside())
+        return int(self.directory.counts[self.numbers].sum())
 
     def _inside(self) -> npt.NDArray[np.bool_] | None:
         """Return which rows of the segment may match; None if all may."""
@@ -210,8 +222,8 @@ class SegmentVectors:
         return ordinals, np.concatenate(parts).astype(np.float32)
 
 
-Plan = tuple[SegmentVectors, list[tuple[int, int]]]
-"""A segment, and where the lists are that are read of it next."""
+Plan = tuple[SegmentVectors, list[int]]
+"""A segment, and the lists that are read of it next."""
 
 
 def comparable(exact: npt.NDArray[np.float64], query: VectorQuery) -> npt.NDArray[np.float64]:
@@ -268,6 +280,9 @@ class VectorRanking:
             for entry, opened in zip(entries, known, strict=True)
             if (index := opened or self._open(entry, spec)) is not None and index is not ABSENT
         ]
+        size = sum(one.directory.bytes for one in found)
+        for one in found:
+            one.fits = state.segments.bytes_kept(size) > 0
         return self._filtered(found)
 
     def _is_prefetched(self, entry: SegmentEntry | None) -> bool:
@@ -381,21 +396,24 @@ class VectorRanking:
         self, indexed: list[SegmentVectors], lists: dict[str, int]
     ) -> list[SegmentVectors]:
         """Read so many lists of each segment; return those whose index is not damaged."""
-        planned = [(one, one.spans(self._probed, lists[one.entry.id])) for one in indexed]
+        planned = [(one, one.next_lists(self._probed, lists[one.entry.id])) for one in indexed]
         missing = self._take_known(planned, lists)
         if not missing:
             return indexed
 
         def read(plan: Plan) -> CorruptionError | None:
-            one, spans = plan
+            one, numbers = plan
             try:
-                one.read(spans, lists[one.entry.id])
+                one.read(numbers, lists[one.entry.id])
             except CorruptionError as error:
                 return error
             return None
 
-        errors = self.state.gather(read, missing, lambda plan: plan[0].is_known(plan[1]))
+        def is_known(plan: Plan) -> bool:
+            return plan[0].is_known(lists[plan[0].entry.id])
+
         damaged = set()
+        errors = self.state.gather(read, missing, is_known)
         for (one, _), error in zip(missing, errors, strict=True):
             if error is not None:
                 damaged.add(one.entry.id)
@@ -403,17 +421,19 @@ class VectorRanking:
         return [one for one in indexed if one.entry.id not in damaged]
 
     def _take_known(self, planned: Sequence[Plan], lists: dict[str, int]) -> list[Plan]:
-        """Add the lists that are in memory; return the plans that are not."""
-        by_list = [plan for plan in planned if not plan[0].is_complete]
-        missing = [plan for plan in planned if plan[0].is_complete]
+        """Add the lists that are in memory; return the plans of the other segments."""
+        by_list, missing = [], []
+        for one, numbers in planned:
+            is_by_list = not one.is_complete and not one.is_whole(lists[one.entry.id])
+            (by_list if is_by_list else missing).append((one, numbers))
         known = self.state.segments.known_parts(
-            [(one.entry, one.place, spans) for one, spans in by_list]
+            [(one.entry, one.place, one.directory.spans(numbers)) for one, numbers in by_list]
         )
-        for plan, parts in zip(by_list, known, strict=True):
+        for (one, numbers), parts in zip(by_list, known, strict=True):
             if parts is None:
-                missing.append(plan)
+                missing.append((one, numbers))
             else:
-                plan[0].add(parts, lists[plan[0].entry.id])
+                one.add(numbers, lists[one.entry.id], parts)
         return missing
 
     def _compare(self, indexed: list[SegmentVectors], rest: Sequence[SegmentEntry]) -> bool:
@@ -444,8 +464,9 @@ class CandidateOrder:
 
     def __init__(self, indexed: Sequence[SegmentVectors], target: Floats) -> None:
         self._target = target
-        self._numbers = np.array([n for n, one in enumerate(indexed) if one.lists], np.int64)
-        self._coded = [one.coded() for one in indexed if one.lists]
+        listed = [n for n, one in enumerate(indexed) if one.compared is None and one.numbers]
+        self._numbers = np.array(listed, np.int64)
+        self._coded = [indexed[n].coded() for n in listed]
         self._compared = [(n, one.compared) for n, one in enumerate(indexed) if one.compared]
         self._asked = 0
         self._found = NearRows(np.zeros(0, np.int64), np.zeros(0, np.uint32), np.zeros(0, "<f4"))
