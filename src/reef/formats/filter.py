@@ -147,6 +147,7 @@ def may_have_each(filters: Sequence[KeyFilter], hashes: Hashes) -> npt.NDArray[n
     """Return by filter which hashes it may have."""
     each = getattr(kernel.native, "may_have_each", None)  # earlier builds do not have it
     if each is not None:
-        found = each([one.data for one in filters], hashes)
-        return np.frombuffer(found, bool).reshape(len(filters), len(hashes))
-    return np.array([one.may_have_many(hashes) for one in filters])
+        data = each([one.data for one in filters], hashes)
+        return np.frombuffer(data, bool).reshape(len(filters), len(hashes))
+    found = [one.may_have_many(hashes) for one in filters]
+    return np.array(found, bool).reshape(len(filters), len(hashes))
