@@ -8,6 +8,7 @@ to nothing (`_may_grow`), none shares any. Offsets are not stored, they are sums
     0 / 1   first key: shared bytes, rest      2 / 3   last key: shared bytes, rest
     4       rows                               5 / 6   lowest and highest LSN
     7       length of all key blocks           8       pages
+    9       xxh3 of all its bytes; absent in segments of older releases
     16 + n      length of all blocks of column n; 0 if the group has no value of it
     0x4010 + n  smallest value of column n     0x8010 + n  largest; null if not known
 
@@ -31,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 
 from reef.formats.coding import Buffer, corrupt, shared_bytes
 from reef.formats.columns import decode_columns, encode_columns
@@ -39,6 +41,7 @@ from reef.formats.schema import Schema
 Numbers = npt.NDArray[np.int64]
 FIRST_SHARED, FIRST_REST, LAST_SHARED, LAST_REST, ROWS, LSN_MIN, LSN_MAX, KEY_BLOCK = range(8)
 PAGES = 8
+CONTENT = 9
 PAGE_ROWS, PAGE_KEY, PAGE_DISTINCT = 0, 1, 2
 KEYS = -1
 """The number of the key blocks among those of columns."""
@@ -74,6 +77,13 @@ class GroupEntry:
     key_blocks: Sequence[int]
     column_blocks: Mapping[int, Sequence[int]]
     bounds: Mapping[int, tuple[Any, Any]]
+    content: int | None = None
+    """`hash_content` of its bytes; None if they were written by an older release."""
+
+
+def hash_content(blocks: Buffer) -> int:
+    """Return the hash by which two segments are known to have a group in common."""
+    return xxhash.xxh3_64_intdigest(blocks)
 
 
 @dataclass(frozen=True)
@@ -130,6 +140,8 @@ class SegmentIndex:
     smallest: Mapping[int, pa.Array]
     largest: Mapping[int, pa.Array]
     pages: PageTable
+    contents: npt.NDArray[np.uint64] | None = None
+    """`hash_content` of each group."""
 
     def __len__(self) -> int:
         return len(self.first_keys)
@@ -209,7 +221,23 @@ class SegmentIndex:
             pages.lengths[KEYS][part].tolist(),
             lengths,
             bounds,
+            None if self.contents is None else int(self.contents[group]),
         )
+
+    def shared_groups(self, other: "SegmentIndex") -> frozenset[int]:
+        """Return the groups that another segment has, too, byte for byte."""
+        if self.contents is None or other.contents is None:
+            return frozenset()
+        _, ours, theirs = np.intersect1d(self.contents, other.contents, return_indices=True)
+        pairs = zip(ours.tolist(), theirs.tolist(), strict=True)
+        return frozenset(one for one, two in pairs if self._summary(one) == other._summary(two))
+
+    def _summary(self, group: int) -> tuple[Any, ...]:
+        """Return what must be the same of two groups with equal hashes."""
+        lengths = {n: int(runs[group]) for n, runs in self.column_blocks.items() if runs[group]}
+        numbers = (self.rows, self.lsn_min, self.lsn_max, self.key_blocks)
+        counts = [int(of_groups[group]) for of_groups in numbers]
+        return self.first_keys[group], self.last_keys[group], counts, lengths
 
     def span(self, group: int) -> tuple[int, int]:
         """Return where all blocks of a group are, one behind the other."""
@@ -244,6 +272,7 @@ class SegmentIndex:
             smallest={},
             largest={},
             pages=table,
+            contents=None if self.contents is None else self.contents[groups],
         )
 
 
@@ -271,6 +300,9 @@ def encode_index(groups: Sequence[GroupEntry], schema: Schema) -> bytes:
     columns[LSN_MAX] = pa.array([group.lsn_max for group in groups], pa.int64())
     columns[KEY_BLOCK] = pa.array([sum(group.key_blocks) for group in groups], pa.uint32())
     columns[PAGES] = pa.array([len(group.rows) for group in groups], pa.uint32())
+    contents = [group.content for group in groups]
+    if None not in contents:
+        columns[CONTENT] = pa.array(contents, pa.uint64())
     for number, data_type in schema.types().items():
         lengths = [sum(group.column_blocks.get(number, ())) for group in groups]
         columns[LENGTHS + number] = pa.array(lengths, pa.uint32())
@@ -312,7 +344,7 @@ def decode_index(
     pages: Buffer | None = None,
 ) -> SegmentIndex:
     """Return the index; `first_group` is where the first group begins, `pages` the page block."""
-    types = {**SYSTEM_TYPES, PAGES: pa.uint32()}
+    types = {**SYSTEM_TYPES, PAGES: pa.uint32(), CONTENT: pa.uint64()}
     for number, data_type in schema.types().items():
         types[LENGTHS + number] = pa.uint32()
         types[SMALLEST + number] = types[LARGEST + number] = data_type
@@ -344,6 +376,7 @@ def decode_index(
         {n: columns[SMALLEST + n] for n in schema.types() if SMALLEST + n in columns},
         {n: columns[LARGEST + n] for n in schema.types() if LARGEST + n in columns},
         table,
+        _hashes(columns.get(CONTENT)),
     )
     _check_pages(index, name, offset)
     return index
@@ -390,6 +423,10 @@ def _check_pages(index: SegmentIndex, name: str, offset: int) -> None:
 def _int64(array: pa.Array) -> npt.NDArray[np.int64]:
     numbers: npt.NDArray[np.int64] = array.to_numpy(zero_copy_only=False).astype(np.int64)
     return numbers
+
+
+def _hashes(array: pa.Array | None) -> npt.NDArray[np.uint64] | None:
+    return None if array is None else array.to_numpy(zero_copy_only=False).astype(np.uint64)
 
 
 def _may_grow(key_bytes: int, rest_bytes: int) -> bool:

@@ -1,7 +1,7 @@
 """Writes segments: sorted rows in, bytes out, both in pieces, in bounded memory."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import msgspec
@@ -45,6 +45,7 @@ from reef.formats.segment_index import (
     bounds_of,
     encode_index,
     encode_pages,
+    hash_content,
     separator,
 )
 from reef.formats.versions import RangeTombstone, Versions, concat_versions
@@ -151,6 +152,8 @@ class SegmentWriter:
 
         They come after `beginning`, and before `ending`.
         """
+        if group.content is None:
+            group = replace(group, content=hash_content(blocks))
         self._add(group, keys.keys.to_pylist(), keys)
         self._offset += len(blocks)
         self._checksum = crc32c_extend(self._checksum, blocks)
@@ -183,6 +186,8 @@ class SegmentWriter:
     def _group(self, rows: Versions, ends: Sequence[int], distinct: Sequence[int]) -> bytes:
         keys = rows.keys.to_pylist()
         key_blocks, columns = encode_group(rows, ends, self._packer)
+        runs = [block for number in sorted(columns) for block in columns[number]]
+        data = b"".join([*key_blocks, *runs])
         cuts = [separator(keys[end - 1], keys[end]) for end in ends[:-1]]
         group = GroupEntry(
             keys[0],
@@ -195,10 +200,10 @@ class SegmentWriter:
             list(map(len, key_blocks)),
             {number: list(map(len, blocks)) for number, blocks in columns.items()},
             {number: bounds_of(rows.fields[number]) for number in columns},
+            hash_content(data),
         )
         self._add(group, keys, rows)
-        blocks = [block for number in sorted(columns) for block in columns[number]]
-        return self._out(b"".join([*key_blocks, *blocks]))
+        return self._out(data)
 
     def _add(self, group: GroupEntry, keys: Sequence[bytes], rows: Versions) -> None:
         self._indexing.add(rows)

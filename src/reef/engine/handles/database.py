@@ -667,8 +667,9 @@ class Database:
         """Yield the keys whose rows differ between two states, in key order.
 
         A state is the newest one of a namespace, by its name, a Snapshot, or an open pinned view
-        (`db.reader("orders", as_of=12)`). Segments that both share are not read. Each difference
-        has `op` (`insert`, `update` or `delete`, from a to b), `key`, and the rows `a` and `b`.
+        (`db.reader("orders", as_of=12)`). Segments and groups that both share are not
+        read. Each difference has `op` (`insert`, `update` or `delete`, from a to b), `key`, and the
+        rows `a` and `b`.
         """
         return differences(self, a, b)
 
