@@ -232,7 +232,11 @@ def vectors_of(
     """Return the vectors of a column as a matrix, and which rows have one; null rows are zero."""
     size = column.type.list_size
     known = _are_known(column)
-    flat = (column.drop_null() if column.null_count else column).flatten().to_numpy(zero_copy_only=False)
+    flat = (
+        (column.drop_null() if column.null_count else column)
+        .flatten()
+        .to_numpy(zero_copy_only=False)
+    )
     with np.errstate(over="ignore"):
         flat = flat.astype(data_type, copy=False)
     if not column.null_count:
@@ -629,8 +633,8 @@ def code_margin(sources: Sequence[CodedLists], query: Floats, far: float) -> flo
     step = max(source.directory.step for source in sources)
     length = float(query @ query)
     if sources[0].directory.metric == "dot":
-        return ERROR_MAX * step * length**0.5
-    return 2 * ERROR_MAX * step * max(0.0, far + length) ** 0.5
+        return float(ERROR_MAX * step * length**0.5)
+    return float(2 * ERROR_MAX * step * max(0.0, far + length) ** 0.5)
 
 
 @dataclass(frozen=True, slots=True)

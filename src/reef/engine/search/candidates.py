@@ -7,6 +7,7 @@ with one call for each column. What is not is read segment by segment, in parall
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -123,9 +124,7 @@ class CandidatePool:
     def _check(self, places: Places) -> int:
         """Check some candidates; return how many of them do not count."""
         state, rows = self._state, self._rows.take(places)
-        counts = state.are_current(
-            rows, self._entries, in_memory=False, homes=self._source[places]
-        )
+        counts = state.are_current(rows, self._entries, in_memory=False, homes=self._source[places])
         if self._rest or not state.is_memory_empty:
             counts &= ~state.are_looked_up(rows, self._rest)
         if self._request.where is not None:
@@ -203,7 +202,7 @@ class RowPicker:
     def _column(self, pages: _Pages, number: int) -> pa.Array | None:
         """Return a column of rows whose pages are all in memory; None for others."""
         keys = [(home, number, page) for home, page in pages.pages]
-        payloads = self._state.segments.cache.peek_many(keys)
+        payloads: list[Any] = self._state.segments.cache.peek_many(keys)
         if None in payloads:
             return None
         fields = [tail.fields[number] for tail in self._tails if number in tail.fields]
@@ -216,7 +215,7 @@ class RowPicker:
     ) -> Versions | None:
         pages = self._places(source, ordinals)
         keys = [(home, KEYS, page) for home, page in pages.pages]
-        payloads = self._state.segments.cache.peek_many(keys)
+        payloads: list[Any] = self._state.segments.cache.peek_many(keys)
         rows = None if None in payloads else join_keys(payloads, pages.rows, pages.picks)
         if rows is None:
             return None

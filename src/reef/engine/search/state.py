@@ -233,8 +233,8 @@ class SearchState:
         kept = self._are_uncovered(ordered, deletes)
         if above:
             kept &= ~self._replaced_in_memory(ordered, ordered.keys.to_pylist())
-        places = None if homes is None else homes[order]
-        kept &= ~self._replaced_elsewhere(ordered, others, places, current[order] & kept)
+        homes = None if homes is None else homes[order]
+        kept &= ~self._replaced_elsewhere(ordered, others, homes, current[order] & kept)
         current[order] &= kept
         return current
 
@@ -279,7 +279,9 @@ class SearchState:
         """
         replaced, keys = np.zeros(len(rows), bool), rows.keys.to_pylist()
         older = self._are_older(rows, keys, others, homes) & asked
-        chosen = [entry for (entry, _), any_older in zip(others, older, strict=True) if any_older.any()]
+        chosen = [
+            entry for (entry, _), any_older in zip(others, older, strict=True) if any_older.any()
+        ]
         if not chosen:
             return replaced
         hashes = hash_keys(keys)

@@ -4,7 +4,7 @@
                  whose indexes serve the query, and the others, which are searched row by row
     2  filters   of each indexed segment, the rows that may meet the condition
     3  lists     of each indexed segment, the lists nearest to the query
-    4  rows      the stored vectors of the best candidates of all segments together
+    4  rows      the candidates of all segments together that may be among the nearest
     5  result    the nearest of them, and of the rows of memory and of unindexed segments; those
                  that are not current, or do not meet the condition, are replaced by the next best
 
@@ -22,6 +22,7 @@ by the codes of all lists, or by their stored vectors where those are fewer byte
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -266,7 +267,8 @@ class VectorRanking:
             return []
         entries = [entry for entry in state.entries if entry.rows and not entry.patches]
         cache = state.segments.cache
-        known = cache.peek_many([("vectors", entry.id, spec.centroids) for entry in entries])
+        keys = [("vectors", entry.id, spec.centroids) for entry in entries]
+        known: list[Any] = cache.peek_many(keys)
         if None in known or not state.segments.has_centroids(spec):
             state.gather(self._prefetch, [*entries, None], self._is_prefetched)
         try:
@@ -276,9 +278,9 @@ class VectorRanking:
                 self.report.add_damage(entry.id, error)
             return []
         found = [
-            SegmentVectors(state, entry, *index, centroids, self.query)
+            SegmentVectors(state, entry, index[0], index[1], centroids, self.query)
             for entry, opened in zip(entries, known, strict=True)
-            if (index := opened or self._open(entry, spec)) is not None and index is not ABSENT
+            if opened is not ABSENT and (index := opened or self._open(entry, spec)) is not None
         ]
         size = sum(one.directory.bytes for one in found)
         for one in found:
@@ -422,7 +424,8 @@ class VectorRanking:
 
     def _take_known(self, planned: Sequence[Plan], lists: dict[str, int]) -> list[Plan]:
         """Add the lists that are in memory; return the plans of the other segments."""
-        by_list, missing = [], []
+        by_list: list[Plan] = []
+        missing: list[Plan] = []
         for one, numbers in planned:
             is_by_list = not one.is_complete and not one.is_whole(lists[one.entry.id])
             (by_list if is_by_list else missing).append((one, numbers))
@@ -482,9 +485,7 @@ class CandidateOrder:
     def part(self, start: int, end: int) -> NearRows:
         """Return the candidates with these ranks, as far as there are any."""
         found = self._first(end)
-        return NearRows(
-            found.sources[start:end], found.ordinals[start:end], found.far[start:end]
-        )
+        return NearRows(found.sources[start:end], found.ordinals[start:end], found.far[start:end])
 
     def _first(self, most: int) -> NearRows:
         """Return the first candidates, at least so many if there are as many."""
