@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reef import kernel
-from reef.formats.filter import FilterBuilder, KeyFilter, hash_keys, may_have_each
+from reef.formats.segment_index import FilterBuilder, KeyFilter, hash_keys, may_have_each
 from reef.formats.vector_index import (
     LEVELS,
     CodedLists,

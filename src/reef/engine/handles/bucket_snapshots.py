@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from reef.engine.context import NamespaceContext
 from reef.engine.history.snapshots import (
     Snapshot,
     check_snapshot,
@@ -227,7 +228,7 @@ def _locate(db: "Database", namespace: str, root: str | None) -> HeadFinder:
     """Return the incarnation that was pinned: it may be renamed, dropped or succeeded since."""
     if root is None:
         return locate(db.store, namespace, dropped=True)
-    heads = HeadFinder(db.store, Namespace.of_root(root))
+    heads = NamespaceContext(db.store, Namespace.of_root(root)).heads
     heads.find(dropped=True)
     return heads
 

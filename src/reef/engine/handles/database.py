@@ -62,8 +62,7 @@ from reef.engine.log.tail import read_unfolded
 from reef.engine.namespaces import Namespaces, similar_name
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.segments import SegmentStore
-from reef.engine.registry import Registry
-from reef.engine.running_jobs import JobBoard, JobHeartbeat, RunningJob, running_jobs
+from reef.engine.registry import JobBoard, JobHeartbeat, Registry, RunningJob, running_jobs
 from reef.engine.search.specs import (
     IndexDefinition,
     check_same_indexes,

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from itertools import chain, pairwise
 from typing import Any
 
+from reef.engine.context import NamespaceContext
 from reef.engine.history.as_of import ConcurrentSweep, History
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.segments import SegmentStore
@@ -34,8 +35,7 @@ from reef.manifest.edits import (
     find_snapshot,
     is_active,
 )
-from reef.manifest.head import HeadFinder, ManifestHead, locate, refuse_dropped
-from reef.manifest.publish import Edit, Publisher
+from reef.manifest.head import Edit, HeadFinder, ManifestHead, Publisher, locate, refuse_dropped
 from reef.manifest.roots import expired_snapshots
 from reef.paths import Namespace
 from reef.stores import Store
@@ -104,7 +104,7 @@ class Snapshot:
 
     def _publisher(self) -> Publisher:
         check_cas(self._store)  # the handle may have been unpickled without the register (H23)
-        return Publisher(self._store, self._names)
+        return NamespaceContext(self._store, self._names).publisher
 
 
 def take_snapshot(
@@ -144,7 +144,7 @@ def take_snapshot(
 
 def release_snapshot(store: Store, heads: HeadFinder, snapshot_id: str) -> None:
     """Release a snapshot of an incarnation; does nothing if it is gone already."""
-    publisher = Publisher(store, heads.names, heads=heads)
+    publisher = NamespaceContext(store, heads.names, heads=heads).publisher
     publisher.publish(lambda head: drop_snapshot(head, snapshot_id), dropped=True)
 
 
@@ -201,7 +201,7 @@ def _earlier(store: Store, current: HeadFinder, damage: list[ReefError]) -> Iter
     `damage`.
     """
     for number in current.found.manifest.predecessors:
-        heads = HeadFinder(store, current.names.at(number))
+        heads = NamespaceContext(store, current.names.at(number)).heads
         try:
             heads.find(fallback=True, dropped=True)
         except (CorruptionError, NotFoundError) as error:

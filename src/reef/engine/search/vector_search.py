@@ -34,8 +34,7 @@ from reef.engine.search.request import Ranked, SearchReport, SearchRequest, Vect
 from reef.engine.search.state import SearchState
 from reef.errors import CorruptionError, NotFoundError
 from reef.formats.coding import Buffer
-from reef.formats.index_block import IndexKind, IndexSpec
-from reef.formats.manifest import SegmentEntry
+from reef.formats.manifest import IndexKind, IndexSpec, SegmentEntry
 from reef.formats.segment import IndexPlace
 from reef.formats.vector_index import (
     CentroidSet,

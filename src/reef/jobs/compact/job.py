@@ -23,8 +23,8 @@ from functools import cached_property
 from typing import Any, Unpack
 
 from reef.config import CompactOptions, CompactSettings
+from reef.engine.context import NamespaceContext
 from reef.engine.handles.database import Database
-from reef.engine.log.log import Log
 from reef.errors import (
     CorruptionError,
     ErrorKind,
@@ -46,8 +46,8 @@ from reef.jobs.compact.merge import (
 from reef.jobs.compact.plan import CompactPlan, Other, Planner, plan_full, split_keys, strategy
 from reef.manifest import edits
 from reef.manifest.branching import let_origin_go
+from reef.manifest.head import Publisher
 from reef.manifest.invariants import total
-from reef.manifest.publish import Publisher
 from reef.manifest.roots import staged_id
 from reef.paths import Namespace
 from reef.runtime import Executor, Stopwatch
@@ -262,7 +262,7 @@ class CompactJob:
         that one were gone. So no row goes that expired later than that. 0 if it cannot be read.
         """
         try:
-            first = Log(self.store, self.names).read(self.manifest.wal_floor)
+            first = NamespaceContext(self.store, self.names).log.read(self.manifest.wal_floor)
         except (CorruptionError, UnsupportedFormatError):
             return 0
         if first is None:

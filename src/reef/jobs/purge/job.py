@@ -29,6 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reef.config import CompactOptions, CompactSettings, SweepSettings
+from reef.engine.context import NamespaceContext
 from reef.engine.handles.database import Database
 from reef.engine.read.view import newest_rows
 from reef.engine.rows.batch import check_text, encode_keys
@@ -43,7 +44,6 @@ from reef.jobs.purge.scan import Pin, Pins, PurgedChain, ScannedObject, scan_obj
 from reef.jobs.sweep.job import sweep_with
 from reef.manifest.edits import drop_snapshot
 from reef.manifest.head import HeadFinder, locate
-from reef.manifest.publish import Publisher
 from reef.paths import Namespace, number_of
 from reef.runtime import Executor
 from reef.stores import ObjectInfo
@@ -460,7 +460,7 @@ def _places(
 
 
 def _find_head(db: Database, names: Namespace) -> HeadFinder | None:
-    heads = HeadFinder(db.store, names)
+    heads = NamespaceContext(db.store, names).heads
     try:
         heads.find(fallback=True, dropped=True)
     except (CorruptionError, NotFoundError):
@@ -519,7 +519,7 @@ def _place_of(key: str, places: Sequence[PurgedChain]) -> PurgedChain | None:
 
 
 def _release(db: Database, place: PurgedChain, snapshot_id: str) -> None:
-    Publisher(db.store, place.names).publish(
+    NamespaceContext(db.store, place.names).publisher.publish(
         lambda head: drop_snapshot(head, snapshot_id), dropped=True
     )
 
