@@ -104,7 +104,7 @@ class SearchState:
         )
 
     def are_looked_up(self, rows: Versions, entries: Sequence[SegmentEntry]) -> Mask:
-        """Return which rows `unindexed` yields as well, because it looks up their keys."""
+        """Return which rows `unindexed` yields as well, because their keys are looked up."""
         return np.asarray(
             pc.is_in(rows.keys, value_set=self._partial_keys(entries)).to_numpy(
                 zero_copy_only=False
