@@ -155,8 +155,8 @@ class NamespaceStats:
             else f"all folded, up to LSN {log.last_lsn}",
             "writer": "none yet"
             if self.writer is None
-            else f"{self.writer.id}, epoch {self.writer.epoch}, silent for "
-            f"{self.writer.silent_s:,.0f} s",
+            else f"{self.writer.id}, epoch {self.writer.epoch}, wrote "
+            f"{self.writer.silent_s:,.0f} s ago",
             "pins": f"{human_count(len(self.snapshots), 'snapshot')}, "
             f"{human_count(len(self.cursors), 'cursor')}, {human_count(self.leases, 'lease')}, "
             f"{human_count(self.open_jobs, 'open job')}",

@@ -52,6 +52,7 @@ from reef.formats.segment import EMPTY, Lineage, SetHash, set_hash
 from reef.formats.segment_index import hash_keys
 from reef.formats.segment_writer import SegmentWriter
 from reef.formats.versions import Versions
+from reef.jobs.arguments import check_arguments
 from reef.jobs.evidence.derive import Derived, derive
 from reef.jobs.evidence.gather import (
     MARGIN,
@@ -164,6 +165,7 @@ def rebuild(
     With `apply` it is published if there is no manifest; if there is one, only if the rows differ
     and `force` is given. Force also accepts problems, and loses the rows that they name.
     """
+    check_arguments(db, executor)
     if apply:
         db._prove_store()
     executor = executor or db.store.runtime

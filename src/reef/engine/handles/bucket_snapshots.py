@@ -82,7 +82,7 @@ def take_all(db: "Database", name: str, ttl_s: float | None) -> dict[str, Snapsh
     A namespace that is dropped meanwhile is left out. If it fails, what was pinned is released.
     """
     check_snapshot(name, ttl_s)
-    catalog, key, runtime = _catalog(db), SNAPSHOTS + name, db.store.runtime
+    catalog, key, runtime = _catalog(db), f"{SNAPSHOTS}{name}", db.store.runtime
     replaced = _replaceable(db, catalog.get_latest(key), name)
     publishers = {}
     for namespace in db.namespaces():
@@ -188,7 +188,8 @@ def release_all(db: "Database", name: str) -> None:
 
 
 def _load(db: "Database", name: str) -> _Record:
-    value = _catalog(db).get_latest(SNAPSHOTS + name)
+    check_snapshot(name, None)
+    value = _catalog(db).get_latest(f"{SNAPSHOTS}{name}")
     if value is None:
         raise NotFoundError(f"there is no snapshot {name!r} of the bucket", snapshot=name)
     return _Record.of(value)

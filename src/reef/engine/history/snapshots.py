@@ -119,7 +119,8 @@ def take_snapshot(
     snapshot_id: str | None = None,
 ) -> Snapshot:
     """Pin the committed state, or a generation that is still retained."""
-    _check_name(name)
+    if name is not None:
+        _check_name(name)
     now_ms = _now_ms(store)
     entry = SnapshotEntry(
         id=snapshot_id or store.runtime.ulid(),
@@ -258,8 +259,6 @@ def _expiry_ms(ttl_s: Any, now_ms: int) -> int | None:
 
 
 def _check_name(name: object) -> None:
-    if name is None:
-        return
     if not isinstance(name, str) or not 1 <= len(name) <= NAME_LENGTH_MAX or not name.isprintable():
         raise InvalidInputError(
             f"{name!r} is not a valid name of a snapshot",

@@ -35,6 +35,7 @@ from reef.errors import (
 from reef.formats.covers import Cover, clipped, tidied
 from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.segment import EMPTY, Lineage, SetHash, covers_of
+from reef.jobs.arguments import check_arguments
 from reef.jobs.compact.merge import (
     CompactTask,
     MergeTally,
@@ -329,6 +330,7 @@ def compact(
     the compactor role: a background compactor of another process steps down, and its job is lost.
     Safe while writers, readers, folds and sweeps run.
     """
+    check_arguments(db, executor)
     compactor = Compactor(db, namespace, strategy, full=full, executor=executor, **settings)
     with operation(db.metrics, "compact"), db._working("compact", namespace) as working, compactor:
         reports = []

@@ -28,6 +28,7 @@ from reef.errors import ConflictError, CorruptionError, ErrorKind, NotFoundError
 from reef.formats.manifest import Manifest
 from reef.formats.versions import RangeTombstone, Versions
 from reef.formats.wal_object import WalKind
+from reef.jobs.arguments import check_arguments
 from reef.jobs.fold.shuffle import RANGES_MAX, Shuffler, fold_by_shuffle
 from reef.jobs.fold.task import FoldedLog, FoldTask, LogPart, fold_rows, run_fold_task
 from reef.manifest import edits
@@ -80,6 +81,7 @@ def fold(
 
     A long log is folded in rounds, each with a publish of its own, so that memory is bounded.
     """
+    check_arguments(db, executor)
     options = FoldSettings().changed(settings)
     db._prove_store()
     shown = db._working("fold", namespace) if executor is not None else nullcontext()

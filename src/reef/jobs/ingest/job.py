@@ -49,6 +49,7 @@ from reef.formats.manifest import DedupEntry, Manifest
 from reef.formats.schema import Schema
 from reef.formats.versions import Versions
 from reef.formats.wal_object import JOB_DIGEST, Job, JobSegment, OpKind, Ops, WalKind, encode_ops
+from reef.jobs.arguments import check_arguments
 from reef.jobs.ingest.append import Appender, JobState, Unchanged, UnfoldedLog
 from reef.jobs.ingest.staging import (
     ROW_SEQ,
@@ -515,6 +516,11 @@ def ingest(
     column: `operators={"count": "add"}`. An idempotency key that was committed with other rows is
     an InvalidInputError.
     """
+    check_arguments(db)
+    if op not in ("put", "patch", "merge"):
+        raise InvalidInputError(
+            f"op={op!r:.80} is not one of 'put', 'patch', 'merge'", kind=ErrorKind.INVALID_OPTION
+        )
     check_live_wins(live_wins, replaces=replace, partial=op != "put")
     now_ms = int(db.store.runtime.wall_s() * 1000)
     everything = KeyRange() if replace else None

@@ -37,6 +37,7 @@ from reef.engine.stats import branch_heads
 from reef.errors import ConflictError, CorruptionError, ErrorKind, InvalidInputError, NotFoundError
 from reef.formats.manifest import Manifest
 from reef.formats.wal_object import OpKind, Ops
+from reef.jobs.arguments import check_arguments
 from reef.jobs.fold.job import fold
 from reef.jobs.ingest.append import StreamAppender
 from reef.jobs.purge.rewrite import DeadVersions, Rewriter, check_backfills, figures, rewrite
@@ -133,6 +134,7 @@ def purge(
     that they keep. Objects are deleted after a grace period: `wait_s` is how long to wait for it at
     most; otherwise run the purge again at `continue_at`.
     """
+    check_arguments(db, executor)
     wanted = _check_arguments(keys, wait_s)
     CompactSettings().changed(settings)
     job = _Purge(db, namespace, wanted, executor, settings, include_branches)

@@ -36,6 +36,7 @@ from reef.errors import (
 )
 from reef.formats.manifest import CondemnedRange, Manifest, OpenJob
 from reef.formats.wal_object import Job, WalKind
+from reef.jobs.arguments import check_arguments
 from reef.jobs.ingest.append import Appender
 from reef.jobs.sweep.plan import (
     GarbageObject,
@@ -114,6 +115,7 @@ def sweep(
     Safe while writers, readers, jobs and other sweeps run, and to be repeated at any time. A
     process that sweeps repeatedly passes the same `memory` to save requests.
     """
+    check_arguments(db, executor)
     options = SweepSettings().changed(settings)
     return sweep_with(
         db, namespace, options, options, apply=apply, force=force, executor=executor, memory=memory

@@ -51,6 +51,7 @@ from reef.errors import (
     UnsupportedFormatError,
 )
 from reef.formats.manifest import Manifest, SegmentEntry, SnapshotEntry
+from reef.jobs.arguments import check_arguments
 from reef.jobs.verify.chain import (
     ManifestChain,
     Problem,
@@ -486,6 +487,7 @@ def verify(
     its search indexes; with `indexes="all"` all rows, which keeps the indexed columns of a segment
     in memory.
     """
+    check_arguments(db, executor)
     if indexes not in ("sample", "all"):
         raise InvalidInputError(
             f"indexes={indexes!r} is neither 'sample' nor 'all'", kind=ErrorKind.INVALID_OPTION
