@@ -47,6 +47,7 @@ from reef.formats.pages import (
     KeyPage,
     decode_column_pages,
     decode_key_pages,
+    encode_value_columns,
     join_column,
     join_keys,
     search_keys,
@@ -202,6 +203,8 @@ class PageLayout(NamedTuple):
     """Whether there is one column, and its values are bytes."""
     read: KernelColumns | None
     """For reads of many rows; None if the kernel leaves them to Python."""
+    values: bytes | None
+    """For reads of one row; None if a page was of a shape that the kernel leaves to Python."""
 
 
 @dataclass(frozen=True)
@@ -332,9 +335,14 @@ class SegmentTail:
             bounds = np.ascontiguousarray(np.vstack(table).T).tobytes()
             fields = [self.fields[number] for number in numbers[1:]]
             is_bytes = len(fields) == 1 and fields[0].type == "binary"
-            known = PageLayout(bounds, len(fields), is_bytes, KernelColumns.of(fields))
+            values = encode_value_columns(fields)
+            known = PageLayout(bounds, len(fields), is_bytes, KernelColumns.of(fields), values)
             self._layouts[numbers] = known
         return known
+
+    def leave_values_to_python(self, numbers: tuple[int, ...]) -> None:
+        """Note that pages with these columns are of a shape whose rows the kernel does not read."""
+        self._layouts[numbers] = self.layout(numbers)._replace(values=None)
 
     @cached_property
     def left_to_python(self) -> set[tuple[int, ...]]:

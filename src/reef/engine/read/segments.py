@@ -35,6 +35,7 @@ from reef.engine.read.blocks import (
     decode_spans,
     entry_at,
     select_blocks,
+    value_at,
     values_at,
 )
 from reef.engine.read.caches import ByteCache
@@ -158,7 +159,10 @@ class SegmentStore:
         self, entries: tuple[SegmentEntry, ...], ingested: Sequence[SegmentEntry], key: bytes
     ) -> list[SegmentEntry]:
         """Return the segments whose bounds include a key, the newest first."""
-        having = self._ranges_of(entries).having(key)
+        ranges = self._ranges
+        if ranges.entries is not entries:
+            ranges = self._ranges_of(entries)
+        having = ranges.having(key)
         if ingested:
             having += [e for e in ingested if e.min_key <= key <= e.max_key]
         if len(having) > 1:
@@ -297,12 +301,17 @@ class SegmentStore:
     ) -> list[Entry]:
         """Return the versions of a key, newest first, with these columns; all by default."""
         tail = self.tail(entry)
-        if not tail.filter.may_have(key_hash):
-            return []
-        page = tail.page_of(key)
+        page = tail.page_of(key) if tail.filter.may_have(key_hash) else -1
         if page < 0:
             return []
-        numbers = tail.numbers if columns is None else (KEYS, *columns)
+        numbers = tail.numbers
+        if columns is not None:  # those that were added since are not in the segment
+            numbers = (KEYS, *[number for number in columns if number in tail.fields])
+        first, count = (entry.id, KEYS, page), len(numbers)
+        if self._direct is not None and self._cache.is_fleeting(first, count):
+            known = self._read_values(entry, tail, page, key, numbers)
+            if known is not None:
+                return known
         keys = [(entry.id, number, page) for number in numbers]
         payloads: list[Any] = [None] * len(keys)
         if self._cache.bytes_max:
@@ -334,6 +343,37 @@ class SegmentStore:
             entry_at(tail, page, source, row, zip(numbers, payloads, strict=True), entry)
             for row in rows
         ]
+
+    def _read_values(
+        self,
+        entry: SegmentEntry,
+        tail: SegmentTail,
+        page: int,
+        key: bytes,
+        numbers: tuple[int, ...],
+    ) -> list[Entry] | None:
+        """Return the only version of a key in a page that is not kept, read by one call of the
+        kernel; None if that is left to `_read_row`.
+        """
+        layout = tail.layout(numbers)
+        if self._direct is None or len(numbers) > DIRECT_BLOCKS_MAX or layout.values is None:
+            return None
+        found = self._direct.call(
+            "get_values", tail.name, layout.bounds, layout.values, page, BLOCK_KINDS, key
+        )
+        if not found:
+            if found is False:
+                tail.leave_values_to_python(numbers)
+            return None
+        row, lsn, seq, kind, values, payloads, stored, _ = found
+        if row < 0:
+            return []
+        if payloads or stored:
+            values = _decoded_values(tail, page, numbers, found)
+            if values is None:
+                return None
+        by_number = dict(zip(numbers[1:], values, strict=True)) if values else {}
+        return [Entry(entry.rows_lsn or lsn, seq, kind, by_number)]
 
     def _read_row(
         self, tail: SegmentTail, page: int, key: bytes, numbers: tuple[int, ...]
@@ -684,6 +724,28 @@ class SegmentStore:
 
         tail = reread_if_damaged(read, lambda: self._store.forget(key, [(start, entry.size)]))
         return tail, entry.tail_bytes + _memory_of(tail)
+
+
+def _decoded_values(
+    tail: SegmentTail, page: int, numbers: Sequence[int], found: Sequence[Any]
+) -> list[Any] | None:
+    """Return the values of a row, of which the kernel has left some to Python: blocks of other
+    codecs, and payloads of other types. None if a block is damaged: it is read again.
+    """
+    row, *_, values, payloads, stored, _ = found
+    decoded = list(values)
+    for place, number in enumerate(numbers[1:]):
+        if (payloads | stored) >> place & 1:
+            try:
+                if stored >> place & 1:
+                    start = tail.offset(page, number)
+                    payload = decode_block_bytes(values[place], COLUMN_KIND, tail.name, start)
+                else:
+                    payload = values[place]
+                decoded[place] = value_at(tail, page, number, payload, row)
+            except CorruptionError:
+                return None
+    return decoded
 
 
 def _few_ranges(

@@ -36,7 +36,13 @@ import numpy as np
 import pyarrow as pa
 
 from reef.engine.read.memtable import Entry, Memtable, MemtableCut, entry_at, rows_of_key
-from reef.engine.read.merge import RangeTombstones, drop_deleted, in_order, newest_versions
+from reef.engine.read.merge import (
+    PUT,
+    RangeTombstones,
+    drop_deleted,
+    in_order,
+    newest_versions,
+)
 from reef.engine.read.runs import PIECE_ROWS
 from reef.engine.read.scan import (
     EVERYTHING,
@@ -95,7 +101,10 @@ class View:
 
     def get(self, key: bytes, now_ms: int, columns: Sequence[int] | None = None) -> Entry | None:
         """Return the current row of a key, with at least these columns; None if it has no row."""
-        return _visible(self.newest(key, columns), now_ms)
+        found = self.newest(key, columns)
+        if found is None or (found.kind == PUT and found.expires_at_ms is None):
+            return found
+        return _visible(found, now_ms)
 
     def get_each(self, keys: Sequence[bytes], now_ms: int) -> list[Entry | None]:
         """Return the rows that several keys have, all of one state."""
@@ -136,6 +145,8 @@ class View:
             if key_hash is None:
                 key_hash = hash_key(key)
             found += segments.find(entry, key, key_hash, columns)
+        if not found:
+            return None
         if len(found) == 1 and found[0].kind < FIRST_PARTIAL:
             return found[0]
         return resolve(found, self.manifest.schema)
