@@ -298,7 +298,7 @@ def test_a_full_cache_keeps_a_page_that_is_read_again(tmp_path):
 @given(data=st.data())
 def test_hostile_columns_of_a_row_do_no_harm(data, tmp_path_factory):
     """Whatever bounds, types, widths and items: values, None or False, and never a crash."""
-    body, schema, keys = typed_segment(data.draw(st.sampled_from(Codec)))
+    body, _, keys = typed_segment(data.draw(st.sampled_from(Codec)))
     path = str(tmp_path_factory.mktemp("d") / "file")
     with open(path, "wb") as file:
         file.write(body)

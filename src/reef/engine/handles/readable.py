@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 
 from reef.engine.read.caches import MISSING, RowCache
 from reef.engine.read.memtable import Entry
-from reef.engine.read.runs import PIECE_ROWS, PIECE_ROWS_MAX
 from reef.engine.read.scan import EVERYTHING, Projection
 from reef.engine.read.view import Scan, View, look_up, resume_after_sweeps
 from reef.engine.rows.batch import check_text, encode_key, encode_keys
@@ -374,13 +373,8 @@ class Readable(ABC):
         reverse: bool,
         limit: int | None = None,
     ) -> Scan:
-        rows_first = PIECE_ROWS if limit is None else min(limit, PIECE_ROWS_MAX)
         return view.scan(
-            wanted,
-            self._now_ms(),
-            reverse=reverse,
-            projection=projection,
-            rows_first=rows_first,
+            wanted, self._now_ms(), reverse=reverse, projection=projection, limit=limit
         )
 
     def _pieces(self, scan: Scan) -> Iterator[Versions]:

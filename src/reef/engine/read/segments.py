@@ -49,6 +49,7 @@ from reef.formats.block import (
 from reef.formats.coding import Buffer, corrupt, crc32c
 from reef.formats.index_block import IndexSpec
 from reef.formats.manifest import SegmentEntry
+from reef.formats.merging import RowBuffers, buffers_read, row_buffers
 from reef.formats.schema import Schema
 from reef.formats.segment import IndexPlace, SegmentTail, check_identity, decode_tail
 from reef.formats.segment_index import KEYS, of_pages
@@ -296,7 +297,7 @@ class SegmentStore:
         return self._cache.get(("centroids", spec.centroids), load)
 
     # --- by key -------------------------------------------------------------------
-    def find(  # noqa: C901 - each get comes here, and each call costs
+    def find(  # noqa: C901, PLR0912 - each get comes here, and each call costs
         self, entry: SegmentEntry, key: bytes, key_hash: int, columns: Sequence[int] | None = None
     ) -> list[Entry]:
         """Return the versions of a key, newest first, with these columns; all by default."""
@@ -509,23 +510,65 @@ class SegmentStore:
         """Return the rows of pages, or of sorted keys and how many of them to search in each page,
         read by one call of the kernel; None if that is left to the store and to Python.
         """
-        if self._direct is None:
-            return None
         numbers = tuple([number for number, _ in parts])
-        if len(numbers) > DIRECT_BLOCKS_MAX or numbers in tail.left_to_python:
+        found = self._read_buffers(tail, pages, numbers, sought)
+        read = tail.layout(numbers).read
+        return None if found is None or read is None else read.rows(found)
+
+    def _read_buffers(
+        self,
+        tail: SegmentTail,
+        pages: npt.NDArray[np.int64],
+        numbers: tuple[int, ...],
+        sought: tuple[tuple[bytes, ...], npt.NDArray[np.int64]] | None = None,
+    ) -> Sequence[Any] | None:
+        """Return the same rows as the kernel returns them."""
+        if self._direct is None or len(numbers) > DIRECT_BLOCKS_MAX:
             return None
         layout = tail.layout(numbers)
-        if layout.read is None or not self._direct.is_open(tail.name):
+        if layout.read is None or numbers in tail.left_to_python:
+            return None
+        if not self._direct.is_open(tail.name):
             return None
         keys, counts = (None, None) if sought is None else sought
-        found = self._direct.call(
+        found: Sequence[Any] | None = self._direct.call(
             *("read_rows", tail.name, layout.bounds, layout.read.encoded, BLOCK_KINDS),
             *(pages, keys, counts),
         )
         if found is None:
             tail.left_to_python.add(numbers)
-            return None
-        return layout.read.rows(found)
+        return found
+
+    def first_pages(
+        self,
+        entry: SegmentEntry,
+        start: bytes,
+        schema: Schema,
+        columns: Sequence[int] | None,
+        count: int,
+        *,
+        keep: bool,
+    ) -> tuple[RowBuffers | None, bytes | None]:
+        """Return the rows of the first pages from a key on, as the kernel merges them, and the
+        key before which they end, None at the last page. No rows if it cannot merge them.
+        """
+        tail = self.tail(entry)
+        starts = tail.index.pages.keys
+        first = max(bisect_right(starts, start) - 1, 0)
+        pages = range(first, min(first + count, len(starts)))
+        follows = starts[pages.stop] if pages.stop < len(starts) else None
+        if not keep and not self._has_some(entry, pages):
+            numbers = tail.numbers
+            if columns is not None:
+                numbers = tuple([n for n in numbers if n == KEYS or n in columns])
+            places = tail.layout(numbers).places_under(schema)
+            found = places and self._read_buffers(tail, np.array(pages, np.int64), numbers)
+            if places and found:
+                return buffers_read(found, places, entry.rows_lsn), follows
+        rows = self.rows(entry, pages, columns, keep=keep).under(schema)
+        if entry.rows_lsn:
+            rows = rows.with_lsn(entry.rows_lsn)
+        return None if rows.has_partial else row_buffers(rows, schema), follows
 
     def _matching(
         self,

@@ -43,7 +43,7 @@ from reef.engine.read.merge import (
     in_order,
     newest_versions,
 )
-from reef.engine.read.runs import PIECE_ROWS
+from reef.engine.read.runs import PIECE_ROWS, PIECE_ROWS_MAX
 from reef.engine.read.scan import (
     EVERYTHING,
     Cursor,
@@ -54,6 +54,7 @@ from reef.engine.read.scan import (
     merged,
 )
 from reef.engine.read.segments import SegmentStore
+from reef.engine.read.short_scan import LIMIT_MAX, ShortScan, Sources
 from reef.engine.read.skipping import Skipping
 from reef.errors import ErrorKind, NotFoundError
 from reef.formats.filter import hash_key, hash_keys
@@ -158,16 +159,19 @@ class View:
         *,
         reverse: bool = False,
         projection: Projection = EVERYTHING,
-        rows_first: int = PIECE_ROWS,
+        limit: int | None = None,
     ) -> "Scan":
-        """Return the rows of a range, as of now; nothing is fetched before they are consumed."""
+        """Return the rows of a range, as of now; nothing is fetched before they are consumed.
+
+        With `limit` there is no need for more rows than these, though the scan has them.
+        """
         if projection.where is not None:
             wanted = wanted.both(projection.where.key_range())
         cut = self._cut()
         manifest = cut.view.manifest
         return Scan(
             *(manifest, self.segments, cut.tables, wanted, now_ms, reverse, projection),
-            rows_first,
+            limit,
         )
 
     def cut(self) -> tuple[Manifest, tuple[MemtableCut, ...]]:
@@ -262,12 +266,17 @@ class Scan:
     reverse: bool
     projection: Projection = EVERYTHING
     """Rows that cannot match may be left out; whether the others do is for the caller to see."""
-    rows_first: int = PIECE_ROWS
-    """About how many rows are merged first; each further piece is twice as large."""
+    limit: int | None = None
+    """How many rows are needed, if that is known."""
 
     def __iter__(self) -> Iterator[Versions]:
         """Yield the rows in pieces, by key, from either end."""
         overlapping = self.overlapping()
+        if (short := self._short_scan(overlapping)) is not None:
+            yield from short
+            if short.rest is not None:
+                yield from replace(self, wanted=short.rest, limit=None)
+            return
         tombstones = [table.range_tombstones for table in self.tables]
         tombstones += [self.segments.deletes(entry) for entry in overlapping if entry.tombstones]
         deletes = [some for some in tombstones if some]
@@ -282,10 +291,28 @@ class Scan:
             if len(rows):
                 yield rows.take(np.arange(len(rows) - 1, -1, -1)) if self.reverse else rows
 
+    def _short_scan(self, overlapping: Sequence[SegmentEntry]) -> ShortScan | None:
+        """Return the first rows as the kernel merges them; None if it does not."""
+        limit, projection = self.limit, self.projection
+        if limit is None or limit > LIMIT_MAX or self.reverse or projection.where is not None:
+            return None
+        kept = self.segments.bytes_kept(sum(entry.size for entry in overlapping))
+        sources = Sources(
+            self.manifest.schema,
+            self.segments,
+            self.tables,
+            sorted(overlapping, key=_near_key),
+            projection.numbers,
+            self.now_ms,
+            keep=kept > 0,
+        )
+        return ShortScan(sources, self.wanted, limit) if sources.are_plain else None
+
     def _in_memory(self, table: MemtableCut) -> list[Cursor]:
         """Return the rows of a table: of all runs merged by the kernel, or run by run."""
         if not self.reverse and len(table.runs) + bool(table.head.rows) > 1:
-            pieces = table.merged_pieces(self.wanted, self.rows_first)
+            rows_first = PIECE_ROWS if self.limit is None else min(self.limit, PIECE_ROWS_MAX)
+            pieces = table.merged_pieces(self.wanted, rows_first)
             first = next(pieces, None)
             if first is None:
                 return []
