@@ -5,7 +5,7 @@ import pytest
 from reef.engine.context import NamespaceContext
 from reef.errors import ConflictError, NotFoundError
 from reef.jobs import repair, verify
-from reef.jobs.verify.earlier import check_earlier
+from reef.jobs.verify.job import check_earlier
 from reef.manifest.head import HeadFinder
 from tests.support.sweep_world import NAME, USERS, World
 

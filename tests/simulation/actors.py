@@ -29,8 +29,7 @@ from reef.jobs.compact.plan import STRATEGIES, CompactPlan
 from reef.jobs.ingest.append import StreamAppender
 from reef.jobs.ingest.job import sorted_rows, staged_rows
 from reef.manifest.edits import new_namespace
-from reef.manifest.head import HeadFinder
-from reef.manifest.publish import Publisher
+from reef.manifest.head import HeadFinder, Publisher
 from reef.manifest.roots import take_lease
 from reef.paths import Namespace
 from reef.stores import Wrapper

@@ -15,7 +15,7 @@ from reef.testing import (
     replay,
     simulate,
 )
-from reef.testing.scheduler import ProcessDied
+from reef.testing.runtime import ProcessDied
 from tests.simulation.scenarios import (
     ROUGH,
     SCENARIOS,

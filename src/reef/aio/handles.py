@@ -636,9 +636,12 @@ class Database(Handle[database.Database]):
         """Release all snapshots of one name, and free the name; see `reef.Database`."""
         await self._run(lambda: self._sync.release_snapshot_all(name))
 
-    def diff(self, a: str, b: str) -> Pieces[Difference]:
-        """Yield the rows that differ between two namespaces; see `reef.Database.diff`."""
-        return Pieces(self, lambda: self._sync.diff(a, b), PIECE_ROWS)
+    def diff(
+        self, a: str | Snapshot | PinnedReader, b: str | Snapshot | PinnedReader
+    ) -> Pieces[Difference]:
+        """Yield the rows that differ between two states; see `reef.Database.diff`."""
+        states = [one._sync if isinstance(one, Handle) else one for one in (a, b)]
+        return Pieces(self, lambda: self._sync.diff(*states), PIECE_ROWS)
 
     async def snapshots(self, namespace: str) -> list[Snapshot]:
         """Return the unexpired snapshots of a namespace, oldest first."""

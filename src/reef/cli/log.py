@@ -24,7 +24,7 @@ from reef.cli.output import Output
 from reef.engine.handles.database import Database
 from reef.engine.local.open import namespace_of, read_pending
 from reef.errors import InvalidInputError
-from reef.locallog.entry import BINARY, EntryType
+from reef.locallog.encoding import BINARY, EntryType
 from reef.locallog.inspect import dump_entries, dump_frames, frame_name, verify_log
 
 

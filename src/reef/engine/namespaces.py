@@ -29,11 +29,11 @@ from reef.errors import (
     NotFoundError,
     UnavailableError,
 )
-from reef.formats.index_block import IndexSpec
 from reef.formats.manifest import (
     Alias,
     BranchPin,
     Dropped,
+    IndexSpec,
     Manifest,
     NamespaceState,
     Origin,
@@ -47,9 +47,8 @@ from reef.formats.schema import Schema
 from reef.manifest import branching, lifecycle
 from reef.manifest.branching import restored_successor
 from reef.manifest.edits import new_namespace
-from reef.manifest.head import HeadFinder, locate, locate_folder, refuse_dropped
+from reef.manifest.head import HeadFinder, Publisher, locate, locate_folder, refuse_dropped
 from reef.manifest.lifecycle import LogEnd
-from reef.manifest.publish import Publisher
 from reef.paths import Namespace
 from reef.runtime import Stopwatch
 from reef.stores import Outcome, Store, fetch

@@ -1,17 +1,24 @@
 """Writes segments: sorted rows in, bytes out, both in pieces, in bounded memory."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from reef.formats.block import BlockKind, Codec, Packer, encode_block
-from reef.formats.coding import Buffer, crc32c, crc32c_extend
-from reef.formats.filter import FilterBuilder, Hashes, hash_keys
+from reef.formats.coding import (
+    BlockKind,
+    Buffer,
+    Codec,
+    Packer,
+    crc32c,
+    crc32c_extend,
+    encode_block,
+)
 from reef.formats.group import (
     PAGE_BYTES,
     distinct_keys,
@@ -21,7 +28,7 @@ from reef.formats.group import (
     row_bytes,
     same_as_next,
 )
-from reef.formats.index_block import BuildableIndex, IndexBuilder, IndexSpec
+from reef.formats.manifest import IndexSpec
 from reef.formats.schema import Schema
 from reef.formats.segment import (
     EMPTY,
@@ -41,10 +48,14 @@ from reef.formats.segment import (
     set_hash,
 )
 from reef.formats.segment_index import (
+    FilterBuilder,
     GroupEntry,
+    Hashes,
     bounds_of,
     encode_index,
     encode_pages,
+    hash_content,
+    hash_keys,
     separator,
 )
 from reef.formats.versions import RangeTombstone, Versions, concat_versions
@@ -56,6 +67,37 @@ _Unsummed = tuple[Hashes, npt.NDArray[np.uint32], npt.NDArray[np.uint8]]
 
 _Blocks = tuple[IndexSpec, bytes, bytes]
 """An index with its data block and its directory block, empty if it was not built."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexParts:
+    """An index of one segment."""
+
+    directory: bytes
+    """Small: stored in the segment's tail, so that one tail GET plans the search."""
+    data: bytes | Sequence[bytes]
+    """Stored between the groups and the tail. Each independently readable range of it carries its
+    own crc32c."""
+
+
+class IndexBuilder(Protocol):
+    """Builds one index of one segment from rows in segment order."""
+
+    def add(self, first_ordinal: int, column: pa.Array, valid: npt.NDArray[np.bool_]) -> None:
+        """Add the rows from an ordinal on; those that are not valid are not indexed."""
+
+    def finish(self) -> IndexParts:
+        """Return the index of all rows that were added."""
+
+
+class BuildableIndex(Protocol):
+    """A spec with everything that builders of it need."""
+
+    @property
+    def spec(self) -> IndexSpec: ...
+
+    def builder(self, data_type: pa.DataType) -> IndexBuilder | None:
+        """Return a builder for the index of one segment; None if it cannot be built yet."""
 
 
 class SegmentIndexes:
@@ -151,6 +193,8 @@ class SegmentWriter:
 
         They come after `beginning`, and before `ending`.
         """
+        if group.content is None:
+            group = replace(group, content=hash_content(blocks))
         self._add(group, keys.keys.to_pylist(), keys)
         self._offset += len(blocks)
         self._checksum = crc32c_extend(self._checksum, blocks)
@@ -183,6 +227,8 @@ class SegmentWriter:
     def _group(self, rows: Versions, ends: Sequence[int], distinct: Sequence[int]) -> bytes:
         keys = rows.keys.to_pylist()
         key_blocks, columns = encode_group(rows, ends, self._packer)
+        runs = [block for number in sorted(columns) for block in columns[number]]
+        data = b"".join([*key_blocks, *runs])
         cuts = [separator(keys[end - 1], keys[end]) for end in ends[:-1]]
         group = GroupEntry(
             keys[0],
@@ -195,10 +241,10 @@ class SegmentWriter:
             list(map(len, key_blocks)),
             {number: list(map(len, blocks)) for number, blocks in columns.items()},
             {number: bounds_of(rows.fields[number]) for number in columns},
+            hash_content(data),
         )
         self._add(group, keys, rows)
-        blocks = [block for number in sorted(columns) for block in columns[number]]
-        return self._out(b"".join([*key_blocks, *blocks]))
+        return self._out(data)
 
     def _add(self, group: GroupEntry, keys: Sequence[bytes], rows: Versions) -> None:
         self._indexing.add(rows)

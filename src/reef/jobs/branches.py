@@ -4,7 +4,7 @@
               of each changed key: base, parent now, child now → which row stays
     rollback  now → a past state: the changes
 
-Changes are found by `reef.engine.history.diff`, in key order and without reading shared segments,
+Changes are found by `reef.engine.history.diff`, in key order and without reading what both share,
 and staged as they are found, in bounded memory. The ingest is conditional (protocols §4): if the
 target was written meanwhile, nothing is visible, and the job starts over.
 """
@@ -296,13 +296,12 @@ def merge_part(
 
 
 def split(a: Side, b: Side, executor: Executor) -> list[KeyRange]:
-    """Return key ranges with about equal shares of the segments that only one state has."""
+    """Return key ranges with about equal shares of the groups that only one state has."""
     groups: list[tuple[bytes, int]] = []
-    for side, entry in unshared(a, b):
-        index = side.view.segments.tail(entry).index
-        spans = [index.span(group) for group in range(len(index))]
-        sizes = [end - start for start, end in spans]
-        groups += zip(index.first_keys, sizes, strict=True)
+    for one in unshared(a, b):
+        index = one.side.view.segments.tail(one.entry).index
+        sizes = index.sizes
+        groups += ((index.first_keys[group], sizes[group]) for group in one.other_groups())
     by_size = -(-sum(size for _, size in groups) // SPLIT_BYTES)
     least = executor.parallelism() if isinstance(executor, Shuffler) else 1
     cuts = split_keys(groups, max(1, by_size, least)) if groups else []

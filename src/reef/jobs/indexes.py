@@ -23,8 +23,8 @@ from reef.engine.read.caches import ByteCache
 from reef.engine.read.segments import SegmentStore
 from reef.engine.search.specs import load_indexes
 from reef.errors import UnavailableError
-from reef.formats.index_block import BuildableIndex, IndexKind, IndexSpec
-from reef.formats.manifest import Manifest, SegmentEntry
+from reef.formats.manifest import IndexKind, IndexSpec, Manifest, SegmentEntry
+from reef.formats.segment_writer import BuildableIndex
 from reef.formats.vector_index import (
     QUERIES,
     ROWS_PER_CENTROID,
@@ -38,7 +38,7 @@ from reef.jobs.compact.job import Compactor, CompactReport
 from reef.jobs.compact.merge import read_tail
 from reef.jobs.compact.plan import CompactPlan
 from reef.manifest.edits import set_centroids
-from reef.manifest.publish import Publisher
+from reef.manifest.head import Publisher
 from reef.paths import Namespace
 from reef.runtime import Executor
 from reef.stores import Outcome, Store

@@ -33,7 +33,7 @@ from pyspark.sql.types import (
 )
 
 from reef.errors import ErrorKind, InvalidInputError, NotFoundError, ReefError, UnavailableError
-from reef.formats.block import Codec
+from reef.formats.coding import Codec
 from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.segment import Lineage
 from reef.formats.segment_writer import SegmentWriter

@@ -39,9 +39,9 @@ from reef.engine.read.scan import Projection
 from reef.engine.read.segments import SegmentStore
 from reef.engine.where import Where
 from reef.errors import ConflictError, UnavailableError
-from reef.formats.filter import BLOCK_BYTES, KeyFilter
 from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.segment import SegmentTail
+from reef.formats.segment_index import BLOCK_BYTES, KeyFilter
 from reef.formats.versions import Versions
 from reef.manifest.head import HeadFinder
 from reef.manifest.roots import GenerationLease, narrowed, take_lease

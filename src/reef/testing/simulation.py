@@ -31,8 +31,7 @@ from typing import NamedTuple
 from reef.errors import ReefError
 from reef.stores import Meter, ReadBack, Retry, RetryPolicy, Store, WriteResult
 from reef.stores.memory import MemoryStore
-from reef.testing.runtime import SimulatedRuntime
-from reef.testing.scheduler import Choices, Owner, Scheduler, SeededChoices
+from reef.testing.runtime import Choices, Owner, Scheduler, SeededChoices, SimulatedRuntime
 from reef.testing.store import HeldRequests, SimulatedStore, WatchedBucket
 
 TRACE_SHOWN = 60

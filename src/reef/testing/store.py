@@ -31,7 +31,7 @@ from reef.errors import NotFoundError, ReefError, UnavailableError
 from reef.stores.base import ObjectInfo, Outcome, Store, WriteResult
 from reef.stores.memory import MemoryStore
 from reef.stores.wrappers.base import Hooked, Operation, Send, StoreRequest
-from reef.testing.scheduler import Owner, WaitTicket
+from reef.testing.runtime import Owner, WaitTicket
 from reef.testing.wrappers import CONFLICTS
 
 if TYPE_CHECKING:

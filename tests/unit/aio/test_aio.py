@@ -713,6 +713,24 @@ def test_sql_returns_a_table_or_streams_rows():
     asyncio.run(program())
 
 
+def test_states_are_compared():
+    """By name, by snapshot and as open views, as `reef.Database.diff` does."""
+
+    async def main():
+        async with await reef.aio.open("memory://") as db:
+            async with db.writer("t") as writer:
+                await writer.put("a", b"1")
+                taken = await db.snapshot("t")
+                await writer.put("a", b"2")
+            async with db.reader("t", snapshot=taken) as view:
+                return [
+                    [(one.key, one.a, one.b) async for one in db.diff(before, "t")]
+                    for before in (taken, view)
+                ]
+
+    assert asyncio.run(main()) == [[(b"a", b"1", b"2")]] * 2
+
+
 def test_every_method_of_the_engine_is_there():
     """Every method of a synchronous handle exists on its asyncio counterpart."""
     different = {

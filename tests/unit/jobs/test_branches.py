@@ -114,6 +114,91 @@ def test_shared_segments_are_not_read():
     assert counted.bytes < size / 10
 
 
+@pytest.fixture
+def halves():
+    """Give a namespace of two disjoint segments with many groups, and a branch of it."""
+    return in_halves(write)
+
+
+def in_halves(add):
+    """Return it, with rows that came as loads or through the log."""
+    db = reef.open("memory://")
+    db.create("main", pa.schema([("id", pa.string()), ("text", pa.string())]))
+    chance = random.Random(0)
+    for half in range(2):
+        keys = range(half * 10_000, (half + 1) * 10_000)
+        add(db, "main", [{"id": f"k{n:06}", "text": chance.randbytes(50).hex()} for n in keys])
+        fold(db, "main")
+    db.branch("main", "child")
+    return db
+
+
+def write(db, name, rows):
+    """Commit rows as one batch."""
+    with db.writer(name, background=False) as writer:
+        writer.upsert(rows)
+
+
+def segment_bytes(db, a="main", b="child"):
+    """Return the keys that differ, and the share of the segments' bytes that was read for it."""
+    counted = Reads(db.store)
+    keys = [difference.key for difference in Database(counted).diff(a, b)]
+    return keys, counted.bytes / db.info("main").bytes
+
+
+JOINS = {"strategy": "leveled", "level0_bytes": 1}
+"""Settings with which a compaction copies the groups of neighbours."""
+
+
+@pytest.mark.parametrize(
+    ("add", "sides", "settings"),
+    [(write, ["main"], JOINS), (ingest, ["main", "child"], {"full": True})],
+)
+def test_groups_that_a_compaction_copied_are_not_read(add, sides, settings):
+    """The segments have other names; the cost still follows the changes, not the rows.
+
+    Both sides merge loads into the same groups, since those have LSNs only then.
+    """
+    db = in_halves(add)
+    for name in sides:
+        assert compact(db, name, **settings).outputs == 1
+    keys, share = segment_bytes(db)
+    assert keys == []
+    assert share < 0.1
+    write(db, "child", [{"id": "k000007", "text": "other"}])
+    fold(db, "child")
+    keys, share = segment_bytes(db)
+    assert keys == ["k000007"]
+    assert share < 0.1
+
+
+def test_a_deleted_range_of_shared_groups_differs(halves):
+    """Its keys are in no group that only one side has."""
+    assert compact(halves, "main", **JOINS).joined == 1
+    with halves.writer("child", background=False) as writer:
+        writer.delete_range("k009990", "k010010")
+    for _ in range(2):
+        keys, share = segment_bytes(halves)
+        assert keys == [f"k{n:06}" for n in range(9990, 10_010)]
+        assert share < 0.3
+        fold(halves, "child")
+
+
+def test_equal_groups_of_columns_with_other_names_differ():
+    """Both sides have added a column since the branch: the bytes are the same, the rows are not."""
+    db = reef.open("memory://")
+    schema = pa.schema([("id", pa.string()), ("n", pa.int64())])
+    db.create("main", schema)
+    db.branch("main", "child")
+    for name, column in (("main", "x"), ("child", "y")):
+        db.alter(name, schema.append(pa.field(column, pa.int64())))
+        ingest(db, name, [{"id": "k", "n": 1, column: 2}])
+        fold(db, name)
+    assert [(d.a, d.b) for d in db.diff("main", "child")] == [
+        ({"id": "k", "n": 1, "x": 2}, {"id": "k", "n": 1, "y": 2})
+    ]
+
+
 def test_columns_are_compared_by_name_and_value():
     """Nulls, NaN, lists, and a column that only one side has."""
     db = reef.open("memory://")

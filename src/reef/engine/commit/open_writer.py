@@ -45,8 +45,7 @@ from reef.formats.schema import Schema
 from reef.formats.wal_object import WalHeader, WalKind, WalObject
 from reef.manifest.dedup import NO_STREAM, StreamClaim
 from reef.manifest.edits import lower_parallel_writes, raise_writer_epoch
-from reef.manifest.head import locate
-from reef.manifest.publish import Publisher, chain_has
+from reef.manifest.head import Publisher, chain_has, locate
 from reef.manifest.roots import take_lease
 from reef.paths import Namespace
 from reef.runtime import Runtime

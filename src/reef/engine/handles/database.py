@@ -62,8 +62,7 @@ from reef.engine.log.tail import read_unfolded
 from reef.engine.namespaces import Namespaces, similar_name
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.segments import SegmentStore
-from reef.engine.registry import Registry
-from reef.engine.running_jobs import JobBoard, JobHeartbeat, RunningJob, running_jobs
+from reef.engine.registry import JobBoard, JobHeartbeat, Registry, RunningJob, running_jobs
 from reef.engine.search.specs import (
     IndexDefinition,
     check_same_indexes,
@@ -667,8 +666,9 @@ class Database:
         """Yield the keys whose rows differ between two states, in key order.
 
         A state is the newest one of a namespace, by its name, a Snapshot, or an open pinned view
-        (`db.reader("orders", as_of=12)`). Segments that both share are not read. Each difference
-        has `op` (`insert`, `update` or `delete`, from a to b), `key`, and the rows `a` and `b`.
+        (`db.reader("orders", as_of=12)`). Segments and groups that both share are not
+        read. Each difference has `op` (`insert`, `update` or `delete`, from a to b), `key`, and the
+        rows `a` and `b`.
         """
         return differences(self, a, b)
 

@@ -64,8 +64,7 @@ from reef.formats.manifest import CursorEntry, Manifest
 from reef.formats.schema import Schema
 from reef.formats.wal_object import WalKind, WalObject
 from reef.manifest.edits import is_retained, set_cursor
-from reef.manifest.head import locate
-from reef.manifest.publish import Edit, Publisher
+from reef.manifest.head import Edit, Publisher, locate
 from reef.paths import Namespace
 from reef.runtime import Runtime
 from reef.stores import Store

@@ -1,19 +1,20 @@
 """Differences between two states, without reading the rows that both share.
 
 States that come from one another (a branch and its origin, a namespace now and a while ago) name
-mostly the same segments. A key can only differ if one side has a version of it in a segment that
-the other does not name, or in its unfolded log, or deletes it by a range there. So the candidates
-are the keys of unshared sources, merged in key order; both sides are looked up for them, and rows
-that are equal are left out:
+mostly the same segments, and where one of them was compacted, mostly the same groups in them. A key
+can only differ if one side has a version of it in a group that the other does not have, or in its
+unfolded log, or deletes it by a range there. So the candidates are the keys of unshared sources,
+merged in key order; both sides are looked up for them, and rows that are equal are left out:
 
-    unshared segments, logs   →  candidate keys  →  look_up in a and b  →  rows that differ
+    unshared groups, logs   →  candidate keys  →  look_up in a and b  →  rows that differ
 
-A range delete of an unshared source makes every key of shared segments in its range a candidate.
+A range delete of an unshared source makes every key of shared groups in its range a candidate.
 Columns are compared by name: the schemas of a branch and its origin grow independently.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -187,28 +188,85 @@ def _same(a: pa.Array, b: pa.Array) -> pa.BooleanArray:
 # --- candidates -----------------------------------------------------------------------
 
 
-def unshared(a: Side, b: Side) -> list[tuple[Side, SegmentEntry]]:
+@dataclass(frozen=True, slots=True)
+class UnsharedSegment:
+    """A segment that only one of two states names."""
+
+    side: Side
+    entry: SegmentEntry
+    across: Side
+    rivals: Sequence[SegmentEntry]
+    """Those that only the other state names."""
+
+    def shared_groups(self, bounds: KeyRange = EVERYTHING) -> frozenset[int]:
+        """Return its groups that the other state has in a segment of another name.
+
+        Those outside of the bounds may be left out, with the requests that they would take.
+
+        Compactions copy groups, and two that merge the same inputs write the same ones. Rows of
+        groups are stored without the LSN of a load, and columns without their names.
+        """
+        own = self.side.view.segments.tail(self.entry)
+        groups: set[int] = set()
+        for rival in self.rivals:
+            near = bounds.touches(rival.min_key, rival.max_key) and _overlap(rival, self.entry)
+            if near and rival.rows_lsn == self.entry.rows_lsn:
+                tail = self.across.view.segments.tail(rival)
+                if _are_columns_alike(own.footer.schema, tail.footer.schema):
+                    groups |= own.index.shared_groups(tail.index)
+        return frozenset(groups)
+
+    def other_groups(self, bounds: KeyRange = EVERYTHING) -> frozenset[int]:
+        """Return its groups that the other state does not have."""
+        index = self.side.view.segments.tail(self.entry).index
+        return frozenset(range(len(index))) - self.shared_groups(bounds)
+
+    def own_keys(self, bounds: KeyRange) -> Cursor:
+        """Return a source of the keys in groups that only this state has."""
+        return _keys_of(self.side, self.entry, bounds, partial(self.shared_groups, bounds))
+
+    def shared_keys(self, bounds: KeyRange) -> Cursor:
+        """Return a source of the keys in groups that both states have."""
+        return _keys_of(self.side, self.entry, bounds, partial(self.other_groups, bounds))
+
+
+def unshared(a: Side, b: Side) -> list[UnsharedSegment]:
     """Return the segments that only one of two states has."""
     of_a, of_b = a.sources()[0], b.sources()[0]
     shared = {_identity(entry) for entry in of_a} & {_identity(entry) for entry in of_b}
-    both = [*((a, entry) for entry in of_a), *((b, entry) for entry in of_b)]
-    return [(side, entry) for side, entry in both if _identity(entry) not in shared]
+    own_a, own_b = (
+        [entry for entry in entries if _identity(entry) not in shared] for entries in (of_a, of_b)
+    )
+    return [
+        *(UnsharedSegment(a, entry, b, own_b) for entry in own_a),
+        *(UnsharedSegment(b, entry, a, own_a) for entry in own_b),
+    ]
+
+
+def _overlap(one: SegmentEntry, other: SegmentEntry) -> bool:
+    return one.min_key <= other.max_key and other.min_key <= one.max_key
+
+
+def _are_columns_alike(one: Schema, other: Schema) -> bool:
+    """Whether no number is that of two different columns."""
+    fields = {field.number: field for field in one.fields}
+    return all(fields.get(field.number, field) == field for field in other.fields)
 
 
 def _candidates(a: Side, b: Side, bounds: KeyRange) -> Iterator[pa.Array]:
     """Yield keys that may differ, in key order and each once, some thousands at a time."""
-    own = [one for one in unshared(a, b) if bounds.touches(one[1].min_key, one[1].max_key)]
-    cursors = [_keys_of(side, entry, bounds) for side, entry in own]
+    own = [one for one in unshared(a, b) if bounds.touches(one.entry.min_key, one.entry.max_key)]
+    cursors = [one.own_keys(bounds) for one in own]
     deleted: list[KeyRange] = []
     for side in (a, b):
         for table in side.sources()[1]:
             cursors += [RowsCursor(pieces) for pieces in table.pieces(bounds, False)]
             deleted += [KeyRange(t.start, t.end) for t in table.range_tombstones]
-    for side, entry in own:
-        found = range_tombstones_of(side.view.segments, entry)
+    for one in own:
+        found = range_tombstones_of(one.side.view.segments, one.entry)
         deleted += [KeyRange(t.start, t.end) for t in found]
     within = [part.both(bounds) for part in _join_ranges(deleted) if part.overlaps(bounds)]
-    cursors += _covered(a, b, within)
+    cursors += _covered(a, b, own, within)
     return _batches(cursors)
 
 
@@ -216,21 +274,34 @@ def _identity(entry: SegmentEntry) -> tuple[str, int]:
     return entry.id, entry.visible_lsn
 
 
-def _covered(a: Side, b: Side, ranges: Sequence[KeyRange]) -> Iterator[Cursor]:
-    """Yield the keys of segments that both have, in deleted ranges."""
+def _covered(
+    a: Side, b: Side, own: Sequence[UnsharedSegment], ranges: Sequence[KeyRange]
+) -> Iterator[Cursor]:
+    """Yield the keys of segments and groups that both have, in deleted ranges."""
     shared = {_identity(entry) for entry in b.sources()[0]}
-    for entry in a.sources()[0]:
-        for part in ranges if _identity(entry) in shared else ():
-            if part.touches(entry.min_key, entry.max_key):
-                yield _keys_of(a, entry, part)
+    for part in ranges:
+        for entry in a.sources()[0]:
+            if _identity(entry) in shared and part.touches(entry.min_key, entry.max_key):
+                yield _keys_of(a, entry, part, frozenset)
+        for one in own:
+            if one.side is a and part.touches(one.entry.min_key, one.entry.max_key):
+                yield one.shared_keys(part)
 
 
-def _keys_of(side: Side, entry: SegmentEntry, bounds: KeyRange) -> Cursor:
+def _keys_of(
+    side: Side, entry: SegmentEntry, bounds: KeyRange, needless: Callable[[], frozenset[int]]
+) -> Cursor:
     """Return a source of a segment's keys; no column is read."""
     return LateCursor(
         max(entry.min_key, bounds.start),
         lambda: SegmentCursor(
-            side.view.segments, entry, bounds, reverse=False, schema=side.schema, columns=()
+            side.view.segments,
+            entry,
+            bounds,
+            reverse=False,
+            schema=side.schema,
+            columns=(),
+            needless=needless(),
         ),
     )
 

@@ -34,8 +34,7 @@ from reef.manifest.edits import (
     find_snapshot,
     is_active,
 )
-from reef.manifest.head import HeadFinder, ManifestHead, locate, refuse_dropped
-from reef.manifest.publish import Edit, Publisher
+from reef.manifest.head import Edit, HeadFinder, ManifestHead, Publisher, locate, refuse_dropped
 from reef.manifest.roots import expired_snapshots
 from reef.paths import Namespace
 from reef.stores import Store

@@ -57,7 +57,7 @@ from reef.files import OS, FileSystem
 from reef.formats.manifest import Manifest, StreamPoint
 from reef.formats.wal_object import decode_ops
 from reef.locallog import LocalLog, LogEntry, LogRecoveryReport
-from reef.locallog.frames import ENTRY_BYTES_MAX
+from reef.locallog.encoding import ENTRY_BYTES_MAX
 from reef.locallog.inspect import check_is_log, dump_entries
 from reef.locallog.metastore import read_meta_store
 from reef.manifest.dedup import StreamClaim, StreamHistory, extend_lineage

@@ -19,9 +19,8 @@ from reef.engine.read.memtable import MemtableCut
 from reef.engine.read.merge import drop_deleted
 from reef.engine.read.segments import SegmentStore
 from reef.formats.manifest import SegmentEntry
-from reef.formats.merging import RowBuffers, can_merge, merge_rows
 from reef.formats.schema import Schema
-from reef.formats.versions import Versions
+from reef.formats.versions import RowBuffers, Versions, can_merge, merge_rows
 from reef.types import KeyRange
 
 LIMIT_MAX = 1024

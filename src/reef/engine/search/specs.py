@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from reef.errors import ConflictError, CorruptionError, ErrorKind, InvalidInputError, NotFoundError
 from reef.formats.filter_index import BuildableFilter
-from reef.formats.index_block import BuildableIndex, IndexKind, IndexSpec
+from reef.formats.manifest import IndexKind, IndexSpec
 from reef.formats.schema import Field, Schema
+from reef.formats.segment_writer import BuildableIndex
 from reef.formats.text_index import BuildableText
 from reef.formats.tokenize import TextOptions
 from reef.formats.vector_index import (

@@ -46,8 +46,8 @@ from reef.jobs.compact.merge import (
 from reef.jobs.compact.plan import CompactPlan, Other, Planner, plan_full, split_keys, strategy
 from reef.manifest import edits
 from reef.manifest.branching import let_origin_go
+from reef.manifest.head import Publisher
 from reef.manifest.invariants import total
-from reef.manifest.publish import Publisher
 from reef.manifest.roots import staged_id
 from reef.paths import Namespace
 from reef.runtime import Executor, Stopwatch

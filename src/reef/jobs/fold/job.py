@@ -30,7 +30,7 @@ from reef.formats.wal_object import WalKind
 from reef.jobs.fold.shuffle import RANGES_MAX, Shuffler, fold_by_shuffle
 from reef.jobs.fold.task import FoldedLog, FoldTask, LogPart, fold_rows, run_fold_task
 from reef.manifest import edits
-from reef.manifest.publish import Publisher
+from reef.manifest.head import Publisher
 from reef.runtime import Executor
 from reef.telemetry import operation
 

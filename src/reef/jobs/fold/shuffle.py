@@ -32,8 +32,7 @@ from reef.engine.log.log import Log, LogRules, replay_headers
 from reef.engine.read.merge import RangeTombstones, newest_versions
 from reef.errors import InternalError
 from reef.formats.manifest import Manifest, SegmentEntry
-from reef.formats.operators import as_codes
-from reef.formats.schema import Schema
+from reef.formats.schema import Schema, as_codes
 from reef.formats.versions import KeysInOrder, RangeTombstone, Versions, concat_versions
 from reef.formats.wal_object import WalHeader, WalObject
 from reef.jobs.compact.plan import split_keys

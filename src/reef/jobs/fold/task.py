@@ -41,7 +41,7 @@ from reef.engine.read.segments import SegmentStore
 from reef.engine.read.view import View, key_versions, newest_rows
 from reef.engine.search.specs import load_indexes
 from reef.errors import NotFoundError
-from reef.formats.block import Codec
+from reef.formats.coding import Codec
 from reef.formats.covers import Cover
 from reef.formats.manifest import Manifest, OpenJob, SegmentEntry
 from reef.formats.segment import Lineage

@@ -39,10 +39,10 @@ import pyarrow.compute as pc
 from reef.config import IngestOptions, IngestSettings
 from reef.engine.handles.database import Database
 from reef.engine.read.merge import combined_merges, sorted_places
+from reef.engine.registry import BULK_LOAD
 from reef.engine.rows.batch import check_idempotency_key, check_live_wins
 from reef.engine.rows.input import to_ops
 from reef.engine.rows.merges import merge_rows_ops
-from reef.engine.running_jobs import BULK_LOAD
 from reef.errors import ConflictError, ErrorKind, InvalidInputError, NotFoundError, ReefError
 from reef.formats.manifest import DedupEntry, Manifest
 from reef.formats.schema import Schema
@@ -57,8 +57,7 @@ from reef.jobs.ingest.staging import (
     check_replaced,
     shared_keys,
 )
-from reef.manifest.head import HeadFinder, locate
-from reef.manifest.publish import Publisher
+from reef.manifest.head import HeadFinder, Publisher, locate
 from reef.manifest.roots import GenerationLease, job_owner, take_lease
 from reef.paths import Namespace
 from reef.stores import Store

@@ -42,8 +42,7 @@ from reef.jobs.purge.rewrite import DeadVersions, Rewriter, check_backfills, fig
 from reef.jobs.purge.scan import Pin, Pins, PurgedChain, ScannedObject, scan_objects, sorted_keys
 from reef.jobs.sweep.job import sweep_with
 from reef.manifest.edits import drop_snapshot
-from reef.manifest.head import HeadFinder, locate
-from reef.manifest.publish import Publisher
+from reef.manifest.head import HeadFinder, Publisher, locate
 from reef.paths import Namespace, number_of
 from reef.runtime import Executor
 from reef.stores import ObjectInfo

@@ -46,8 +46,7 @@ from reef.jobs.sweep.plan import (
     clock_margin_s,
 )
 from reef.manifest import branching, edits, lifecycle
-from reef.manifest.head import HeadFinder, without_manifest
-from reef.manifest.publish import Publisher
+from reef.manifest.head import HeadFinder, Publisher, without_manifest
 from reef.manifest.roots import (
     GenerationLease,
     LeasedObjects,

@@ -29,8 +29,8 @@ from reef.engine.handles.database import Database
 from reef.engine.handles.pinned import PinnedReader
 from reef.engine.history.snapshots import Snapshot
 from reef.engine.read.scan import Projection
+from reef.engine.registry import JobHeartbeat
 from reef.engine.rows.convert import EXPIRES_AT, to_record_batch
-from reef.engine.running_jobs import JobHeartbeat
 from reef.errors import ConflictError, ErrorKind, InvalidInputError, ReefError
 from reef.formats.schema import Schema
 from reef.formats.versions import Versions

@@ -42,7 +42,6 @@ from reef.errors import (
     InvalidInputError,
     NotFoundError,
 )
-from reef.formats.filter import hash_keys
 from reef.formats.manifest import (
     Manifest,
     Recent,
@@ -50,6 +49,7 @@ from reef.formats.manifest import (
     encode_manifest,
 )
 from reef.formats.segment import EMPTY, Lineage, SetHash, set_hash
+from reef.formats.segment_index import hash_keys
 from reef.formats.segment_writer import SegmentWriter
 from reef.formats.versions import Versions
 from reef.jobs.evidence.derive import Derived, derive
@@ -63,7 +63,7 @@ from reef.jobs.evidence.gather import (
     readable_manifests,
 )
 from reef.jobs.ingest.staging import entry_of
-from reef.jobs.repair.head import fence_off, restore_ends, store_record
+from reef.jobs.repair.job import fence_off, restore_ends, store_record
 from reef.jobs.repair.segments import write_saved
 from reef.manifest.dedup import merge_streams
 from reef.manifest.edits import index_specs
