@@ -62,6 +62,7 @@ from reef.formats.versions import (
     row_buffers,
 )
 from reef.paths import Namespace
+from reef.runtime import Runtime
 from reef.stores import Store
 from reef.stores.base import coalesce, reread_if_damaged
 from reef.stores.direct import DirectReads
@@ -143,6 +144,11 @@ class SegmentStore:
         self._cache = cache
         self._ranges = KeyRanges(())
         self._direct = DirectReads.of(store)
+
+    @property
+    def runtime(self) -> Runtime:
+        """That of the store: clocks and threads."""
+        return self._store.runtime
 
     @property
     def cache(self) -> ByteCache:
