@@ -26,8 +26,8 @@ from reef.cli.options import (
 )
 from reef.cli.output import Output, parse_bytes, parse_row, printable
 from reef.config import WriterSettings
-from reef.engine.handles.conditions import Condition, absent, present
 from reef.engine.handles.database import Database
+from reef.engine.handles.transaction import Condition, absent, present
 from reef.engine.registry import RunningJob
 from reef.engine.rows.batch import Batch, check_idempotency_key, encode_batch
 from reef.engine.stats import NamespaceInfo

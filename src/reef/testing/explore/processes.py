@@ -51,8 +51,7 @@ from reef.testing.runtime import (
     TooManySteps,
     fulfil,
 )
-from reef.testing.simulation import Chaos, Process, Simulation
-from reef.testing.store import SimulatedStore
+from reef.testing.simulation import Chaos, Process, SimulatedStore, Simulation
 
 RUNS_KEPT = 200
 
