@@ -71,6 +71,7 @@ from reef.formats.manifest import (
     encode_successor,
 )
 from reef.formats.segment import covers_of
+from reef.jobs.arguments import check_arguments
 from reef.jobs.evidence.derive import Derived, derive
 from reef.jobs.evidence.gather import (
     MARGIN,
@@ -458,6 +459,7 @@ def repair(
 
     Returns the problems, the actions, and exactly which rows are lost.
     """
+    check_arguments(db, executor)
     if apply:
         db._prove_store()
     names = newest_incarnation(db.store, namespace)

@@ -51,6 +51,7 @@ from reef.errors import (
     UnsupportedFormatError,
 )
 from reef.formats.manifest import Manifest, SegmentEntry, SnapshotEntry
+from reef.jobs.arguments import check_arguments
 from reef.jobs.verify.chain import (
     ManifestChain,
     Problem,
@@ -193,7 +194,7 @@ class _Check:
 
     def _lost(self, head: Manifest) -> dict[int, Problem]:
         """Return the problems of the manifests that a sweep loads."""
-        heads = HeadFinder(self.context.store, self.context.names)
+        heads = self.context.fresh().heads
         generations = [g for g in Roots.of(head, self._now_ms()).all() if g != head.generation]
         found = self.context.runtime.map(partial(load, heads, self.context.names), generations)
         both = zip(generations, found, strict=True)
@@ -203,7 +204,7 @@ class _Check:
         return int(current_time_s(self.context.store) * 1000)
 
     def _find(self) -> ManifestHead:
-        heads = HeadFinder(self.context.store, self.context.names)
+        heads = self.context.fresh().heads
         return heads.find(fallback=True, dropped=True)
 
     def _alive(self, head: Manifest) -> list[SnapshotEntry]:
@@ -486,6 +487,7 @@ def verify(
     its search indexes; with `indexes="all"` all rows, which keeps the indexed columns of a segment
     in memory.
     """
+    check_arguments(db, executor)
     if indexes not in ("sample", "all"):
         raise InvalidInputError(
             f"indexes={indexes!r} is neither 'sample' nor 'all'", kind=ErrorKind.INVALID_OPTION
