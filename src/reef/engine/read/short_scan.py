@@ -42,16 +42,19 @@ class Sources(NamedTuple):
     keep: bool
     """Whether pages that are read are kept in memory."""
 
-    @property
-    def are_plain(self) -> bool:
-        """Whether nothing but whole rows may come from them, which the kernel merges."""
+    def can_be_merged(self) -> bool:
+        """Whether the kernel merges such rows; not what is in each segment, of which there may be
+        very many behind the first rows.
+        """
         if self.segments.waits or not can_merge(self.schema):
             return False
-        if any(table.range_tombstones for table in self.tables):
+        return not any([table.range_tombstones for table in self.tables])
+
+    def has_whole_rows(self, entry: SegmentEntry) -> bool:
+        """Whether a segment has nothing but whole rows and deletes of single keys."""
+        if entry.patches or not entry.rows:
             return False
-        if any(entry.patches or not entry.rows for entry in self.entries):
-            return False
-        return not any(self.segments.deletes(e) for e in self.entries if e.tombstones)
+        return not entry.tombstones or not self.segments.deletes(entry)
 
 
 class ShortScan:
@@ -91,6 +94,8 @@ def _first_rows(
     for entry in sources.entries:
         if end is not None and entry.min_key >= end:
             break
+        if not sources.has_whole_rows(entry):
+            return None
         buffers, follows = sources.segments.first_pages(
             entry, start, schema, sources.columns, pages, keep=sources.keep
         )

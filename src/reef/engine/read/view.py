@@ -70,7 +70,7 @@ ONE_BY_ONE = 4
 """So few keys cost less one by one than a lookup of all of them."""
 FEW_KEYS = 64
 """So few keys are looked for one by one among the bounds of segments."""
-_near_key, _far_key = attrgetter("min_key"), attrgetter("max_key")
+_near_key, _far_key, _size = attrgetter("min_key"), attrgetter("max_key"), attrgetter("size")
 
 
 class Overlaying(Protocol):
@@ -306,17 +306,16 @@ class Scan:
         limit, projection = self.limit, self.projection
         if limit is None or limit > LIMIT_MAX or self.reverse or projection.where is not None:
             return None
-        kept = self.segments.bytes_kept(sum(entry.size for entry in overlapping))
         sources = Sources(
             self.manifest.schema,
             self.segments,
             self.tables,
-            sorted(overlapping, key=_near_key),
+            sorted(overlapping, key=_near_key) if self.tables[0].ingested else overlapping,
             projection.numbers,
             self.now_ms,
-            keep=kept > 0,
+            keep=self.segments.bytes_kept(sum(map(_size, overlapping))) > 0,
         )
-        return ShortScan(sources, self.wanted, limit) if sources.are_plain else None
+        return ShortScan(sources, self.wanted, limit) if sources.can_be_merged() else None
 
     def _in_memory(self, table: MemtableCut) -> list[Cursor]:
         """Return the rows of a table: of all runs merged by the kernel, or run by run."""

@@ -286,11 +286,11 @@ def test_a_lookup_of_more_than_the_cache_leaves_the_index_in_memory():
     assert tails == 1, "the pages, in one range"
 
 
-def test_short_reads_do_not_get_slower_with_segments():
+@pytest.mark.parametrize("where", ["directory", "memory"])
+def test_short_reads_do_not_get_slower_with_segments(where, tmp_path):
     """A scan of some rows, from both ends, and two keys: over 120 segments as over 20."""
     counts = []
-    meter = RequestMeter()
-    db = reef.open("memory://", meter=meter)
+    db = reef.open(str(tmp_path) if where == "directory" else "memory://")
     with db.writer("plain", background=False) as writer:
         for number in range(120):
             keys = [key(n) for n in range(number * 10, number * 10 + 10)]
