@@ -126,7 +126,7 @@ def test_past_states_are_planned_each_time(prober, table, url, past):
 
 # --- the protocol -------------------------------------------------------------------------
 
-GRACE, CLOCK_MAX, SLOTS, GENERATIONS = 2, 4, 1, 3
+GRACE, CLOCK_MAX, SLOTS, GENERATIONS = 2, 3, 1, 3
 """Times are in half graces."""
 TERMS = (1, 6)
 """Of leases: shorter and longer than it takes to sweep an object."""
