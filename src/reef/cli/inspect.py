@@ -33,6 +33,7 @@ from reef.cli.options import (
     take_over_option,
 )
 from reef.cli.output import Output
+from reef.engine.context import NamespaceContext
 from reef.engine.handles.database import Database
 from reef.engine.history.change_rows import OP_NAMES
 from reef.engine.local.open import namespace_of, read_pending
@@ -53,7 +54,7 @@ from reef.formats.segment import SegmentTail, decode_tail
 from reef.formats.wal_object import FOOTER, HEAD, WalHeader, WalObject, decode_ops
 from reef.locallog.encoding import BINARY, EntryType
 from reef.locallog.inspect import dump_entries, dump_frames, frame_name, verify_log
-from reef.manifest.head import HeadFinder, newest_incarnation
+from reef.manifest.head import newest_incarnation
 from reef.manifest.invariants import check_loaded
 from reef.manifest.roots import GenerationLease
 from reef.paths import Namespace, number_of
@@ -144,7 +145,7 @@ class ObjectInspector:
         if header.schema is not None:
             return header.schema
         try:
-            head = HeadFinder(self.store, self.names).find(fallback=True).manifest
+            head = NamespaceContext(self.store, self.names).heads.find(fallback=True).manifest
         except (NotFoundError, *DAMAGED):
             return None
         return next((s for s in head.schemas if s.id == header.schema_id), None)
@@ -176,7 +177,7 @@ class ObjectInspector:
     def _tail(self, segment_id: str, size: int) -> SegmentTail:
         """Read the end of a segment: as much as the manifest says, or TAIL_BYTES."""
         try:
-            head = HeadFinder(self.store, self.names).find(fallback=True).manifest
+            head = NamespaceContext(self.store, self.names).heads.find(fallback=True).manifest
         except (NotFoundError, *DAMAGED):
             named = []
         else:

@@ -34,6 +34,7 @@ from reef.formats.vector_index import (
     train,
     vectors_in_lists,
 )
+from reef.jobs.arguments import check_arguments
 from reef.jobs.compact.job import Compactor, CompactReport
 from reef.jobs.compact.merge import read_tail
 from reef.jobs.compact.plan import CompactPlan
@@ -74,6 +75,7 @@ def build_indexes(
     With `again`, for all segments: after damage to an index. Acquires the compactor role. Safe
     while writers, readers, folds and sweeps run.
     """
+    check_arguments(db, executor)
     reports: list[CompactReport] = []
     shown = db._working("index", namespace)
     with operation(db.metrics, "index"), shown, Compactor(db, namespace, executor=executor) as work:

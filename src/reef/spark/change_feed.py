@@ -44,6 +44,7 @@ from pyspark.cloudpickle import dumps
 from pyspark.sql import types as st
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from reef.engine.context import NamespaceContext
 from reef.engine.history.as_of import (
     ConcurrentSweep,
     History,
@@ -62,7 +63,6 @@ from reef.engine.history.change_rows import (
 )
 from reef.engine.history.changes import LogFollower
 from reef.engine.history.diff import DifferingRows, Side, SideRef, differing
-from reef.engine.log.log import Log
 from reef.engine.log.tail import ingested_segments
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.segments import SegmentStore
@@ -74,7 +74,7 @@ from reef.formats.schema import Schema
 from reef.formats.versions import RangeTombstone
 from reef.formats.wal_object import WalHeader, WalKind, WalObject
 from reef.jobs.branches import split
-from reef.manifest.head import HeadFinder, locate
+from reef.manifest.head import locate
 from reef.manifest.roots import narrowed, take_lease
 from reef.paths import Namespace
 from reef.runtime import Runtime
@@ -456,7 +456,7 @@ def _batches(
         ):
             yield batch, piece.header
     schemas = {0: schema, **{known.id: known for known in feed.head.schemas}}
-    log = Log(feed.store, feed.namespace)
+    log = NamespaceContext(feed.store, feed.namespace).log
     for lsn, write_id in part.objects:
         found = log.read(lsn)
         if found is None or found.header.write_id != write_id:
@@ -467,7 +467,7 @@ def _batches(
 
 def _state_before(feed: Feed, segments: SegmentStore, lsn: int) -> View:
     """Return the rows before an LSN, from the generation that the lease pins."""
-    heads = HeadFinder(feed.store, feed.namespace)
+    heads = NamespaceContext(feed.store, feed.namespace).heads
     history = History(feed.store, feed.namespace, segments, heads)
     # Not as it was sent: without its dedup window and marks other objects would count.
     view = state_before(history, heads.load(feed.start.generation), feed.head, lsn)

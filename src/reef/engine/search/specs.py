@@ -132,6 +132,8 @@ def _invalid(message: str) -> InvalidInputError:
 
 def resolve_all(definitions: Iterable[Any], schema: Schema) -> tuple[IndexSpec, ...]:
     """Return the specs of definitions; InvalidInputError if a column has two of one kind."""
+    if not isinstance(definitions, Iterable):
+        raise _invalid(f"indexes={definitions!r:.80} is not a list of indexes")
     specs = [resolve(definition, schema) for definition in definitions]
     for place, spec in enumerate(specs):
         if any(is_same(spec, other) for other in specs[:place]):

@@ -9,7 +9,8 @@
     5  one CAS: LSNs and generations skipped, segments replaced, the log folded past the damage
     6  delete unreadable leases
     7  if readers open an earlier incarnation, publish its end again
-    8  release snapshots of earlier incarnations that cannot be read
+    8  publish damaged ends of earlier incarnations again; release their snapshots that cannot be
+       read
 
 Fences come before anything is skipped: a writer that has lost rows in memory must not commit on
 them once readers cannot see them. Damaged objects stay in place: an emptied slot could be filled by
@@ -70,6 +71,7 @@ from reef.formats.manifest import (
     encode_successor,
 )
 from reef.formats.segment import covers_of
+from reef.jobs.arguments import check_arguments
 from reef.jobs.evidence.derive import Derived, derive
 from reef.jobs.evidence.gather import (
     MARGIN,
@@ -89,7 +91,7 @@ from reef.jobs.verify.job import EarlierDamage, NamespaceSurvey, check_earlier, 
 from reef.manifest.head import newest_incarnation
 from reef.manifest.invariants import check_loaded, check_next
 from reef.manifest.repairs import Restart, apply_repairs, restart_after
-from reef.paths import Namespace, is_segment
+from reef.paths import Namespace, is_segment, number_of
 from reef.runtime import Executor
 from reef.stores import ObjectInfo, Outcome, Store, Tagged, Wrapper
 from reef.telemetry import operation
@@ -336,6 +338,23 @@ def _is_there(store: Store, key: str) -> bool:
     return True
 
 
+def restore_end(context: NamespaceContext, number: int, current: Manifest) -> None:
+    """Publish the end of an earlier incarnation after a damaged one.
+
+    It is made from the newest intact manifest, with the snapshots of that; without any, they are
+    lost. It needs no fences: those of the drop are in the log, and nothing opens a damaged chain.
+    """
+    earlier = context.at(number)
+    try:
+        record = read_successor(context.at(number + 1))
+    except (CorruptionError, NotFoundError):
+        record = None
+    manifests = readable_manifests(earlier)
+    damaged = max(number_of(info.key) or 0 for info in context.store.list(earlier.names.manifests))
+    last = manifests[-1] if manifests else None
+    _publish_end(earlier, record or _record_of(current), last, above=damaged)
+
+
 def restore_ends(context: NamespaceContext) -> bool:
     """Publish the end of earlier incarnations without an intact manifest; return whether any was.
 
@@ -389,11 +408,13 @@ def _record_of(current: Manifest) -> Successor:
     )
 
 
-def _publish_end(context: NamespaceContext, record: Successor, last: Manifest | None) -> Manifest:
-    """Publish the last manifest of a chain; `last` is the newest that can be read."""
+def _publish_end(
+    context: NamespaceContext, record: Successor, last: Manifest | None, above: int = 0
+) -> Manifest:
+    """Publish the last manifest of a chain, above a generation; `last` is the newest intact one."""
     now_ms, write_id = int(context.store.now() * 1000), context.runtime.ulid()
     # Above all that its sweeps have published since.
-    generation = max(record.generation, 0 if last is None else last.generation) + MARGIN
+    generation = max(record.generation, 0 if last is None else last.generation, above) + MARGIN
     entry = Recent(generation, write_id, now_ms)
     if last is None:
         manifest = Manifest(
@@ -418,7 +439,7 @@ def _publish_end(context: NamespaceContext, record: Successor, last: Manifest | 
             write_id=write_id,
             published_at_ms=now_ms,
             state=NamespaceState.DROPPED,
-            dropped=Dropped(now_ms, floor, last.below_floor),
+            dropped=last.dropped or Dropped(now_ms, floor, last.below_floor),
             writer_epoch=max(record.writer_epoch, last.writer_epoch),
             oldest_retained=generation,
             recent=(*last.recent, entry),
@@ -438,6 +459,7 @@ def repair(
 
     Returns the problems, the actions, and exactly which rows are lost.
     """
+    check_arguments(db, executor)
     if apply:
         db._prove_store()
     names = newest_incarnation(db.store, namespace)
@@ -524,7 +546,7 @@ class _Repair:
         self.context.runtime.reach("repair published")
         self._reap(plan)
         plan.actions += end_earlier(self.context, head) if opened else []
-        self._release_earlier()
+        self._repair_earlier(head)
         report = self._report(first, found, plan, head.generation, restart)
         return replace(report, applied=True)
 
@@ -532,13 +554,16 @@ class _Repair:
     def _check_earlier(self, found: NamespaceSurvey) -> list[EarlierDamage]:
         return check_earlier(self.context, self.executor, found.head, deep=True)
 
-    def _release_earlier(self) -> None:
-        """Release what cannot be read of earlier incarnations: sweeps would keep the rest of its
-        objects, or fail, and nothing but a snapshot reads those.
+    def _repair_earlier(self, head: Manifest) -> None:
+        """Publish damaged ends of earlier incarnations again, and release what cannot be read:
+        sweeps would keep the rest of its objects, or fail, and nothing but a snapshot reads those.
         """
         for found in self.unreadable:
-            publisher = self.context.at(found.incarnation).publisher
-            publisher.publish(partial(apply_repairs, repairs=found.repairs), dropped=True)
+            if found.end_is_damaged:
+                restore_end(self.context, found.incarnation, head)
+            if found.releases_anything:
+                publisher = self.context.at(found.incarnation).publisher
+                publisher.publish(partial(apply_repairs, repairs=found.repairs), dropped=True)
 
     def _has_drop(self) -> bool:
         return self.registry is not None and self.registry.has_drop(self.context.names.name)
@@ -620,6 +645,8 @@ class _Repair:
             released = [s.name or s.id for s in found_earlier.snapshots]
             lost = replace(lost, snapshots=(*lost.snapshots, *released))
             of = f"of incarnation {found_earlier.incarnation}"
+            if found_earlier.end_is_damaged:
+                actions.append(f"publish the end {of}")
             gone = sorted(found_earlier.generations)
             actions += [f"skip generation {generation} {of}" for generation in gone]
             actions += [f"release snapshot {name} {of}" for name in released]

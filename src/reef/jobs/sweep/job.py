@@ -25,6 +25,7 @@ from itertools import chain, islice
 from typing import Any, Unpack
 
 from reef.config import SweepOptions, SweepSettings
+from reef.engine.context import NamespaceContext
 from reef.engine.handles.database import Database
 from reef.errors import (
     ConflictError,
@@ -35,6 +36,7 @@ from reef.errors import (
 )
 from reef.formats.manifest import CondemnedRange, Manifest, OpenJob
 from reef.formats.wal_object import Job, WalKind
+from reef.jobs.arguments import check_arguments
 from reef.jobs.ingest.append import Appender
 from reef.jobs.sweep.plan import (
     GarbageObject,
@@ -113,6 +115,7 @@ def sweep(
     Safe while writers, readers, jobs and other sweeps run, and to be repeated at any time. A
     process that sweeps repeatedly passes the same `memory` to save requests.
     """
+    check_arguments(db, executor)
     options = SweepSettings().changed(settings)
     return sweep_with(
         db, namespace, options, options, apply=apply, force=force, executor=executor, memory=memory
@@ -148,7 +151,7 @@ def sweep_with(
     report = run(publisher, memory, options)
     for number in publisher.heads.found.manifest.predecessors:
         names = publisher.heads.names.at(number)
-        earlier = Publisher(db.store, names, metrics=db.metrics)
+        earlier = NamespaceContext(db.store, names, metrics=db.metrics).publisher
         try:
             swept = run(earlier, SweepMemory(), of_earlier)
         except (CorruptionError, NotFoundError):  # its manifests are damaged or lost
@@ -402,7 +405,7 @@ class _Sweep:
 
     def _unpin_in(self, home: Namespace, branch_id: str) -> None:
         with suppress(NotFoundError):  # its manifests are lost: a rebuild finds no such pin
-            Publisher(self.store, home).publish(
+            NamespaceContext(self.store, home).publisher.publish(
                 lambda h: branching.unpin_branch(h, branch_id), dropped=True
             )
 
@@ -428,7 +431,7 @@ class _Sweep:
         name taken. In a folder of a later incarnation no such manifest decides: it is kept.
         """
         names = Namespace.of_root(head.branches[branch].root)
-        publisher = Publisher(self.store, names)
+        publisher = NamespaceContext(self.store, names).publisher
         absent = self.store.runtime.stopwatch()
         try:
             child = publisher.heads.find(dropped=True).manifest

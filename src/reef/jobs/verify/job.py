@@ -21,6 +21,10 @@ from its floor to its last LSN, and the segments that both name. A generation th
 pin is read once. Sweeps also load the manifests that the dropped head retains, and those that its
 cursors name; without one of them they cannot tell what is needed, and collect nothing.
 
+The newest manifest of an earlier incarnation is its end. If it is damaged, its snapshots can be
+listed, from the next older one that is intact, but neither read nor released, and no sweep deletes
+its objects.
+
 Only names that were created again pay: a listing and a manifest for each predecessor that is not
 swept, and what its snapshots need.
 """
@@ -47,6 +51,7 @@ from reef.errors import (
     UnsupportedFormatError,
 )
 from reef.formats.manifest import Manifest, SegmentEntry, SnapshotEntry
+from reef.jobs.arguments import check_arguments
 from reef.jobs.verify.chain import (
     ManifestChain,
     Problem,
@@ -59,7 +64,7 @@ from reef.jobs.verify.chain import (
 )
 from reef.jobs.verify.indexes import check_centroids
 from reef.jobs.verify.objects import LogSurvey, check_segments, survey_log
-from reef.manifest.head import HeadFinder, newest_incarnation, refuse_dropped
+from reef.manifest.head import HeadFinder, ManifestHead, newest_incarnation, refuse_dropped
 from reef.manifest.repairs import Repairs
 from reef.manifest.roots import (
     GenerationLease,
@@ -68,7 +73,7 @@ from reef.manifest.roots import (
     find_generation_leases,
     job_of,
 )
-from reef.paths import numbered_key
+from reef.paths import number_of, numbered_key
 from reef.runtime import Executor
 from reef.stores.base import current_time_s
 from reef.telemetry import operation
@@ -87,10 +92,18 @@ class EarlierDamage:
     cursors: tuple[str, ...]
     """Those that resume from such a generation: nothing reads them."""
     problems: tuple[Problem, ...]
+    end_is_damaged: bool = False
+    """Whether its newest manifest is."""
 
-    def without_nothing(self) -> "EarlierDamage | None":
-        """Return the damage if anything needs what is damaged."""
-        return self if self.snapshots or self.generations else None
+    @property
+    def is_needed(self) -> bool:
+        """Whether anything needs what is damaged."""
+        return self.end_is_damaged or self.releases_anything
+
+    @property
+    def releases_anything(self) -> bool:
+        """Whether there is anything for `repairs` to release."""
+        return bool(self.snapshots or self.generations)
 
     @property
     def repairs(self) -> Repairs:
@@ -111,7 +124,7 @@ def check_earlier(
 
 
 def problems_of(found: Iterable[EarlierDamage]) -> list[Problem]:
-    """Return the reasons why they cannot be read."""
+    """Return why they cannot be read."""
     return [problem for damage in found for problem in damage.problems]
 
 
@@ -126,15 +139,30 @@ class _Check:
     def run(self) -> EarlierDamage | None:
         """Return what cannot be read; None if all can."""
         try:
-            head = self._head()
+            head = self._find()
+        except CorruptionError as error:
+            return self._without_snapshots(error)
+        except NotFoundError:
+            return None  # nothing is left that would say what was there
+        try:
             found = self._damage(head)
-            if found is not None:  # released meanwhile, and swept?
-                found = self._still(found)
+            return None if found is None else self._still(found)  # released meanwhile, and swept?
         except (CorruptionError, NotFoundError):
-            return None  # its snapshots are lost with its manifests
-        return found
+            return None
 
-    def _damage(self, head: Manifest) -> EarlierDamage | None:
+    def _without_snapshots(self, error: CorruptionError) -> EarlierDamage:
+        """Return the damage where no manifest says which snapshots there were."""
+        number, problem = self.context.names.incarnation, self._end_problem(error)
+        problem = replace(problem, message=f"{problem.message}; its snapshots are lost")
+        return EarlierDamage(number, (), frozenset(), (), (problem,), end_is_damaged=True)
+
+    def _end_problem(self, error: CorruptionError) -> Problem:
+        key = _object(error, self.context.names.manifests)
+        message = f"incarnation {self.context.names.incarnation}: {error.message}"
+        return Problem(ProblemKind.MANIFEST_DAMAGED, key, message, generation=number_of(key))
+
+    def _damage(self, found: ManifestHead) -> EarlierDamage | None:
+        head = found.manifest
         known = {g: [problem] for g, problem in self._lost(head).items()}
         lost, snapshots = frozenset(known), []
         for snapshot in self._alive(head):
@@ -142,27 +170,31 @@ class _Check:
                 known[snapshot.generation] = list(self._problems(head, snapshot))
             if known[snapshot.generation]:
                 snapshots.append(snapshot)
-        problems = {problem: None for found in known.values() for problem in found}
+        ends = [] if found.damage is None else [self._end_problem(found.damage)]
+        problems = dict.fromkeys([*ends, *(p for damaged in known.values() for p in damaged)])
         if not problems:
             return None
         cursors = tuple(n for n, cursor in head.cursors.items() if cursor.generation in lost)
         number = self.context.names.incarnation
-        return EarlierDamage(number, tuple(snapshots), lost, cursors, tuple(problems))
+        return EarlierDamage(
+            number, tuple(snapshots), lost, cursors, tuple(problems), end_is_damaged=bool(ends)
+        )
 
     def _still(self, found: EarlierDamage) -> EarlierDamage | None:
         """Return the damage without snapshots and generations that need no more."""
-        head = self._head()
+        head = self._find().manifest
         alive = {snapshot.id for snapshot in self._alive(head)}
         kept = Roots.of(head, self._now_ms())
-        return replace(
+        found = replace(
             found,
             snapshots=tuple(s for s in found.snapshots if s.id in alive),
             generations=frozenset(g for g in found.generations if kept.keep_log(g)),
-        ).without_nothing()
+        )
+        return found if found.is_needed else None
 
     def _lost(self, head: Manifest) -> dict[int, Problem]:
         """Return the problems of the manifests that a sweep loads."""
-        heads = HeadFinder(self.context.store, self.context.names)
+        heads = self.context.fresh().heads
         generations = [g for g in Roots.of(head, self._now_ms()).all() if g != head.generation]
         found = self.context.runtime.map(partial(load, heads, self.context.names), generations)
         both = zip(generations, found, strict=True)
@@ -171,9 +203,9 @@ class _Check:
     def _now_ms(self) -> int:
         return int(current_time_s(self.context.store) * 1000)
 
-    def _head(self) -> Manifest:
-        heads = HeadFinder(self.context.store, self.context.names)
-        return heads.find(fallback=True, dropped=True).manifest
+    def _find(self) -> ManifestHead:
+        heads = self.context.fresh().heads
+        return heads.find(fallback=True, dropped=True)
 
     def _alive(self, head: Manifest) -> list[SnapshotEntry]:
         if not head.snapshots:
@@ -455,6 +487,7 @@ def verify(
     its search indexes; with `indexes="all"` all rows, which keeps the indexed columns of a segment
     in memory.
     """
+    check_arguments(db, executor)
     if indexes not in ("sample", "all"):
         raise InvalidInputError(
             f"indexes={indexes!r} is neither 'sample' nor 'all'", kind=ErrorKind.INVALID_OPTION
