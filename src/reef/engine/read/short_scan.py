@@ -25,8 +25,8 @@ from reef.types import KeyRange
 
 LIMIT_MAX = 1024
 """Longer scans take the ordinary merge, which reads ahead."""
-PAGES_FIRST = 2
-"""Pages of the first read of a segment; each further read is twice as large."""
+PAGES_FIRST, PAGES_MAX = 2, 16
+"""Pages of the first read of a segment; each further read is twice as large, up to these."""
 
 
 class Sources(NamedTuple):
@@ -74,26 +74,26 @@ class ShortScan:
             rows, self.rest = found
             if len(rows):
                 yield rows
-            left, pages = left - len(rows), 2 * pages
+            left, pages = left - len(rows), min(2 * pages, PAGES_MAX)
 
 
 def _first_rows(
     sources: Sources, wanted: KeyRange, rows_max: int, pages: int
 ) -> tuple[Versions, KeyRange | None] | None:
     """Return the first rows of a range, and the rest of it; None if the kernel leaves it."""
-    schema, start, end = sources.schema, wanted.start, wanted.end
-    parts: list[RowBuffers] = []
-    for table in sources.tables:
-        for run in table.all_runs():
-            chunk, follows = run.part_at(start)
-            buffers = chunk.buffers(schema) if run.lsn_min >= table.first_lsn else None
-            if buffers is None:
-                return None
-            parts.append(buffers)
-            end = _nearer(end, follows)
+    schema, start = sources.schema, wanted.start
+    in_memory = _rows_in_memory(sources, wanted)
+    if in_memory is None:
+        return None
+    parts, end = in_memory
+    has_read = False
     for entry in sources.entries:
         if end is not None and entry.min_key >= end:
             break
+        if has_read and entry.min_key > start:  # only needed if there are too few rows before it
+            end = entry.min_key
+            break
+        has_read = True
         if not sources.has_whole_rows(entry):
             return None
         buffers, follows = sources.segments.first_pages(
@@ -110,6 +110,25 @@ def _first_rows(
     if len(rows) == rows_max:
         rest = KeyRange(rows.keys[-1].as_py() + b"\0", wanted.end)
     return drop_deleted(rows, sources.now_ms), rest
+
+
+def _rows_in_memory(
+    sources: Sources, wanted: KeyRange
+) -> tuple[list[RowBuffers], bytes | None] | None:
+    """Return the chunks of all runs that have the first rows of a range, and where they end; None
+    if some of their rows are no longer those of the table, or cannot be merged.
+    """
+    parts, end = list[RowBuffers](), wanted.end
+    for table in sources.tables:
+        for run in table.all_runs():
+            chunk, follows = run.part_at(wanted.start)
+            is_whole = run.lsn_min >= table.first_lsn
+            buffers = chunk.buffers(sources.schema) if is_whole else None
+            if buffers is None:
+                return None
+            parts.append(buffers)
+            end = _nearer(end, follows)
+    return parts, end
 
 
 def _nearer(end: bytes | None, follows: bytes | None) -> bytes | None:
