@@ -29,8 +29,7 @@ from reef.formats.segment_writer import SegmentWriter
 from reef.formats.versions import Versions
 from reef.jobs import compact
 from reef.jobs.compact.merge import entry_of
-from reef.manifest.head import HeadFinder
-from reef.manifest.publish import Publisher
+from reef.manifest.head import HeadFinder, Publisher
 from reef.paths import Namespace
 
 NAME = "rows"

@@ -21,12 +21,11 @@ if TYPE_CHECKING:
     from reef import telemetry as telemetry
     from reef import types as types
     from reef.api import open
-    from reef.engine.handles.conditions import Condition, absent, equals, present
     from reef.engine.handles.database import Database
     from reef.engine.handles.local_writer import LocalWriter
     from reef.engine.handles.pinned import PinnedReader
     from reef.engine.handles.reader import Reader
-    from reef.engine.handles.transaction import Transaction
+    from reef.engine.handles.transaction import Condition, Transaction, absent, equals, present
     from reef.engine.handles.writer import Writer
     from reef.engine.history.as_of import AsOf
     from reef.engine.history.change_rows import Change
@@ -111,11 +110,10 @@ __all__ = [
 _MODULES = {
     "reef.api": ("open",),
     "reef.engine.rows.batch": ("Batch",),
-    "reef.engine.handles.conditions": ("Condition", "absent", "equals", "present"),
+    "reef.engine.handles.transaction": ("Condition", "Transaction", "absent", "equals", "present"),
     "reef.engine.handles.database": ("Database",),
     "reef.engine.handles.pinned": ("PinnedReader",),
     "reef.engine.handles.reader": ("Reader",),
-    "reef.engine.handles.transaction": ("Transaction",),
     "reef.engine.handles.writer": ("Writer",),
     "reef.engine.history.as_of": ("AsOf",),
     "reef.engine.history.change_rows": ("Change",),

@@ -1,7 +1,7 @@
 /* The inner loops of reads: checksums, LZ4, search in key pages, joining and picking of rows.
  *
  * Optional: reef.kernel uses it if it was built, and the Python code of reef.formats.pages
- * and reef.formats.block otherwise. Every function returns either the same result as that code, or
+ * and reef.formats.coding otherwise. Every function returns either the same result as that code, or
  * None: "undecided". The caller then runs the Python code, which also reports damage. So nothing
  * is refused here, and no error message has a second version.
  *

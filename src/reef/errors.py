@@ -87,6 +87,10 @@ class ErrorKind(StrEnum):
     """A checkpoint of Spark that was deleted, moved, copied or used with another namespace."""
 
 
+MESSAGE_LENGTH_MAX = 2000
+"""A longer message, such as one that quotes a query or a key, loses its middle."""
+
+
 class ReefError(Exception):
     """The base class of all errors that Reef raises."""
 
@@ -95,10 +99,10 @@ class ReefError(Exception):
     def __init__(
         self, message: str, *, kind: ErrorKind | None = None, hint: str = "", **context: Any
     ) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = _shorten(message)
+        super().__init__(self.message)
         self.kind = kind or self.default_kind
-        self.hint = hint
+        self.hint = _shorten(hint)
         self.context = context
 
     def __str__(self) -> str:
@@ -106,6 +110,12 @@ class ReefError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.message, self.kind, self.hint, self.context)
+
+
+def _shorten(text: str) -> str:
+    if len(text) <= MESSAGE_LENGTH_MAX:
+        return text
+    return f"{text[: MESSAGE_LENGTH_MAX - 500]} … {text[-490:]}"
 
 
 def _rebuild(

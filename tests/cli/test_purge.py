@@ -67,6 +67,15 @@ def test_keys_may_be_encoded(cli, db, data, tmp_path):
     assert "line 2" in ran.err
 
 
+def test_keys_may_be_arguments(cli, db, data):
+    """With or without a file of more; none at all is a usage error."""
+    report = json.loads(
+        cli("purge", data, "users", "u1", "u2", "--dry-run", "--output", "json").out
+    )
+    assert report["keys"] == 2
+    assert cli("purge", data, "users").code == 64
+
+
 def test_nothing_to_erase_is_a_success(cli, db, data, tmp_path):
     """Exit code 0, and the number of objects that were read."""
     path = tmp_path / "keys.txt"

@@ -10,7 +10,7 @@ from reef.stores import Outcome
 from reef.stores.local import LocalStore
 from reef.testing import SimulatedDisk, SimulatedFiles, Simulation, crash_points
 from reef.testing.power_failures import crashes
-from reef.testing.scheduler import SeededChoices
+from reef.testing.runtime import SeededChoices
 
 BODY = b"0123456789" * 3
 

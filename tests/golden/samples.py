@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from reef.formats.block import Codec
+from reef.formats.coding import Codec
 from reef.formats.manifest import Manifest, Recent, encode_manifest
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.segment import Lineage

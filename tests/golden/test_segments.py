@@ -8,9 +8,9 @@ import pytest
 
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.segments import SegmentStore
-from reef.formats.filter import hash_key, hash_keys
 from reef.formats.manifest import SegmentEntry
 from reef.formats.segment import decode_tail
+from reef.formats.segment_index import hash_key, hash_keys
 from reef.formats.versions import RangeTombstone, concat_versions
 from reef.paths import Namespace
 from reef.stores.memory import MemoryStore

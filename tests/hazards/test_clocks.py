@@ -10,8 +10,7 @@ from reef.errors import OutcomeUnknownError, UnavailableError
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.jobs import fold
 from reef.manifest import edits
-from reef.manifest.head import HeadFinder, ManifestHead
-from reef.manifest.publish import Publisher
+from reef.manifest.head import HeadFinder, ManifestHead, Publisher
 from reef.manifest.roots import find_generation_leases, take_lease
 from reef.paths import Namespace
 from reef.stores import Meter, ReadBack, Retry, Wrapper, agree_on_cas

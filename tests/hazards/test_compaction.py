@@ -12,8 +12,8 @@ from reef.formats.manifest import Condemned, OpenJob
 from reef.formats.wal_object import OpKind
 from reef.jobs import Compactor, compact, fold
 from reef.manifest import edits
+from reef.manifest.head import Publisher
 from reef.manifest.invariants import is_balanced
-from reef.manifest.publish import Publisher
 from reef.paths import Namespace
 from reef.stores import Outcome, Wrapper, WriteResult
 from tests.support.compaction import SMALL, choose, head_of, ingest_rows

@@ -29,8 +29,7 @@ from reef.jobs import fold
 from reef.locallog import LocalLog
 from reef.manifest.dedup import LINEAGE_MAX, StreamHistory, extend_lineage
 from reef.manifest.edits import new_namespace
-from reef.manifest.head import HeadFinder
-from reef.manifest.publish import Publisher
+from reef.manifest.head import HeadFinder, Publisher
 from reef.paths import Namespace
 from reef.stores.memory import MemoryStore
 from reef.testing import Fault, Faults, Rule

@@ -3,9 +3,9 @@
 import pytest
 
 from reef.engine.context import NamespaceContext
-from reef.errors import ConflictError, NotFoundError
+from reef.errors import ConflictError, CorruptionError, NotFoundError
 from reef.jobs import repair, verify
-from reef.jobs.verify.earlier import check_earlier
+from reef.jobs.verify.job import check_earlier
 from reef.manifest.head import HeadFinder
 from tests.support.sweep_world import NAME, USERS, World
 
@@ -104,6 +104,73 @@ def test_H65_a_manifest_that_only_a_sweep_of_an_earlier_life_loads(world):
     world.sweep_twice(retain_generations_s=0.0)
     world.sweep_twice(dropped_s=0.0, retain_generations_s=0.0)
     assert readable(world) == BOTH
+
+
+def damage_the_end(world, how="flip", count=1):
+    """Damage the newest manifests of the first life."""
+    chain = [info.key for info in world.bucket.list(USERS.manifests)]
+    for key in chain[-count:]:
+        world.bucket.put(key, b"junk" if how == "flip" else b"")
+    return chain[-1]
+
+
+@pytest.mark.parametrize("count", [1, 2], ids=["the announcement", "and the drop"])
+@pytest.mark.parametrize("how", ["flip", "truncate"])
+def test_H65_a_damaged_end_of_an_earlier_life_is_published_again(world, how, count):
+    """H65: if the newest manifest of an earlier life is damaged, its snapshots can be listed only:
+    verify says so, and after a repair they can be read and released, and the life is swept.
+
+    Root cause: the error of such a snapshot asked for a repair, and repair covered the newest
+    manifest of the current incarnation only, so that there was no way out.
+    """
+    key = damage_the_end(world, how, count)
+    with pytest.raises(CorruptionError, match="newest manifest is damaged"):
+        listed(world)[0].release()
+    (problem,) = verify(world.db, NAME).problems
+    assert problem.object == key
+    planned = repair(world.db, NAME)
+    assert verify(world.db, NAME).problems, "a dry run changes nothing"
+    done = world.run(lambda: repair(world.db, NAME, apply=True))
+    assert planned.actions == done.actions == ("publish the end of incarnation 1",)
+    assert done.unrepaired == ()
+    assert readable(world) == BOTH
+    assert verify(world.db, NAME, deep=True).ok
+    for snapshot in listed(world):
+        snapshot.release()
+    for _ in range(2):
+        world.sweep_twice(dropped_s=0.0, retain_generations_s=0.0)
+    assert world.rows() == {b"n": b"new"}
+    assert HeadFinder(world.bucket, USERS.at(2)).find().manifest.predecessors == ()
+
+
+def test_H65_a_snapshot_that_was_released_with_a_damaged_end_is_released_again(world):
+    """H65: the intact manifest below a damaged end lists snapshots that were released since: those
+    whose objects are swept are released by the repair, and the others are listed again."""
+    for name in ("folded", "logged"):
+        next(s for s in listed(world) if s.name == name).release()
+    segment = next(iter(world.bucket.list(USERS.segments))).key
+    world.bucket.delete(segment)  # as a sweep of the last generation would
+    damage_the_end(world, count=2)
+    done = world.run(lambda: repair(world.db, NAME, apply=True))
+    assert done.lost.snapshots == ("folded", "logged")
+    assert readable(world) == {}
+    assert verify(world.db, NAME, deep=True).ok
+
+
+def test_H65_an_earlier_life_without_any_intact_manifest_is_given_up(world):
+    """H65: then its snapshots are lost: verify says so, and after a repair a sweep removes it."""
+    damage_the_end(world, count=len(list(world.bucket.list(USERS.manifests))))
+    (problem,) = verify(world.db, NAME).problems
+    assert "incarnation 1" in problem.message
+    assert "its snapshots are lost" in problem.message
+    done = world.run(lambda: repair(world.db, NAME, apply=True))
+    assert done.actions == ("publish the end of incarnation 1",)
+    assert verify(world.db, NAME, deep=True).ok
+    assert readable(world) == {}
+    for _ in range(2):
+        world.sweep_twice(dropped_s=0.0, retain_generations_s=0.0)
+    assert not list(world.bucket.list(USERS.segments))
+    assert world.rows() == {b"n": b"new"}
 
 
 def test_H65_a_snapshot_that_is_released_during_a_verify_is_no_damage(world):

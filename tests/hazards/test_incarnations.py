@@ -15,9 +15,8 @@ from reef.errors import ConflictError, FencedError, NotFoundError, OutcomeUnknow
 from reef.formats.manifest import NamespaceState, decode_successor
 from reef.jobs import compact, export, fold, ingest, rebuild, repair, sweep, verify
 from reef.manifest import edits
-from reef.manifest.head import HeadFinder, locate, newest_incarnation
+from reef.manifest.head import HeadFinder, Publisher, locate, newest_incarnation
 from reef.manifest.lifecycle import clear_dropped
-from reef.manifest.publish import Publisher
 from reef.stores import Outcome, Wrapper, WriteResult
 from reef.telemetry import RequestMeter
 from tests.support.sweep_world import DAY_S, GRACE_S, NAME, USERS, World

@@ -14,7 +14,7 @@ from reef.errors import NotFoundError, OutcomeUnknownError
 from reef.formats.manifest import encode_manifest
 from reef.formats.wal_object import Job, WalHeader, WalKind, WalObject
 from reef.jobs import ingest
-from reef.manifest.publish import Publisher
+from reef.manifest.head import Publisher
 from reef.stores import Outcome, Wrapper, WriteResult
 from tests.support.sweep_world import GRACE_S, NAME, USERS, World
 

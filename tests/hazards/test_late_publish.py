@@ -7,7 +7,7 @@ import reef
 from reef.errors import FencedError, OutcomeUnknownError
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.manifest import edits
-from reef.manifest.publish import Publisher
+from reef.manifest.head import Publisher
 from reef.paths import Namespace
 from reef.stores import Wrapper
 from reef.stores.memory import MemoryStore

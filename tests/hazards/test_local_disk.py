@@ -15,7 +15,7 @@ from reef.engine.local import uploader
 from reef.errors import ErrorKind, FencedError, InvalidInputError, ReefError
 from reef.jobs import fold
 from reef.locallog import LocalLog, LogEntry
-from reef.manifest.publish import Publisher
+from reef.manifest.head import Publisher
 from reef.paths import Namespace
 from reef.runtime import REAL
 from reef.stores import Wrapper

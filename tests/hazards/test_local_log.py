@@ -17,7 +17,7 @@ from reef.errors import (
 )
 from reef.files import OS
 from reef.locallog import LocalLog, LogEntry
-from reef.locallog.frames import frames
+from reef.locallog.encoding import frames
 from reef.testing.disk import SimulatedDisk
 from reef.testing.power_failures import crashes
 from tests.support.faulty_files import FaultyFiles, failing

@@ -21,8 +21,7 @@ from reef.errors import (
 from reef.formats.manifest import encode_manifest
 from reef.formats.wal_object import WalKind, WalObject
 from reef.jobs import fold, repair, verify
-from reef.manifest.head import HeadFinder
-from reef.manifest.publish import Publisher
+from reef.manifest.head import HeadFinder, Publisher
 from reef.paths import Namespace
 from reef.stores.memory import MemoryStore
 from reef.stores.probe import (

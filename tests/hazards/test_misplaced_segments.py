@@ -14,7 +14,7 @@ import pytest
 import reef
 from reef.formats.segment import decode_tail
 from reef.jobs import fold, ingest, repair, verify
-from reef.jobs.repair.remains import SegmentRemains, segment_remains
+from reef.jobs.repair.segments import SegmentRemains, segment_remains
 from tests.hazards.test_salvage import head_of, row
 from tests.support.sweep_world import NAME, USERS
 

@@ -12,7 +12,7 @@ from reef.formats.segment import END, MAGIC
 from reef.formats.wal_object import BatchHeader, OpKind, WalHeader, WalKind, WalObject, encode_ops
 from reef.jobs import BulkJob, fold, ingest, rebuild
 from reef.jobs.ingest.job import sorted_rows, staged_rows
-from reef.manifest.publish import Publisher
+from reef.manifest.head import Publisher
 from tests.support.bulk_jobs import ingest as ingest_by_hand
 from tests.support.rebuild import (
     EVENTS,

@@ -16,8 +16,7 @@ from reef.engine.log.tail import Tail
 from reef.errors import FencedError
 from reef.formats.wal_object import WalObject
 from reef.jobs import fold
-from reef.manifest.head import HeadFinder, ManifestHead
-from reef.manifest.publish import Publisher
+from reef.manifest.head import HeadFinder, ManifestHead, Publisher
 from reef.paths import Namespace
 from reef.stores import Wrapper, agree_on_cas
 from reef.testing import Chaos, Simulation, simulate

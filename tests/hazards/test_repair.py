@@ -16,7 +16,7 @@ from reef.formats.wal_object import WalObject
 from reef.jobs import ProblemKind, Severity, fold, rebuild, repair, sweep, verify
 from reef.jobs.repair.log import read_remains
 from reef.manifest.edits import raise_writer_epoch
-from reef.manifest.publish import Publisher
+from reef.manifest.head import Publisher
 from tests.support.damage import NAME, USERS, Copies, damage, flip, header_of
 
 LOG = ["fence", "wal middle", "wal head", "begin", "ingest", "abort", "skip"]

@@ -13,8 +13,7 @@ from reef.formats.wal_object import Job, OpKind, WalKind
 from reef.jobs import fold
 from reef.jobs.ingest.append import StreamAppender
 from reef.manifest import edits
-from reef.manifest.head import HeadFinder
-from reef.manifest.publish import Publisher
+from reef.manifest.head import HeadFinder, Publisher
 from reef.stores import Outcome, Wrapper, agree_on_cas
 from tests.support.bulk_jobs import append, ingest, stage
 from tests.support.segment_copies import copy_segment

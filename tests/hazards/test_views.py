@@ -9,8 +9,7 @@ import pytest
 
 import reef
 from reef.jobs import fold, sweep
-from reef.manifest.head import HeadFinder
-from reef.manifest.publish import Publisher
+from reef.manifest.head import HeadFinder, Publisher
 from reef.stores import Wrapper
 from reef.stores.leases import HeldLease
 from reef.testing import Chaos, simulate

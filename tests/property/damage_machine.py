@@ -743,6 +743,8 @@ class Recovery:
         self.check("after a fold")
         self.world.run(lambda: compact(self.db, NAME, full=True))
         self.check("after a compaction")
+        for snapshot in self.db.snapshots(NAME):
+            snapshot.release()
         for _ in range(2):
             self.world.advance(HOUR_S)
             self.world.run(

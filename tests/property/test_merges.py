@@ -15,8 +15,7 @@ import reef
 from reef.engine.read.memtable import entry_at, rows_of_key
 from reef.engine.read.merge import drop_deleted, joined_versions, newest_versions, sorted_places
 from reef.engine.read.view import resolve
-from reef.formats.operators import Operator
-from reef.formats.schema import Schema
+from reef.formats.schema import Operator, Schema
 from reef.formats.versions import Versions, concat_versions
 from reef.formats.wal_object import OpKind
 from reef.jobs import compact, fold, ingest, rebuild, repair, verify

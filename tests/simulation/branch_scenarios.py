@@ -13,8 +13,7 @@ from reef.engine.handles.database import Database
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.jobs import compact, fold, purge, sweep, verify
 from reef.manifest.edits import new_namespace
-from reef.manifest.head import locate
-from reef.manifest.publish import Publisher
+from reef.manifest.head import Publisher, locate
 from reef.paths import Namespace
 from reef.testing.simulation import CALM
 from tests.simulation.actors import EXPECTED_ERRORS, GRACE_S, Calm

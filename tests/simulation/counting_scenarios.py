@@ -15,8 +15,7 @@ from reef.config import BackgroundSettings, CompactSettings
 from reef.engine.handles.database import Database
 from reef.engine.rows.input import to_ops
 from reef.engine.rows.merges import add, merge_rows_ops, union
-from reef.formats.operators import Operator
-from reef.formats.schema import Schema
+from reef.formats.schema import Operator, Schema
 from reef.formats.wal_object import OpKind, WalKind, decode_ops
 from reef.jobs import BulkJob
 from reef.jobs.background import Background

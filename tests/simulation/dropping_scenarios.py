@@ -11,7 +11,7 @@ from reef.formats.schema import DEFAULT_SCHEMA
 from reef.jobs import BulkJob, fold, sweep, verify
 from reef.jobs.ingest.job import sorted_rows, staged_rows
 from reef.manifest.edits import new_namespace
-from reef.manifest.publish import Publisher
+from reef.manifest.head import Publisher
 from reef.paths import Namespace
 from tests.simulation.actors import EXPECTED_ERRORS, GRACE_S
 from tests.support.proven_buckets import remember_probe

@@ -21,8 +21,7 @@ from reef.errors import ConflictError, NotFoundError, OutcomeUnknownError, Unava
 from reef.formats.manifest import Dropped, NamespaceState, decode_successor
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.manifest.edits import new_namespace
-from reef.manifest.head import HeadFinder, locate, newest_incarnation
-from reef.manifest.publish import Publisher
+from reef.manifest.head import HeadFinder, Publisher, locate, newest_incarnation
 from reef.paths import Namespace, number_of
 from reef.stores import ReadBack, agree_on_cas
 from reef.stores.memory import MemoryStore

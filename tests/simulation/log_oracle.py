@@ -141,6 +141,10 @@ class LogOracle:
             if replaces:
                 self._replacing.add(segment.id)
 
+    def filled_slots(self, prefix, first):
+        """Return the LSNs from `first` on into which anything was ever put."""
+        return sorted(lsn for lsn in self._bodies.get(prefix, ()) if lsn >= first)
+
     def evaluate(self):
         """Evaluate the log of a name with one life."""
         (evaluated,) = self.lives() or [EvaluatedLog()]

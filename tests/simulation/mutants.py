@@ -10,10 +10,10 @@ from reef.engine.commit.open_writer import WriterOpening
 from reef.engine.handles.reader import Reader
 from reef.formats.wal_object import WalKind
 from reef.jobs.sweep.plan import SweepPlanner
-from reef.manifest import edits, invariants, publish
+from reef.manifest import edits, invariants
+from reef.manifest import head as publish
 from reef.manifest.dedup import DedupWindow
-from reef.manifest.head import HeadFinder, ManifestHead
-from reef.manifest.publish import Publisher
+from reef.manifest.head import HeadFinder, ManifestHead, Publisher
 from reef.stores import Outcome, WriteResult
 
 

@@ -35,7 +35,7 @@ from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.wal_object import WalKind, WalObject
 from reef.jobs import fold
 from reef.manifest.edits import new_namespace
-from reef.manifest.publish import Publisher
+from reef.manifest.head import Publisher
 from reef.manifest.roots import GenerationLease
 from reef.paths import Namespace, number_of
 from reef.stores import ReadBack, agree_on_cas

@@ -262,9 +262,9 @@ WITH_LIVES = (
     *("hardly_any_grace", "slots_filled_again", "two_drivers_of_a_stream", "backfills"),
     *("openers_stall", "concurrent_transactions"),
     *("counters_and_sets", "counters_and_backfills", "two_drivers_of_counters"),
+    "leases_hold",
 )
-"""The others bring names of their own, or make and drop them already, or have no namespace.
-`leases_hold` counts slots without a gap, and the fences of a drop land in any order."""
+"""The others bring names of their own, or make and drop them already, or have no namespace."""
 
 LIVELY_AND_LATE = replace(LIVELY, held=0.1, forgotten=0.04)
 """The same, with writes that arrive after the object of their name was collected."""

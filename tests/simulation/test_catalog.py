@@ -8,8 +8,8 @@ from contextlib import suppress
 import pytest
 
 from reef.catalog import Catalog, catalog, commit
-from reef.catalog import gc as collection
 from reef.catalog import snapshot as pinning
+from reef.catalog import upkeep as collection
 from reef.catalog.commit import ConflictSet
 from reef.errors import ReefError
 from reef.stores import agree_on_cas

@@ -6,8 +6,8 @@ Small instances that end. The mutants show that violations would be found.
 import pytest
 
 from reef.catalog import catalog, commit
-from reef.catalog import gc as collection
 from reef.catalog import snapshot as pinning
+from reef.catalog import upkeep as collection
 from reef.testing import ExplorationFailed, explore_states
 from tests.simulation.catalog_explored import CALM, MISHAPS, Collecting, Committing
 

@@ -62,7 +62,7 @@ def test_H65_the_exploration_finds_an_undrop_that_ignores_the_successor():
     """H65: without that rule both would be there."""
     with (
         mock.patch.object(lifecycle, "undrop", undropped_over_a_successor),
-        mock.patch("reef.manifest.publish.check_next", lambda before, after: after),
+        mock.patch("reef.manifest.head.check_next", lambda before, after: after),
         pytest.raises(ExplorationFailed),
     ):
         explored(Recreating("a", undrops=True), 0, 0)

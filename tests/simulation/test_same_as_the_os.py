@@ -7,7 +7,7 @@ import pytest
 
 from reef.files import OS
 from reef.testing import SimulatedDisk, SimulatedFiles, Simulation
-from reef.testing.scheduler import SeededChoices
+from reef.testing.runtime import SeededChoices
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the errors are Linux's")
 

@@ -7,7 +7,7 @@ import pytest
 from reef.errors import UnavailableError
 from reef.stores import Outcome
 from reef.testing import Chaos, Simulation, SimulationFailed, simulate
-from reef.testing.scheduler import Deadlock, ScriptedChoices, SeededChoices, TooManySteps
+from reef.testing.runtime import Deadlock, ScriptedChoices, SeededChoices, TooManySteps
 
 
 @pytest.fixture

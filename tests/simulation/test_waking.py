@@ -3,7 +3,7 @@
 import pytest
 
 from reef.testing import Simulation
-from reef.testing.scheduler import (
+from reef.testing.runtime import (
     START_S,
     Deadlock,
     Owner,

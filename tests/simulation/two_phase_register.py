@@ -17,7 +17,7 @@ from reef.stores.two_phase import Record, Register, TwoPhase, recover
 from reef.stores.two_phase.register import PAGE, Holding, is_temporary
 from reef.testing import ExploredSimulation, Process, Simulation
 from reef.testing.explore.states import ExploredRequest
-from reef.testing.store import SimulatedStore, WatchedBucket
+from reef.testing.simulation import SimulatedStore, WatchedBucket
 
 RECORDS = "register/"
 INCARNATION = "incarnation"

@@ -16,8 +16,7 @@ import reef
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.jobs import fold, sweep, verify
 from reef.manifest.edits import new_namespace
-from reef.manifest.head import HeadFinder
-from reef.manifest.publish import Publisher
+from reef.manifest.head import HeadFinder, Publisher
 from reef.paths import Namespace
 from tests.soak.worker import GRACE_S, NAME, acknowledged, number_of
 

@@ -59,7 +59,8 @@ def catalog(spark, url, request):
 def java_program(java17, tmp_path_factory):
     """Compile a program of tests/spark/jvm, which sees the reader's own classes.
 
-    Returns a call that takes its name, and returns a call that runs it with arguments.
+    Returns a call that takes its name, and returns a call that runs it with arguments. The
+    attribute `command` of that is its command line.
     """
 
     def compiled(name):
@@ -69,7 +70,7 @@ def java_program(java17, tmp_path_factory):
         subprocess.run(["javac", "-nowarn", "-cp", path, "-d", classes, *sources], check=True)
         opened = ["java.nio", "java.lang", "java.util", "sun.nio.ch"]
         opens = [f"--add-opens=java.base/{module}=ALL-UNNAMED" for module in opened]
-        program = [java17.path(), "-Xmx96m", *opens, "-cp", path, f"reef.spark.{name}"]
+        program = [str(java17.path()), "-Xmx96m", *opens, "-cp", path, f"reef.spark.{name}"]
 
         def run(*arguments):
             return subprocess.run(
@@ -80,6 +81,7 @@ def java_program(java17, tmp_path_factory):
                 check=False,
             )
 
+        run.command = program
         return run
 
     return compiled

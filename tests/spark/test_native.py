@@ -115,7 +115,8 @@ def random_step(choices, db, writer, schema):
         rows = [row_of(choices, number) for number in numbers]
         reef.jobs.ingest(db, "t", pa.Table.from_pylist(rows, schema=schema))
     elif step == "fold":
-        reef.jobs.fold(db, "t", group_bytes=2000)
+        codec = choices.choice(["zstd", "lz4", "none"])
+        reef.jobs.fold(db, "t", group_bytes=2000, codec=codec)
     else:
         reef.jobs.compact(db, "t", full=choices.random() < 0.5)
 
@@ -242,3 +243,19 @@ def test_a_small_table_is_broadcast(spark, db, url):
     joined = numbers.join(read(spark, url, "jvm"), "id")
     assert "BroadcastHashJoin" in joined._jdf.queryExecution().executedPlan().toString()
     assert joined.count() == 10
+
+
+def test_queries_share_a_pinned_state_until_it_changes(spark, db, url):
+    """The second query takes no lease of its own; a write is visible to the next one."""
+    db.create("t", pa.schema([("id", pa.string()), ("n", pa.int64())]))
+    with db.writer("t", background=False) as writer:
+        writer.upsert([{"id": "a", "n": 1}])
+        assert rows_by_key(read(spark, url, "jvm")) == {"a": ("a", 1)}
+        (lease,) = (info.key for info in db.store.list("namespaces/t/leases/"))
+        assert read(spark, url, "jvm").where("n > 0").count() == 1
+        assert [info.key for info in db.store.list("namespaces/t/leases/")] == [lease]
+        writer.upsert([{"id": "b", "n": 2}])
+        assert len(rows_by_key(read(spark, url, "jvm"))) == 2
+        assert [info.key for info in db.store.list("namespaces/t/leases/")] != [lease]
+    db.alter("t", pa.schema([("id", pa.string()), ("n", pa.int64()), ("s", pa.string())]))
+    assert read(spark, url, "jvm").columns == ["id", "n", "s"]

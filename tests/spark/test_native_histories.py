@@ -7,6 +7,7 @@ import json
 import random
 import struct
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -23,7 +24,7 @@ OPERATORS = ("=", "<", "<=", ">", ">=", "<=>")
 
 @pytest.fixture(scope="module")
 def read_plans(java_program, tmp_path_factory):
-    """Return a call that reads requests of the program in one run; rows of each one."""
+    """Return a call that reads requests of the program in one run; rows and metrics of each."""
     program, folder = java_program("PlanReader"), tmp_path_factory.mktemp("plans")
 
     def read(requests):
@@ -48,10 +49,10 @@ def history(db, seed):
                 random_step(choices, db, writer, schema)
 
 
-def plan_of(url):
+def plan_of(url, **options):
     """Return a plan, as the native reader receives it."""
     request = {"operation": "plan"}
-    given = {"path": str(url), "namespace": "t", "reef.request": json.dumps(request)}
+    given = {"path": str(url), "namespace": "t", "reef.request": json.dumps(request), **options}
     return json.loads(respond(given).fields[0].metadata["response"])
 
 
@@ -134,10 +135,13 @@ def test_many_histories_read_the_same(read_plans, tmp_path, monkeypatch):
         table = Planned(url, "t").table()
         for predicates in ([], [], random_predicates(choices), random_predicates(choices)):
             split = choices.choice([1, 3000, 1 << 30])
-            requests.append({"plan": plan_of(url), "split_bytes": split, "predicates": predicates})
-            expected.append((table, predicates, seed))
-    for rows, (table, predicates, seed) in zip(read_plans(requests), expected, strict=True):
-        check(rows, table, predicates, seed)
+            names = ["id", *choices.sample(table.column_names[1:], choices.randrange(1, 20))]
+            names += {name for _, name, _ in predicates} - set(names)
+            request = {"plan": plan_of(url), "split_bytes": split, "predicates": predicates}
+            requests.append({**request, "columns": names})
+            expected.append((table.select(names), predicates, seed))
+    for found, (table, predicates, seed) in zip(read_plans(requests), expected, strict=True):
+        check(found["rows"], table, predicates, seed)
 
 
 def check(rows, table, predicates, seed):
@@ -147,3 +151,64 @@ def check(rows, table, predicates, seed):
     found = {row[0]: row for row in rows if matches(row, names, predicates)}
     expected = {k: row for k, row in texts_of(table).items() if matches(row, names, predicates)}
     assert found == expected, (seed, predicates)
+
+
+# --- what is read -------------------------------------------------------------------------
+
+SIZES = pa.schema([("id", pa.string()), *((f"c{n}", pa.int64()) for n in range(12))])
+SEGMENT_ROWS = 3000
+LAST = 4 * SEGMENT_ROWS - 1
+
+
+@pytest.fixture
+def sized(tmp_path):
+    """A table of four segments, one after the other, with many pages of twelve columns each."""
+    db = reef.open(str(tmp_path / "bucket"))
+    db.create("t", SIZES)
+    noise = np.random.default_rng(1)
+    for first in range(0, LAST, SEGMENT_ROWS):
+        keys = [f"k{n:06}" for n in range(first, first + SEGMENT_ROWS)]
+        numbers = [noise.integers(1 << 60, size=SEGMENT_ROWS) for _ in SIZES.names[1:]]
+        reef.jobs.ingest(db, "t", pa.table([keys, *numbers], schema=SIZES))
+    return db
+
+
+def test_reads_take_what_they_need(read_plans, sized, tmp_path):
+    """One of 13 columns, a limit, keys of a list, and keys that a join finds: fractions of all."""
+    requests = [
+        {},
+        {"columns": ["c3"]},
+        {"limit": 5},
+        {"predicates": [("IN", "id", ["k000007", f"k{LAST:06}"])]},
+        {"runtime": [("IN", "id", ["k000007", "k000008"])]},
+        {"predicates": [(">=", "id", "k002000"), ("<", "id", "k002010")]},
+    ]
+    plan = plan_of(tmp_path / "bucket")
+    every, column, few, keys, joined, between = read_plans([{"plan": plan, **r} for r in requests])
+    pages, stored = every["metrics"]["pagesRead"], every["metrics"]["bytesRead"]
+    assert len(every["rows"]) == len(column["rows"]) == LAST + 1
+    assert pages >= 12
+    assert column["metrics"]["bytesRead"] < 0.2 * stored
+    assert len(few["rows"]) == 5
+    assert few["metrics"]["pagesRead"] <= 2
+    for narrow in (keys, joined, between):
+        assert narrow["metrics"]["pagesRead"] <= 2
+        assert narrow["metrics"]["bytesRead"] < 0.25 * stored
+    assert {"k000007", f"k{LAST:06}"} <= ids(keys)
+    assert {"k000007", "k000008"} <= ids(joined)
+    assert {f"k{n:06}" for n in range(2000, 2010)} <= ids(between)
+
+
+def ids(result):
+    """Return the keys of rows that the program has read."""
+    return {bytes.fromhex(row[0]).decode() for row in result["rows"]}
+
+
+def test_a_key_is_planned_from_the_manifest(read_plans, sized, tmp_path):
+    """Segments whose key range does not have it are not opened, not even their tails."""
+    url = tmp_path / "bucket"
+    plan = plan_of(url)
+    for segment in plan["segments"][1:]:
+        (url / segment["name"]).unlink()
+    (found,) = read_plans([{"plan": plan, "predicates": [("=", "id", "k000007")]}])
+    assert "k000007" in ids(found)

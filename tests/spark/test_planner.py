@@ -1,11 +1,15 @@
 """Requests of the native reader, answered by the planner in this process."""
 
+import gc
 import json
+import sys
 
 import pyarrow as pa
+import pytest
 
 from reef import files
-from reef.spark import planner
+from reef.spark import planner, session
+from reef.spark.source import ReefSource
 
 
 def ask(url, operation, **request):
@@ -37,6 +41,20 @@ def counting(counts, sync):
         return sync(number)
 
     return counted
+
+
+@pytest.mark.parametrize(("program", "expected"), [("pyspark/daemon.py", 1), ("etl.py", 0)])
+def test_a_worker_collects_no_imports(db, url, monkeypatch, program, expected):
+    """Spark collects garbage after each call; the driver's own process is left alone."""
+    db.create("t", pa.schema([("id", pa.string())]))
+    frozen = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
+    monkeypatch.setattr(sys, "argv", [program, "pyspark.sql.worker.create_data_source"])
+    session._exempt_imports_from_collection.cache_clear()
+    for _ in range(2):
+        ReefSource({"path": url, "namespace": "t"}).schema()
+    assert len(frozen) == expected
+    session._exempt_imports_from_collection.cache_clear()
 
 
 def test_a_store_is_opened_again_for_other_options(db, url):

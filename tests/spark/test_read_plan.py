@@ -13,8 +13,7 @@ from pyspark.sql import types as st
 
 import reef
 from reef.errors import ErrorKind
-from reef.manifest.head import HeadFinder
-from reef.manifest.publish import Publisher
+from reef.manifest.head import HeadFinder, Publisher
 from reef.manifest.roots import find_generation_leases
 from reef.paths import Namespace
 from reef.spark import ReefSource

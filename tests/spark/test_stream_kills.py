@@ -28,7 +28,7 @@ from msgspec.structs import replace
 
 import reef
 import reef.jobs
-from reef.manifest.publish import Publisher
+from reef.manifest.head import Publisher
 from reef.paths import Namespace
 from tests.spark import streaming
 from tests.spark.driver import ancestors

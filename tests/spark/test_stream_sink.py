@@ -13,7 +13,7 @@ from pyspark.sql import types as st
 
 import reef
 import reef.jobs
-from reef.engine import running_jobs
+from reef.engine import registry
 from reef.errors import ErrorKind
 from reef.jobs.ingest.append import StreamAppender
 from reef.spark import stream_sink
@@ -187,7 +187,7 @@ def kept_threads(before):
 
 def test_processes_of_tasks_keep_no_threads_and_report_no_jobs(table, url, monkeypatch):
     """A worker of Spark outlives its tasks: none may leave a thread, or a load that has ended."""
-    monkeypatch.setattr(running_jobs, "START_S", 0.01)
+    monkeypatch.setattr(registry, "START_S", 0.01)
     before = job_threads()
     staging = query(url, "ingest")
     for batch_id in range(3):

@@ -7,7 +7,7 @@ import pytest
 import reef
 import reef.jobs
 from reef.config import BackgroundSettings
-from reef.jobs import upkeep
+from reef.jobs import background
 from reef.jobs.compact.job import Compactor
 from reef.spark import options, stream_sink
 from reef.telemetry import RequestMeter
@@ -47,8 +47,8 @@ def requests_of_each(monkeypatch, query, count):
 @pytest.fixture
 def early_compaction(monkeypatch):
     """Let eight segments be too many, not 64."""
-    early = partial(upkeep.Compactor, inputs_max=8)
-    monkeypatch.setattr(upkeep, "Compactor", early)
+    early = partial(background.Compactor, inputs_max=8)
+    monkeypatch.setattr(background, "Compactor", early)
 
 
 def segments_and_unfolded(db, name="t"):
@@ -61,9 +61,9 @@ def segments_and_unfolded(db, name="t"):
 def test_the_requests_of_a_micro_batch_do_not_grow(table, url, size, monkeypatch):
     """The 60th costs what the 5th does, or one of the objects since the last fold more."""
     sums = requests_of_each(monkeypatch, query(url, size), 64)
-    cycle = upkeep.FOLD_OBJECTS // {"append": 1, "ingest": 2}[size]
+    cycle = background.FOLD_OBJECTS // {"append": 1, "ingest": 2}[size]
     usual = [sum for place, sum in enumerate(sums, 1) if place % cycle]
-    assert max(usual) <= sums[4] + 2 * upkeep.FOLD_OBJECTS
+    assert max(usual) <= sums[4] + 2 * background.FOLD_OBJECTS
     assert max(usual[len(usual) // 2 :]) <= max(usual[: cycle - 1]) + 3
     assert sum(sums) <= 1.2 * len(sums) * max(usual)
     assert len(numbers_of(table)) == 128
@@ -73,7 +73,7 @@ def test_the_requests_of_a_micro_batch_do_not_grow(table, url, size, monkeypatch
 @SIZES
 def test_segments_of_many_folds_are_compacted(table, url, size, monkeypatch, early_compaction):
     """The number of segments stays small, too."""
-    monkeypatch.setattr(upkeep, "FOLD_OBJECTS", 2)
+    monkeypatch.setattr(background, "FOLD_OBJECTS", 2)
     running = query(url, size)
     for batch_id in range(40):
         running.run(batch_id, numbered(batch_id), numbered(1000 + batch_id))
@@ -86,8 +86,8 @@ def test_segments_of_many_folds_are_compacted(table, url, size, monkeypatch, ear
 
 def test_a_compactor_that_died_is_replaced(table, url, monkeypatch, early_compaction):
     """Its role stays in the manifest; too many segments show that it does nothing."""
-    monkeypatch.setattr(upkeep, "FOLD_OBJECTS", 1)
-    monkeypatch.setattr(upkeep, "SEGMENTS_MAX", 20)
+    monkeypatch.setattr(background, "FOLD_OBJECTS", 1)
+    monkeypatch.setattr(background, "SEGMENTS_MAX", 20)
     running = query(url)
     real = Compactor._run
     monkeypatch.setattr(Compactor, "_run", lambda *_: 1 / 0)
@@ -105,9 +105,9 @@ def test_a_compactor_that_died_is_replaced(table, url, monkeypatch, early_compac
 
 def test_a_live_writer_folds_its_own_log(table, url, monkeypatch):
     """A stream does not, before the log is much longer than a writer lets it become."""
-    monkeypatch.setattr(upkeep, "FOLD_OBJECTS", 2)
+    monkeypatch.setattr(background, "FOLD_OBJECTS", 2)
     limits = BackgroundSettings(fold_objects=5)
-    monkeypatch.setattr(stream_sink, "Upkeep", lambda db, name: upkeep.Upkeep(db, name, limits))
+    monkeypatch.setattr(stream_sink, "Upkeep", lambda db, name: background.Upkeep(db, name, limits))
     running = query(url)
     with table.writer("t", background=False) as writer:
         writer.upsert(numbered(1000))
@@ -129,10 +129,10 @@ def test_a_fold_that_fails_fails_no_micro_batch(table, url, size, error, monkeyp
     def fails(*_, **__):
         raise error
 
-    monkeypatch.setattr(upkeep, "FOLD_OBJECTS", 1)
-    monkeypatch.setattr(upkeep, "fold", fails)
+    monkeypatch.setattr(background, "FOLD_OBJECTS", 1)
+    monkeypatch.setattr(background, "fold", fails)
     seen = []
-    monkeypatch.setattr(upkeep.Upkeep, "_note", lambda self, error: seen.append(error))
+    monkeypatch.setattr(background.Upkeep, "_note", lambda self, error: seen.append(error))
     query(url, size).run(0, numbered(1), numbered(2))
     assert numbers_of(table) == {"k0001": 1, "k0002": 2}
     assert seen == [error]
@@ -140,7 +140,7 @@ def test_a_fold_that_fails_fails_no_micro_batch(table, url, size, error, monkeyp
 
 def test_an_option_leaves_the_log_alone(table, url, monkeypatch):
     """For namespaces that another process maintains."""
-    monkeypatch.setattr(upkeep, "FOLD_OBJECTS", 1)
+    monkeypatch.setattr(background, "FOLD_OBJECTS", 1)
     running = query(url, background="false")
     for batch_id in range(3):
         running.run(batch_id, numbered(batch_id))
@@ -149,7 +149,7 @@ def test_an_option_leaves_the_log_alone(table, url, monkeypatch):
 
 def test_copies_are_folded(table, url, monkeypatch):
     """Changes that are applied elsewhere are micro-batches like any other."""
-    monkeypatch.setattr(upkeep, "FOLD_OBJECTS", 3)
+    monkeypatch.setattr(background, "FOLD_OBJECTS", 3)
     stream = Stream(url, startingLsn=0)
     copy = copying(url, stream)
     for number in range(6):

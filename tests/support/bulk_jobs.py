@@ -12,8 +12,7 @@ from reef.formats.segment_writer import SegmentWriter
 from reef.formats.versions import Versions
 from reef.formats.wal_object import Job, JobSegment, WalHeader, WalKind, WalObject
 from reef.manifest.edits import new_namespace
-from reef.manifest.head import HeadFinder, newest_incarnation
-from reef.manifest.publish import Publisher
+from reef.manifest.head import HeadFinder, Publisher, newest_incarnation
 from reef.manifest.roots import staged_id
 from reef.paths import Namespace
 from reef.stores import Outcome, agree_on_cas

@@ -8,8 +8,7 @@ import reef
 from reef.formats.segment import decode_tail
 from reef.formats.wal_object import Job, WalKind, WalObject
 from reef.jobs import fold
-from reef.manifest.head import HeadFinder
-from reef.manifest.publish import Publisher
+from reef.manifest.head import HeadFinder, Publisher
 from reef.manifest.roots import take_lease
 from reef.paths import Namespace
 from tests.support.bulk_jobs import append, ingest, stage

@@ -7,8 +7,7 @@ import msgspec
 import reef
 from reef.engine.handles.database import Database
 from reef.jobs import fold, sweep
-from reef.manifest.head import locate, newest_incarnation
-from reef.manifest.publish import Publisher
+from reef.manifest.head import Publisher, locate, newest_incarnation
 from reef.manifest.roots import take_lease
 from reef.paths import Namespace, numbered_key
 from reef.stores import Wrapper

@@ -83,7 +83,7 @@ def test_jobs_are_loaded_one_by_one():
     """A job does not load the others, and hides the package of its name."""
     modules = loaded("from reef.jobs import fold; assert callable(fold)")
     assert "reef.jobs.fold.job" in modules
-    assert not modules & {"reef.jobs.repair.job", "reef.jobs.rebuild.job", "reef.jobs.transfer"}
+    assert not modules & {"reef.jobs.repair.job", "reef.jobs.rebuild", "reef.jobs.transfer"}
     loaded("import reef.jobs.fold.job; from reef.jobs import fold; assert callable(fold)")
     loaded(
         "import reef; reef.jobs.sweep; import reef.jobs.sweep.job; assert callable(reef.jobs.sweep)"

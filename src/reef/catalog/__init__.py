@@ -15,14 +15,19 @@ registry of a bucket is the one at the prefix `catalog`.
 import warnings
 from typing import Any
 
-from reef.catalog.catalog import Catalog
+from reef.catalog.catalog import BYTES, JSON, Catalog, ReadSession, ValueCodec, WriteSession
 from reef.catalog.catalog import open_catalog as open
 from reef.catalog.checkpoints import CheckpointMeta
-from reef.catalog.compaction import CatalogCompactor, CompactionResult, MaintenanceResult
-from reef.catalog.gc import GcPlan, GcResult, SeqRange
 from reef.catalog.segments import BlobCache, MemoryBlobCache
-from reef.catalog.sessions import BYTES, JSON, ReadSession, ValueCodec, WriteSession
 from reef.catalog.snapshot import CatalogSnapshot, CommitReceipt, Retention
+from reef.catalog.upkeep import (
+    CatalogCompactor,
+    CompactionResult,
+    GcPlan,
+    GcResult,
+    MaintenanceResult,
+    SeqRange,
+)
 from reef.catalog.verify import CatalogProblem, CatalogReport
 from reef.stores.leases import LeaseKeeper
 

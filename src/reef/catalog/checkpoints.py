@@ -29,8 +29,18 @@ import xxhash
 from reef.catalog.head import CheckpointRef
 from reef.catalog.segments import BlobCache
 from reef.errors import UNDECODABLE, ErrorKind, InvalidInputError
-from reef.formats.block import BlockKind, Codec, decode_block, encode_block
-from reef.formats.coding import ByteReader, corrupt, crc32c, encode_frame, read_frame, unsupported
+from reef.formats.coding import (
+    BlockKind,
+    ByteReader,
+    Codec,
+    corrupt,
+    crc32c,
+    decode_block,
+    encode_block,
+    encode_frame,
+    read_frame,
+    unsupported,
+)
 from reef.formats.segment import MASK, SetHash
 from reef.paths import CatalogNames, catalog_object
 from reef.stores import Store

@@ -15,10 +15,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from reef.catalog.checkpoints import CheckpointMeta, CheckpointStore, Pair, pair_hash
-from reef.catalog.gc import load_plan
 from reef.catalog.head import CatalogHead
 from reef.catalog.segments import CatalogSegment, CatalogSegmentStore, ChainTip
 from reef.catalog.snapshot import CatalogContext, apply_records
+from reef.catalog.upkeep import load_plan
 from reef.errors import CorruptionError, NotFoundError, UnsupportedFormatError
 
 T = TypeVar("T")

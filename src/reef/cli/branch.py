@@ -15,6 +15,7 @@ from reef.cli.options import (
 )
 from reef.cli.output import Output
 from reef.cli.read import find_snapshot
+from reef.engine.context import NamespaceContext
 from reef.engine.handles.database import Database
 from reef.engine.handles.pinned import PinnedReader
 from reef.engine.history.diff import Difference
@@ -22,7 +23,7 @@ from reef.engine.history.snapshots import Snapshot
 from reef.errors import NotFoundError
 from reef.formats.manifest import BranchPin
 from reef.manifest.branching import check_is_branch, is_dead
-from reef.manifest.head import HeadFinder, locate
+from reef.manifest.head import locate
 from reef.paths import Namespace
 
 DIFF_COLUMNS = ("op", "key", "a", "b")
@@ -75,7 +76,7 @@ def _branch_row(db: Database, root: str, branch_id: str, pin: BranchPin) -> dict
     names = Namespace.of_root(pin.root)
     name, state = names.name, "incomplete"
     with suppress(NotFoundError):
-        head = HeadFinder(db.store, names).find(fallback=True, dropped=True).manifest
+        head = NamespaceContext(db.store, names).heads.find(fallback=True, dropped=True).manifest
         name, state = head.name_in(names.folder), str(head.state)
         if is_dead(head, branch_id, root):
             state = "released"

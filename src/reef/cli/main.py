@@ -24,8 +24,7 @@ import click
 from reef import __version__
 from reef.cli.backup import backup
 from reef.cli.branch import branch, diff, history, rollback
-from reef.cli.inspect import inspect
-from reef.cli.log import log
+from reef.cli.inspect import inspect, log
 from reef.cli.maintenance import compact, fold, health, purge, rebuild, repair, sweep, verify
 from reef.cli.options import EXIT_PROBLEMS
 from reef.cli.output import FORMATS, Output, discard_stdout

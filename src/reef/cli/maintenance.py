@@ -5,7 +5,7 @@ or on another machine. All are safe while writers, readers and other jobs are ru
 """
 
 from collections.abc import Callable, Iterator
-from typing import IO, Any, TypeVar
+from typing import IO, Any, ClassVar, TypeVar
 
 import click
 
@@ -197,8 +197,21 @@ def verify(
     """
     with executing(output, db, f"verifying {namespace}", engine=engine, master=master) as executor:
         report = job("verify")(db, namespace, deep=deep, indexes=indexes, executor=executor)
-    output.report(f"verified {namespace}", report)
+    output.report(f"verified {namespace}", report if output.is_json else _Verified(report))
     return EXIT_PROBLEMS if report.problems else 0
+
+
+class _Verified:
+    """A report as text shows it: rows that are not folded yet are in the log."""
+
+    NAMES: ClassVar = {"objects": "objects_of_the_log", "rows": "rows_of_segments"}
+
+    def __init__(self, report: Any) -> None:
+        self._report = report
+
+    def to_dict(self) -> dict[str, Any]:
+        facts = self._report.to_dict()
+        return {self.NAMES.get(name, name): value for name, value in facts.items()}
 
 
 @click.command(cls=ReefCommand)
@@ -255,10 +268,10 @@ def rebuild(
 
 @click.command(cls=ReefCommand)
 @on_namespace
+@click.argument("keys", nargs=-1, metavar="[KEY]…")
 @click.option(
     "--keys-file",
     type=click.File("r", encoding="utf-8", errors="surrogateescape"),
-    required=True,
     help="Read the keys from this file, one per line; - is stdin.",
 )
 @click.option(
@@ -290,7 +303,8 @@ def purge(
     db: Database,
     namespace: str,
     *,
-    keys_file: IO[str],
+    keys: tuple[str, ...],
+    keys_file: IO[str] | None,
     engine: str,
     master: str | None,
     settings: tuple[str, ...],
@@ -307,10 +321,13 @@ def purge(
 
     Example: reef purge ./data users --keys-file keys.txt
     """
-    keys = list(_keys(keys_file, output))
+    if not keys and keys_file is None:
+        raise click.UsageError("pass a KEY, or --keys-file")
+    named = [parse_bytes(key, output.encoding, "the key") for key in keys]
+    named += _keys(keys_file, output) if keys_file is not None else ()
     with executing(output, db, f"purging {namespace}", engine=engine, master=master) as executor:
         report = job("purge")(
-            db, namespace, keys, executor=executor, **how, **parse_settings(settings)
+            db, namespace, named, executor=executor, **how, **parse_settings(settings)
         )
     title = f"purged {namespace}" if report.applied else f"purge of {namespace}, dry run"
     output.report(title, report if output.is_json else _Shown(report))

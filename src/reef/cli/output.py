@@ -29,14 +29,12 @@ different shades.
 import base64
 import binascii
 import json
-import math
 import os
 import sys
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import date, datetime
-from decimal import Decimal
 from enum import StrEnum
+from functools import partial
 from itertools import chain, islice
 from typing import IO, Any, NoReturn
 
@@ -45,7 +43,7 @@ import pyarrow as pa
 from rich.console import Console
 from rich.markup import escape
 
-from reef.engine.rows.convert import parse_times
+from reef.engine.rows.json_values import encode_bytes, from_json, parse_object, to_json
 from reef.engine.stats import LevelStats, SegmentStats
 from reef.errors import ErrorKind, InvalidInputError, ReefError
 
@@ -88,7 +86,7 @@ def parse_bytes(text: str, encoding: Encoding, label: str = "the value") -> byte
 def parse_row(text: str, schema: pa.Schema, encoding: Encoding) -> dict[str, Any]:
     """Parse a JSON object into columns of their types."""
     try:
-        row = json.loads(text, parse_float=Decimal)
+        row = parse_object(text)
     except (ValueError, RecursionError) as error:
         raise InvalidInputError(f"the row {text[:80]!r} is not JSON: {error}") from error
     if not isinstance(row, dict):
@@ -99,63 +97,16 @@ def parse_row(text: str, schema: pa.Schema, encoding: Encoding) -> dict[str, Any
 
 
 def _convert_value(name: str, value: Any, schema: pa.Schema, encoding: Encoding) -> Any:
-    """Convert a JSON value to its column's type: JSON has no bytes, timestamps and decimals."""
+    """Convert a JSON value to its column's type."""
     at = schema.get_field_index(name)
     if at < 0 or value is None:
         return value  # an unknown column is reported by the engine
-    return _as_type(name, value, schema.field(at).type, encoding)
-
-
-def _as_type(name: str, value: Any, typed: pa.DataType, encoding: Encoding) -> Any:
-    types = pa.types
-    if isinstance(value, list) and hasattr(typed, "value_type"):
-        return [_as_type(name, item, typed.value_type, encoding) for item in value]
-    if isinstance(value, dict) and types.is_nested(typed):
-        return _dict_as_type(name, value, typed, encoding)
-    if isinstance(value, Decimal) and not types.is_decimal(typed):
-        return float(value)
-    return _from_text(name, value, typed, encoding) if isinstance(value, str) else value
-
-
-def _dict_as_type(
-    name: str, value: dict[str, Any], typed: pa.DataType, encoding: Encoding
-) -> dict[Any, Any]:
-    """Convert a JSON object to a map or a struct; fields that it does not have are left alone."""
-    if pa.types.is_map(typed):
-        keys = [_as_type(name, key, typed.key_type, encoding) for key in value]
-        items = [_as_type(name, item, typed.item_type, encoding) for item in value.values()]
-        return dict(zip(keys, items, strict=True))
-    kinds = {field.name: field.type for field in typed} if pa.types.is_struct(typed) else {}
-    return {
-        field: _as_type(name, item, kinds.get(field, pa.null()), encoding)
-        for field, item in value.items()
-    }
-
-
-def _from_text(name: str, text: str, typed: pa.DataType, encoding: Encoding) -> Any:
-    types = pa.types
-    if types.is_binary(typed):
-        return parse_bytes(text, encoding, f"column {name}:")
-    if types.is_floating(typed):
-        return _float(name, text)
-    if types.is_temporal(typed) or types.is_decimal(typed):
-        return _cast(name, text, typed)
-    return text
-
-
-def _float(name: str, text: str) -> float:
-    if text not in ("NaN", "Infinity", "-Infinity"):
-        raise InvalidInputError(f"column {name}: {text[:80]!r} is not a number")
-    return float(text)
-
-
-def _cast(name: str, text: str, typed: pa.DataType) -> Any:
-    try:
-        if pa.types.is_time(typed):
-            return parse_times(pa.array([text]), typed)[0].as_py()
-        return pa.scalar(text, pa.string()).cast(typed).as_py()
-    except (pa.ArrowException, ValueError) as error:
-        raise InvalidInputError(f"column {name}: {text[:80]!r} is not {typed}: {error}") from error
+    return from_json(
+        name,
+        value,
+        schema.field(at).type,
+        lambda text: parse_bytes(text, encoding, f"column {name}:"),
+    )
 
 
 # --- values to text -----------------------------------------------------------------
@@ -181,56 +132,13 @@ def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
-def to_json(value: Any, encoding: Encoding) -> Any:
-    """Convert a value to JSON types."""
-    if isinstance(value, bytes):
-        return _json_bytes(value, encoding)
-    if isinstance(value, Mapping):
-        return {_json_name(name, encoding): to_json(item, encoding) for name, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [to_json(item, encoding) for item in value]
-    return _json_scalar(value, encoding)
-
-
-def _json_scalar(value: Any, encoding: Encoding) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, datetime | date):
-        return value.isoformat()
-    return to_json(value.to_dict(), encoding) if hasattr(value, "to_dict") else str(value)
-
-
 def _json_bytes(data: bytes, encoding: Encoding) -> Any:
+    """Return bytes as JSON, in an encoding."""
+    if encoding is Encoding.AUTO:
+        return encode_bytes(data)
     if encoding is Encoding.UTF8:
         return data.decode(errors="backslashreplace")
-    if encoding is not Encoding.AUTO:
-        return printable(data, encoding)
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(data).decode()}
-
-
-def _json_name(name: Any, encoding: Encoding) -> str:
-    return printable(name, encoding) if isinstance(name, bytes) else str(name)
-
-
-def python_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Convert Arrow rows to Python; times as text, since Python cannot represent all of them."""
-    columns = {
-        name: _python_column(column)
-        for name, column in zip(batch.schema.names, batch.columns, strict=True)
-    }
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def _python_column(column: pa.Array) -> list[Any]:
-    if pa.types.is_temporal(column.type):
-        column = column.cast(pa.string())
-    values: list[Any] = column.to_pylist(maps_as_pydicts="lossy")
-    return values
+    return printable(data, encoding)
 
 
 # --- output --------------------------------------------------------------------------
@@ -316,7 +224,11 @@ class Output:
             return
         facts = _flat(facts)
         lists = {name: value for name, value in facts.items() if _is_list(value)}
-        figures = {name: value for name, value in facts.items() if name not in lists}
+        figures = {
+            name: round(value, 3) if isinstance(value, float) else value
+            for name, value in facts.items()
+            if name not in lists and value not in (None, "", {})
+        }
         self.record(title, {**figures, **{name: len(value) for name, value in lists.items()}})
         for name, rows in lists.items():
             self._print_list(name.replace("_", " "), rows)
@@ -349,7 +261,8 @@ class Output:
 
     def json(self, values: Any) -> None:
         """Print one JSON value on a line."""
-        print(json.dumps(to_json(values, self.encoding), ensure_ascii=False))
+        encode = partial(_json_bytes, encoding=self.encoding)
+        print(json.dumps(to_json(values, encode), ensure_ascii=False))
 
     def raw(self, body: bytes) -> None:
         """Print bytes unchanged."""
@@ -360,12 +273,16 @@ class Output:
     def cell(self, value: Any) -> str:
         """Format a value for a table."""
         if isinstance(value, Mapping):
-            return ", ".join(f"{name} {self.cell(item)}" for name, item in value.items())
+            return ", ".join(f"{name} {self._inner(item)}" for name, item in value.items())
         if isinstance(value, list | tuple):
             return ", ".join(map(self.cell, value))
         if isinstance(value, bytes):
             return printable(value, self.encoding)
         return _plain(value)
+
+    def _inner(self, value: Any) -> str:
+        text = self.cell(value)
+        return f"({text})" if isinstance(value, Mapping) else text
 
     # --- stderr -------------------------------------------------------------------
     def note(self, text: str) -> None:

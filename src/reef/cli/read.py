@@ -23,15 +23,17 @@ from reef.cli.options import (
     open_reader,
     range_options,
 )
-from reef.cli.output import Output, parse_bytes, printable, python_rows
+from reef.cli.output import Output, parse_bytes, printable
 from reef.engine.handles.database import Database
 from reef.engine.handles.pinned import PinnedReader
 from reef.engine.handles.reader import Reader
 from reef.engine.history.change_rows import Change
 from reef.engine.history.changes import ChangeCursor, cursor_lags
 from reef.engine.history.snapshots import Snapshot
+from reef.engine.rows.json_values import python_rows
 from reef.errors import CorruptionError, ErrorKind, NotFoundError
-from reef.jobs.transfer.export import SEAL, SUFFIXES, TASKS_AT_ONCE, open_files
+from reef.jobs.arguments import open_files
+from reef.jobs.transfer.export import COMPRESSIONS, SEAL, SUFFIXES, TASKS_AT_ONCE
 from reef.runtime import Executor
 
 
@@ -427,7 +429,8 @@ class _ExportFormat(click.Choice):  # type: ignore[type-arg]  # only newer relea
         if value == "csv":
             from reef.jobs.transfer.export import CSV_HINT
 
-            self.fail(f"'csv' is not one of 'parquet', 'arrow'. {CSV_HINT}", param, ctx)
+            known = ", ".join(map(repr, self.choices))
+            self.fail(f"'csv' is not one of {known}. {CSV_HINT}", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -439,7 +442,7 @@ class _ExportFormat(click.Choice):  # type: ignore[type-arg]  # only newer relea
 @click.option(
     "--format",
     "form",
-    type=_ExportFormat(["parquet", "arrow"]),
+    type=_ExportFormat(list(COMPRESSIONS)),
     default="parquet",
     show_default=True,
     help="Write files of this format.",
@@ -470,7 +473,7 @@ def export_command(
     master: str | None,
     **how: Any,
 ) -> None:
-    """Write rows to Parquet or Arrow files.
+    """Write rows to Parquet, Arrow or JSON-lines files.
 
     The target is a directory or bucket without such files; rows are in key order. _export.json is
     written last and lists all files: an export without it is incomplete. Options of the target's

@@ -25,8 +25,9 @@ from reef.cli.options import (
     on_namespace,
     open_reader,
 )
-from reef.cli.output import Output, python_rows
+from reef.cli.output import Output
 from reef.engine.handles.database import Database
+from reef.engine.rows.json_values import python_rows
 from reef.engine.search.specs import IndexDefinition, filter_index, text_index, vector_index
 from reef.errors import ErrorKind, InvalidInputError, ReefError
 

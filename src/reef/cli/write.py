@@ -26,10 +26,10 @@ from reef.cli.options import (
 )
 from reef.cli.output import Output, parse_bytes, parse_row, printable
 from reef.config import WriterSettings
-from reef.engine.handles.conditions import Condition, absent, present
 from reef.engine.handles.database import Database
+from reef.engine.handles.transaction import Condition, absent, present
+from reef.engine.registry import RunningJob
 from reef.engine.rows.batch import Batch, check_idempotency_key, encode_batch
-from reef.engine.running_jobs import RunningJob
 from reef.engine.stats import NamespaceInfo
 from reef.errors import ErrorKind, InvalidInputError, NotFoundError
 from reef.formats.schema import DEFAULT_SCHEMA, Schema, parse_type

@@ -19,8 +19,7 @@ from typing import Any, Self
 from reef.engine.log.log import Log
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.segments import SegmentStore
-from reef.manifest.head import HeadFinder, locate
-from reef.manifest.publish import Publisher
+from reef.manifest.head import HeadFinder, Publisher, locate
 from reef.paths import Namespace
 from reef.runtime import Runtime
 from reef.stores import Store

@@ -16,7 +16,7 @@ from functools import partial
 
 from reef.config import WriterSettings
 from reef.engine.commit.open_writer import WriterOpening
-from reef.engine.log.log import Log
+from reef.engine.context import NamespaceContext
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.segments import SegmentStore
 from reef.engine.registry import Registry
@@ -29,11 +29,11 @@ from reef.errors import (
     NotFoundError,
     UnavailableError,
 )
-from reef.formats.index_block import IndexSpec
 from reef.formats.manifest import (
     Alias,
     BranchPin,
     Dropped,
+    IndexSpec,
     Manifest,
     NamespaceState,
     Origin,
@@ -47,9 +47,8 @@ from reef.formats.schema import Schema
 from reef.manifest import branching, lifecycle
 from reef.manifest.branching import restored_successor
 from reef.manifest.edits import new_namespace
-from reef.manifest.head import HeadFinder, locate, locate_folder, refuse_dropped
+from reef.manifest.head import HeadFinder, Publisher, locate, locate_folder, refuse_dropped
 from reef.manifest.lifecycle import LogEnd
-from reef.manifest.publish import Publisher
 from reef.paths import Namespace
 from reef.runtime import Stopwatch
 from reef.stores import Outcome, Store, fetch
@@ -192,7 +191,7 @@ class Namespaces:
     # --- creating -----------------------------------------------------------------
     def _create(self, names: Namespace, first: Manifest, absent: Stopwatch) -> Publisher | None:
         """Create the first incarnation; None if another process was first."""
-        publisher = self._publisher(HeadFinder(self.store, names))
+        publisher = self._context(names).publisher
         if self.registry is not None:  # updating it took time: another process may have been first
             absent = self.store.runtime.stopwatch()
             with suppress(NotFoundError):
@@ -232,7 +231,7 @@ class Namespaces:
             return
         # A load may have committed behind the fences, before the drop was published: its LSN is
         # not used again.
-        used = [slot.lsn for slot in Log(self.store, names).filled(dropped.end_lsn)]
+        used = [slot.lsn for slot in self._context(names).log.filled(dropped.end_lsn)]
         end = LogEnd(dropped.end_lsn, max(used, default=0) + 1)
         succeed = partial(
             lifecycle.succeed,
@@ -253,7 +252,7 @@ class Namespaces:
         """Store the record and the first manifest of an incarnation; both may be there already."""
         absent = self.store.runtime.stopwatch()
         names = dropped.at(successor.incarnation)
-        publisher = self._publisher(HeadFinder(self.store, names))
+        publisher = self._context(names).publisher
         with suppress(NotFoundError):
             publisher.heads.find(dropped=True)
             return
@@ -283,7 +282,7 @@ class Namespaces:
             return restored_successor(first, successor)
         if successor.origin is None:
             return lifecycle.first_manifest(successor)
-        heads = HeadFinder(self.store, Namespace.of_root(successor.origin.root))
+        heads = self._context(Namespace.of_root(successor.origin.root)).heads
         head = heads.find(dropped=True).manifest
         source = heads.load(successor.origin.generation)
         first = branching.first_manifest(source, head, successor.origin)
@@ -359,14 +358,14 @@ class Namespaces:
     def _pin_again(self, home: str, branch_id: str, source: Manifest, root: str) -> None:
         """Pin in a namespace whose objects the source shares what the source has pinned there."""
         parent = branching.check_is_branch(source, home).id
-        self._publisher(HeadFinder(self.store, Namespace.of_root(home))).publish(
+        self._context(Namespace.of_root(home)).publisher.publish(
             lambda head: branching.pin_again(head, branch_id, parent, root), dropped=True
         )
 
     def _unpin(self, first: Manifest, branch_id: str) -> None:
         """Remove the pins of a branch that another process has created first."""
         for home in first.pinned_homes:
-            self._publisher(HeadFinder(self.store, Namespace.of_root(home))).publish(
+            self._context(Namespace.of_root(home)).publisher.publish(
                 lambda head: branching.unpin_branch(head, branch_id), dropped=True
             )
 
@@ -422,7 +421,7 @@ class Namespaces:
         successor = dropped.heads.find(dropped=True).manifest.successor
         if successor is None or successor.prepared != key:
             return None
-        created = HeadFinder(self.store, names).find(dropped=True).manifest
+        created = self._context(names).heads.find(dropped=True).manifest
         self.store.delete(key)  # a purge does not search it for keys
         return created
 
@@ -432,7 +431,7 @@ class Namespaces:
         names = self.publisher(name).heads.names
         with self._changing(name):
             for _ in range(DROPS_MAX):
-                publisher = self._publisher(HeadFinder(self.store, names))
+                publisher = self._context(names).publisher
                 with suppress(FencedError):
                     manifest = self._try_to_drop(names, publisher)
                     if manifest.dropped is not None:
@@ -446,7 +445,7 @@ class Namespaces:
     def _try_to_drop(self, names: Namespace, publisher: Publisher) -> Manifest:
         epoch, fences = self._opening(names, publisher).fence_off()
         self.store.runtime.reach("drop fenced")
-        objects = Log(self.store, names).read_many(fences)
+        objects = self._context(names).log.read_many(fences)
         below = tuple(fence.header.write_id for fence in objects if fence is not None)
         if len(below) < len(fences):  # folded, and skipped by a repair: fence again
             return publisher.heads.find().manifest
@@ -462,7 +461,7 @@ class Namespaces:
         """
         dropped = Dropped(int(self.store.now() * 1000), end_lsn, below)
         with self._changing(names.name):
-            self._publisher(HeadFinder(self.store, names)).publish(
+            self._context(names).publisher.publish(
                 lambda head: lifecycle.drop_if_unused(head, job, dropped), dropped=True
             )
 
@@ -510,7 +509,7 @@ class Namespaces:
     def _check_name_is_free(self, target: Namespace) -> None:
         """Raise before anything is written, in the usual case; `_reserve` decides."""
         with suppress(NotFoundError):
-            found = HeadFinder(self.store, target).find(dropped=True).manifest
+            found = self._context(target).heads.find(dropped=True).manifest
             if found.alias is None:
                 raise self._name_used_error(target, found)
 
@@ -518,7 +517,7 @@ class Namespaces:
         """Store an alias in the chain of a name; ConflictError if the name is used."""
         for _ in range(CREATES_MAX):
             absent = self.store.runtime.stopwatch()
-            publisher = self._publisher(HeadFinder(self.store, target))
+            publisher = self._context(target).publisher
             try:
                 found = publisher.heads.find(dropped=True).manifest
             except NotFoundError:
@@ -560,7 +559,7 @@ class Namespaces:
     def _rename_fenced(self, names: Namespace, rename: Rename) -> Manifest:
         """Take the writer role, and publish the name while it is ours."""
         for _ in range(DROPS_MAX):
-            publisher = self._publisher(HeadFinder(self.store, names))
+            publisher = self._context(names).publisher
             with suppress(FencedError):
                 epoch, _ = self._opening(names, publisher).fence_off()
                 self.store.runtime.reach("rename fenced")
@@ -585,8 +584,13 @@ class Namespaces:
         """Return the publisher of the current incarnation of a name; NotFoundError if none."""
         return self._publisher(locate(self.store, name, dropped=dropped))
 
+    def _context(self, names: Namespace) -> NamespaceContext:
+        return NamespaceContext(self.store, names, metrics=self.metrics)
+
     def _publisher(self, heads: HeadFinder) -> Publisher:
-        return Publisher(self.store, heads.names, metrics=self.metrics, heads=heads)
+        return NamespaceContext(
+            self.store, heads.names, metrics=self.metrics, heads=heads
+        ).publisher
 
     def _changing(self, name: str) -> AbstractContextManager[None]:
         return nullcontext() if self.registry is None else self.registry.changing(name)
@@ -611,7 +615,7 @@ class Namespaces:
         if next(iter(self.store.list(names.wal)), None) is None:
             return
         with suppress(NotFoundError):
-            HeadFinder(self.store, names).find(dropped=True)
+            self._context(names).heads.find(dropped=True)
             return
         raise CorruptionError(
             f"namespace {names.name} has a log and no manifest",

@@ -19,8 +19,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from reef.engine.context import NamespaceContext
 from reef.engine.display import columns_line, html_table, human_bytes, human_count
-from reef.engine.log.log import Log, Slot, listed_slots
+from reef.engine.log.log import Slot, listed_slots
 from reef.engine.log.tail import read_unfolded
 from reef.errors import CorruptionError, InvalidInputError, NotFoundError
 from reef.formats.manifest import BranchPin, Manifest, NamespaceState, Origin, SegmentEntry
@@ -154,8 +155,8 @@ class NamespaceStats:
             else f"all folded, up to LSN {log.last_lsn}",
             "writer": "none yet"
             if self.writer is None
-            else f"{self.writer.id}, epoch {self.writer.epoch}, silent for "
-            f"{self.writer.silent_s:,.0f} s",
+            else f"{self.writer.id}, epoch {self.writer.epoch}, wrote "
+            f"{self.writer.silent_s:,.0f} s ago",
             "pins": f"{human_count(len(self.snapshots), 'snapshot')}, "
             f"{human_count(len(self.cursors), 'cursor')}, {human_count(self.leases, 'lease')}, "
             f"{human_count(self.open_jobs, 'open job')}",
@@ -251,7 +252,7 @@ def _branch_heads(store: Store, name: str) -> list[HeadFinder]:
     with suppress(*unreadable):
         found.append(current := locate_folder(store, name))
         for number in current.found.manifest.predecessors:
-            earlier = HeadFinder(store, current.names.at(number))
+            earlier = NamespaceContext(store, current.names.at(number)).heads
             with suppress(*unreadable):
                 earlier.find(fallback=True, dropped=True)
                 found.append(earlier)
@@ -275,7 +276,7 @@ class _StatsReader:
     def __init__(self, store: Store, namespace: Namespace) -> None:
         self._store = store
         self._names = namespace
-        self._log = Log(store, namespace)
+        self._log = NamespaceContext(store, namespace).log
         self._damage: list[str] = []
 
     def stats(self, found: ManifestHead) -> NamespaceStats:

@@ -24,7 +24,8 @@ from pyroaring import BitMap
 
 from reef.errors import UNDECODABLE
 from reef.formats.coding import Buffer, corrupt, crc32c
-from reef.formats.index_block import IndexParts, IndexSpec
+from reef.formats.manifest import IndexSpec
+from reef.formats.segment_writer import IndexParts
 
 VALUES_MAX = 1024
 """Columns with more distinct values have sorted runs."""

@@ -27,11 +27,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from reef.formats.block import BlockKind, Packer, decode_block
-from reef.formats.coding import ALIGNMENT, U32, Buffer, corrupt, padding
+from reef.formats.coding import (
+    ALIGNMENT,
+    U32,
+    BlockKind,
+    Buffer,
+    Packer,
+    corrupt,
+    decode_block,
+    padding,
+)
 from reef.formats.columns import ABSENT, ColumnSet, encode_columns
-from reef.formats.operators import as_codes, as_flags
-from reef.formats.schema import Field, Schema
+from reef.formats.schema import Field, Schema, as_codes, as_flags
 from reef.formats.versions import Versions
 from reef.formats.wal_object import OpKind, check_merges
 

@@ -28,9 +28,15 @@ from operator import attrgetter, gt
 import msgspec
 
 from reef.errors import UNDECODABLE
-from reef.formats.block import BlockKind, Codec, decode_block, encode_block
-from reef.formats.coding import corrupt, crc32c, unsupported
-from reef.formats.index_block import IndexSpec
+from reef.formats.coding import (
+    BlockKind,
+    Codec,
+    corrupt,
+    crc32c,
+    decode_block,
+    encode_block,
+    unsupported,
+)
 from reef.formats.schema import DEFAULT_SCHEMA, Schema
 from reef.paths import centroids_name, numbered_key
 
@@ -60,6 +66,7 @@ PLAIN_BYTES_MAX = 64 * 1024
 HEAD = re.compile(rb'\{"crc32c":"([0-9a-f]{8})",')
 HEAD_BYTES = 21
 GRACE_MS = 15 * 60 * 1000
+INDEX_ROWS_MIN = 1024
 
 
 class NamespaceState(StrEnum):
@@ -67,6 +74,42 @@ class NamespaceState(StrEnum):
 
     LIVE = "live"
     DROPPED = "dropped"
+
+
+class IndexKind(StrEnum):
+    """The kind of search that an index serves."""
+
+    FILTER = "filter"
+    VECTOR = "vector"
+    TEXT = "text"
+
+
+class IndexSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An index of a namespace, as its manifest names it."""
+
+    kind: IndexKind
+    column: int
+    """The number of the column in the schema."""
+    options: dict[str, str | int | float | bool] = {}
+    """Metric, language, stemming, positions, by kind."""
+    centroids: str = ""
+    """Id of a vector index's centroid object; empty until it is trained."""
+    home: str | None = None
+    """The root of the namespace that has the centroid object, if it is another one: a branch."""
+
+    @property
+    def rows_min(self) -> int:
+        """Segments with fewer rows get no index: searching them row by row is as fast."""
+        return int(self.options.get("rows_min", INDEX_ROWS_MIN))
+
+    def serves(self, other: "IndexSpec") -> bool:
+        """Whether an index that was built for this spec can be used for another one."""
+        mine, theirs = ({**s.options, "rows_min": 0} for s in (self, other))
+        return (self.kind, self.column, self.centroids) == (
+            other.kind,
+            other.column,
+            other.centroids,
+        ) and mine == theirs
 
 
 class SegmentEntry(msgspec.Struct, frozen=True):

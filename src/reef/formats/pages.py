@@ -17,8 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from reef import kernel
-from reef.formats.block import BlockKind
-from reef.formats.coding import Buffer, corrupt
+from reef.formats.coding import BlockKind, Buffer, corrupt
 from reef.formats.columns import (
     ABSENT,
     BY_PAGE,

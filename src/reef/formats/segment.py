@@ -34,13 +34,19 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from reef import kernel
-from reef.formats.block import BlockKind, decode_block
-from reef.formats.coding import Buffer, corrupt, crc32c, decode_msgpack, unsupported
+from reef.formats.coding import (
+    BlockKind,
+    Buffer,
+    corrupt,
+    crc32c,
+    decode_block,
+    decode_msgpack,
+    unsupported,
+)
 from reef.formats.columns import decode_columns, encode_columns
 from reef.formats.covers import Cover
-from reef.formats.filter import Hashes, KeyFilter
 from reef.formats.group import decode_column_payload
-from reef.formats.index_block import IndexSpec
+from reef.formats.manifest import IndexSpec
 from reef.formats.pages import (
     BlocksRead,
     KernelColumns,
@@ -53,7 +59,15 @@ from reef.formats.pages import (
     value_reader,
 )
 from reef.formats.schema import Field, Schema
-from reef.formats.segment_index import KEYS, Numbers, SegmentIndex, decode_index, of_pages
+from reef.formats.segment_index import (
+    KEYS,
+    Hashes,
+    KeyFilter,
+    Numbers,
+    SegmentIndex,
+    decode_index,
+    of_pages,
+)
 from reef.formats.versions import KeysInOrder, RangeTombstone, Versions
 
 MAGIC = b"RFSEG1\0\0"

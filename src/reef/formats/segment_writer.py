@@ -3,15 +3,22 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from reef.formats.block import BlockKind, Codec, Packer, encode_block
-from reef.formats.coding import Buffer, crc32c, crc32c_extend
-from reef.formats.filter import FilterBuilder, Hashes, hash_keys
+from reef.formats.coding import (
+    BlockKind,
+    Buffer,
+    Codec,
+    Packer,
+    crc32c,
+    crc32c_extend,
+    encode_block,
+)
 from reef.formats.group import (
     PAGE_BYTES,
     distinct_keys,
@@ -21,7 +28,7 @@ from reef.formats.group import (
     row_bytes,
     same_as_next,
 )
-from reef.formats.index_block import BuildableIndex, IndexBuilder, IndexSpec
+from reef.formats.manifest import IndexSpec
 from reef.formats.schema import Schema
 from reef.formats.segment import (
     EMPTY,
@@ -41,11 +48,14 @@ from reef.formats.segment import (
     set_hash,
 )
 from reef.formats.segment_index import (
+    FilterBuilder,
     GroupEntry,
+    Hashes,
     bounds_of,
     encode_index,
     encode_pages,
     hash_content,
+    hash_keys,
     separator,
 )
 from reef.formats.versions import RangeTombstone, Versions, concat_versions
@@ -57,6 +67,37 @@ _Unsummed = tuple[Hashes, npt.NDArray[np.uint32], npt.NDArray[np.uint8]]
 
 _Blocks = tuple[IndexSpec, bytes, bytes]
 """An index with its data block and its directory block, empty if it was not built."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexParts:
+    """An index of one segment."""
+
+    directory: bytes
+    """Small: stored in the segment's tail, so that one tail GET plans the search."""
+    data: bytes | Sequence[bytes]
+    """Stored between the groups and the tail. Each independently readable range of it carries its
+    own crc32c."""
+
+
+class IndexBuilder(Protocol):
+    """Builds one index of one segment from rows in segment order."""
+
+    def add(self, first_ordinal: int, column: pa.Array, valid: npt.NDArray[np.bool_]) -> None:
+        """Add the rows from an ordinal on; those that are not valid are not indexed."""
+
+    def finish(self) -> IndexParts:
+        """Return the index of all rows that were added."""
+
+
+class BuildableIndex(Protocol):
+    """A spec with everything that builders of it need."""
+
+    @property
+    def spec(self) -> IndexSpec: ...
+
+    def builder(self, data_type: pa.DataType) -> IndexBuilder | None:
+        """Return a builder for the index of one segment; None if it cannot be built yet."""
 
 
 class SegmentIndexes:

@@ -9,7 +9,7 @@ their postings: two rounds of ranged reads, or one if the dictionary has at most
 then in the directory. Postings of a few bytes are in the dictionary itself, so that a rare term
 costs no read of its own.
 
-A dictionary block, after a block's usual header (`formats/block.py`, with its checksum):
+A dictionary block, after a block's usual header (`formats/coding.py`, with its checksum):
 
     u32 × 1  terms                      u64 × 1  where postings of the block begin in the data
     u8  × t  length of the term         u32 × t  documents of the term
@@ -36,10 +36,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reef.errors import InvalidInputError
-from reef.formats.block import BlockKind, decode_block, encode_block
-from reef.formats.coding import Buffer, ByteReader, corrupt, crc32c, unsupported
-from reef.formats.index_block import IndexParts, IndexSpec
+from reef.formats.coding import (
+    BlockKind,
+    Buffer,
+    ByteReader,
+    corrupt,
+    crc32c,
+    decode_block,
+    encode_block,
+    unsupported,
+)
+from reef.formats.manifest import IndexSpec
 from reef.formats.postings import Postings, TermRuns, decode_positions, encode
+from reef.formats.segment_writer import IndexParts
 from reef.formats.tokenize import ANALYSIS, TERM_BYTES_MAX, Analyzer, OptionValue, TextOptions
 
 VERSION = 1

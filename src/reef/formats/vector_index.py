@@ -36,7 +36,8 @@ import pyarrow as pa
 
 from reef.errors import UNDECODABLE
 from reef.formats.coding import Buffer, corrupt, crc32c, unsupported
-from reef.formats.index_block import IndexParts, IndexSpec
+from reef.formats.manifest import IndexSpec
+from reef.formats.segment_writer import IndexParts
 
 MAGIC = b"RFCTR1\0\0"
 VERSION = 1

@@ -50,8 +50,7 @@ from reef.formats.coding import (
 )
 from reef.formats.columns import ABSENT, ColumnSet, encode_columns
 from reef.formats.manifest import Lineage
-from reef.formats.operators import Operator, as_codes
-from reef.formats.schema import Schema
+from reef.formats.schema import Operator, Schema, as_codes
 
 MAGIC = b"RFWAL1\0\0"
 VERSION = 4

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from reef.jobs.ingest.job import BulkJob, IngestReport, ingest
     from reef.jobs.purge.job import PurgeReport, RemainingObject, purge
     from reef.jobs.purge.scan import Pin
-    from reef.jobs.rebuild.job import RebuildReport, rebuild
+    from reef.jobs.rebuild import RebuildReport, rebuild
     from reef.jobs.repair.job import repair
     from reef.jobs.repair.report import RepairReport
     from reef.jobs.sweep.job import SweepReport, sweep
@@ -116,7 +116,7 @@ _MODULES = {
         "purge",
     ),
     "reef.jobs.purge.scan": ("Pin",),
-    "reef.jobs.rebuild.job": (
+    "reef.jobs.rebuild": (
         "RebuildReport",
         "rebuild",
     ),

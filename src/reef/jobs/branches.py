@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from reef.engine.context import NamespaceContext
 from reef.engine.handles.database import Database
 from reef.engine.handles.pinned import PinnedReader
 from reef.engine.history.diff import (
@@ -45,7 +46,6 @@ from reef.jobs.ingest.append import Unchanged
 from reef.jobs.ingest.job import BulkJob, sorted_rows, staged_rows
 from reef.jobs.ingest.staging import ROW_SEQ, Staging
 from reef.manifest.branching import check_is_branch
-from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
 from reef.runtime import Executor
 from reef.types import KeyRange
@@ -311,7 +311,10 @@ def split(a: Side, b: Side, executor: Executor) -> list[KeyRange]:
 def _base(db: Database, origin: Origin, child: str) -> SideRef:
     """Return the state that a branch was made from; NotFoundError if it was released."""
     names = Namespace.of_root(origin.root)
-    if origin.id not in HeadFinder(db.store, names).find(dropped=True).manifest.branches:
+    if (
+        origin.id
+        not in NamespaceContext(db.store, names).heads.find(dropped=True).manifest.branches
+    ):
         raise NotFoundError(
             f"{child} has released the namespace that it was made of: the common state is gone",
             kind=ErrorKind.COLLECTED,

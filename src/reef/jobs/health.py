@@ -18,6 +18,7 @@ from reef.config import _Settings
 from reef.engine.handles.database import Database
 from reef.engine.stats import NamespaceStats
 from reef.errors import CorruptionError
+from reef.jobs.arguments import check_arguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +78,7 @@ class HealthReport:
 
 def health(db: Database, namespace: str, **limits: Unpack[HealthOptions]) -> HealthReport:
     """Compare a namespace with limits (see HealthLimits); NotFoundError if there is none."""
+    check_arguments(db)
     changed = HealthLimits().changed(limits)
     try:
         stats = db.stats(namespace)

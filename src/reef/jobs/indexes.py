@@ -23,8 +23,8 @@ from reef.engine.read.caches import ByteCache
 from reef.engine.read.segments import SegmentStore
 from reef.engine.search.specs import load_indexes
 from reef.errors import UnavailableError
-from reef.formats.index_block import BuildableIndex, IndexKind, IndexSpec
-from reef.formats.manifest import Manifest, SegmentEntry
+from reef.formats.manifest import IndexKind, IndexSpec, Manifest, SegmentEntry
+from reef.formats.segment_writer import BuildableIndex
 from reef.formats.vector_index import (
     QUERIES,
     ROWS_PER_CENTROID,
@@ -34,11 +34,12 @@ from reef.formats.vector_index import (
     train,
     vectors_in_lists,
 )
+from reef.jobs.arguments import check_arguments
 from reef.jobs.compact.job import Compactor, CompactReport
 from reef.jobs.compact.merge import read_tail
 from reef.jobs.compact.plan import CompactPlan
 from reef.manifest.edits import set_centroids
-from reef.manifest.publish import Publisher
+from reef.manifest.head import Publisher
 from reef.paths import Namespace
 from reef.runtime import Executor
 from reef.stores import Outcome, Store
@@ -74,6 +75,7 @@ def build_indexes(
     With `again`, for all segments: after damage to an index. Acquires the compactor role. Safe
     while writers, readers, folds and sweeps run.
     """
+    check_arguments(db, executor)
     reports: list[CompactReport] = []
     shown = db._working("index", namespace)
     with operation(db.metrics, "index"), shown, Compactor(db, namespace, executor=executor) as work:

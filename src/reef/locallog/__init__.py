@@ -5,7 +5,7 @@ acknowledged, in a directory that either library opens. `docs/guide/local-log.md
 `docs/format/local-log.md` states the bytes.
 """
 
-from reef.locallog.entry import (
+from reef.locallog.encoding import (
     CUSTOM_CODEC_MIN,
     BinaryCodec,
     EntryCodec,

@@ -15,8 +15,7 @@ from typing import Any
 from reef.errors import CorruptionError, NotFoundError, ReefError
 from reef.files import OS, File, FileSystem
 from reef.locallog.bolt import BoltReader, read_meta
-from reef.locallog.entry import BINARY, EntryCodec, LogEntry
-from reef.locallog.frames import Frame, FrameType, frames
+from reef.locallog.encoding import BINARY, EntryCodec, Frame, FrameType, LogEntry, frames
 from reef.locallog.metastore import (
     META_NAME,
     PersistentState,

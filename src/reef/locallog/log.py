@@ -31,16 +31,18 @@ from reef.errors import (
     UnavailableError,
 )
 from reef.files import OS, FileSystem, is_disk_full
-from reef.locallog.entry import (
+from reef.locallog.encoding import (
     BINARY,
+    SEGMENT_BYTES_MAX,
     TYPE_MAX,
     U64_MAX,
     EntryCodec,
+    Framed,
     LogEntry,
     bad_type,
     check_id,
+    frame_entries,
 )
-from reef.locallog.frames import SEGMENT_BYTES_MAX, Framed, frame_entries
 from reef.locallog.metastore import (
     NewTail,
     PersistentState,

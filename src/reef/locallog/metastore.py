@@ -27,8 +27,7 @@ from reef.errors import (
 )
 from reef.files import File, FileSystem
 from reef.locallog.bolt import BoltFile, read_meta, write_empty
-from reef.locallog.entry import EntryTime
-from reef.locallog.frames import SEGMENT_BYTES_MAX, segment_name
+from reef.locallog.encoding import SEGMENT_BYTES_MAX, EntryTime, segment_name
 from reef.runtime import Runtime
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ import msgspec
 import pysyncobj.journal
 import pysyncobj.syncobj
 
-from reef.locallog.entry import LogEntry
+from reef.locallog.encoding import LogEntry
 from reef.locallog.log import LocalLog
 
 # PySyncObj replaces this function on all systems with one that works on Windows only.

@@ -28,18 +28,21 @@ from itertools import islice
 
 from reef.errors import CorruptionError, ErrorKind, InvalidInputError
 from reef.files import File, FileSystem, is_disk_full
-from reef.locallog.entry import BINARY, EntryCodec, decode_entry, torn_index
-from reef.locallog.frames import (
+from reef.locallog.encoding import (
+    BINARY,
     ENTRY_BYTES_MAX,
     FRAME,
     FRAME_BYTES,
     HEADER_BYTES,
+    EntryCodec,
     Frame,
     FrameType,
     Read,
     SegmentHeader,
+    decode_entry,
     frames,
     read_header,
+    torn_index,
 )
 from reef.locallog.metastore import (
     FILE_MODE,

@@ -18,18 +18,20 @@ import msgspec
 
 from reef.errors import CorruptionError, InvalidInputError, NotFoundError
 from reef.files import File
-from reef.locallog.entry import EntryCodec, LogEntry, decode_entry
-from reef.locallog.frames import (
+from reef.locallog.encoding import (
     ENTRY_BYTES_MAX,
     FRAME,
     FRAME_BYTES,
     HEADER_BYTES,
     SEGMENT_BYTES_MAX,
+    EntryCodec,
     Framed,
     FrameType,
+    LogEntry,
     SegmentHeader,
     commit_frame,
     crc32c,
+    decode_entry,
     index_bytes,
     index_frame,
 )

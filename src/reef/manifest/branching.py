@@ -27,10 +27,10 @@ from collections.abc import Iterable
 import msgspec
 
 from reef.errors import ConflictError, ErrorKind, NotFoundError
-from reef.formats.index_block import IndexSpec
 from reef.formats.manifest import (
     BranchPin,
     Dropped,
+    IndexSpec,
     InheritedLog,
     Manifest,
     NamespaceState,

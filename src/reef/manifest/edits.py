@@ -27,12 +27,12 @@ from dataclasses import dataclass, field
 import msgspec
 
 from reef.errors import ConflictError, ErrorKind, NotFoundError
-from reef.formats.index_block import IndexSpec
 from reef.formats.manifest import (
     Condemned,
     CondemnedRange,
     CursorEntry,
     DedupEntry,
+    IndexSpec,
     Lineage,
     Manifest,
     OpenJob,

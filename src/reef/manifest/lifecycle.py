@@ -37,10 +37,10 @@ from dataclasses import dataclass
 import msgspec
 
 from reef.errors import ConflictError, ErrorKind, NotFoundError
-from reef.formats.index_block import IndexSpec
 from reef.formats.manifest import (
     Alias,
     Dropped,
+    IndexSpec,
     Manifest,
     NamespaceState,
     Origin,

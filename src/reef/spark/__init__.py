@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from reef.spark.batch_search import search
-    from reef.spark.branches import diff
     from reef.spark.bulk_loader import BulkLoadReport, LoadProgress, bulk_load
-    from reef.spark.change_feed import changes
+    from reef.spark.change_feed import changes, diff
     from reef.spark.load_check import Preflight, preflight
     from reef.spark.session import configure, jar_path
     from reef.spark.source import ReefSource, register
@@ -63,7 +62,7 @@ _HOMES = {
     "bulk_load": "bulk_loader",
     "changes": "change_feed",
     "configure": "session",
-    "diff": "branches",
+    "diff": "change_feed",
     "executor": "spark_executor",
     "jar_path": "session",
     "preflight": "load_check",

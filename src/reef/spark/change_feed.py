@@ -1,4 +1,6 @@
-"""Changes as a batch DataFrame: the operations in the log of a namespace, expanded by tasks.
+"""Changes and differences as batch DataFrames.
+
+Changes as a batch DataFrame: the operations in the log of a namespace, expanded by tasks.
 
     reef.spark.changes(spark, url, "events", after_lsn=120, until_lsn=300)
     SELECT * FROM reef.default.events.changes WHERE _lsn > 120
@@ -13,8 +15,23 @@ null where there is none. A task reads the state before its first LSN and applie
 order. The row of a deleted range has no images.
 
 An LSN that was garbage-collected is an error, never a gap (H44).
+
+Differences between two states as a DataFrame, compared by Spark's tasks.
+
+    reef.spark.diff(spark, url, "orders", "experiment")
+    reef.spark.diff(spark, url, "orders", "orders", a_at=12)
+
+    plan   pin both states with leases that tasks renew; cut the keys into ranges by the segments
+           that only one of them has
+    tasks  one per range: the keys of these segments and of the log, looked up on both sides
+    rows   op (insert, update, delete: from a to b), key, a, b; `a` and `b` are rows as structs, or
+           the bytes of a plain namespace, and null where there is no row
+
+The pins are taken when the DataFrame is made, and held as those of a read (`reef.spark.read_plan`).
+To merge on Spark: `db.merge(child, parent, executor=reef.spark.executor(spark))`.
 """
 
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,10 +39,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.cloudpickle import dumps
 from pyspark.sql import types as st
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from reef.engine.history.as_of import ConcurrentSweep, History, PointInTime, collected
+from reef.engine.context import NamespaceContext
+from reef.engine.history.as_of import (
+    ConcurrentSweep,
+    History,
+    PointInTime,
+    ReadTarget,
+    collected,
+    read_target,
+)
 from reef.engine.history.change_rows import (
     change_batches,
     live_writes,
@@ -35,7 +62,7 @@ from reef.engine.history.change_rows import (
     state_before,
 )
 from reef.engine.history.changes import LogFollower
-from reef.engine.log.log import Log
+from reef.engine.history.diff import DifferingRows, Side, SideRef, differing
 from reef.engine.log.tail import ingested_segments
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.segments import SegmentStore
@@ -46,15 +73,19 @@ from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.schema import Schema
 from reef.formats.versions import RangeTombstone
 from reef.formats.wal_object import WalHeader, WalKind, WalObject
-from reef.manifest.head import HeadFinder, locate
+from reef.jobs.branches import split
+from reef.manifest.head import locate
 from reef.manifest.roots import narrowed, take_lease
 from reef.paths import Namespace
 from reef.runtime import Runtime
 from reef.spark.options import ChangeOptions, TableLocation
-from reef.spark.session import in_error_boundary
+from reef.spark.read_plan import take_pin
+from reef.spark.session import check_running, in_error_boundary
+from reef.spark.spark_executor import executor
 from reef.spark.types import arrow_schema, spark_schema, to_spark, with_reef_types
 from reef.stores import Store
 from reef.stores.leases import SharedLease
+from reef.types import KeyRange
 
 BEFORE, AFTER = "_before", "_after"
 OWN = st.StructType(
@@ -425,7 +456,7 @@ def _batches(
         ):
             yield batch, piece.header
     schemas = {0: schema, **{known.id: known for known in feed.head.schemas}}
-    log = Log(feed.store, feed.namespace)
+    log = NamespaceContext(feed.store, feed.namespace).log
     for lsn, write_id in part.objects:
         found = log.read(lsn)
         if found is None or found.header.write_id != write_id:
@@ -436,7 +467,7 @@ def _batches(
 
 def _state_before(feed: Feed, segments: SegmentStore, lsn: int) -> View:
     """Return the rows before an LSN, from the generation that the lease pins."""
-    heads = HeadFinder(feed.store, feed.namespace)
+    heads = NamespaceContext(feed.store, feed.namespace).heads
     history = History(feed.store, feed.namespace, segments, heads)
     # Not as it was sent: without its dedup window and marks other objects would count.
     view = state_before(history, heads.load(feed.start.generation), feed.head, lsn)
@@ -529,3 +560,123 @@ def arrow_target(schema: st.StructType) -> pa.Schema:
             row = pa.struct(list(arrow_schema(field.dataType)))
             fields[field.name] = pa.field(field.name, row, True)
     return pa.schema([fields[name] for name in schema.names])
+
+
+LEASE_S = 3600.0
+Batches = Iterator[pa.RecordBatch]
+
+
+@dataclass(frozen=True, slots=True)
+class DiffTask:
+    """A key range to compare. Picklable."""
+
+    a: SideRef
+    b: SideRef
+    leases: tuple[SharedLease, SharedLease]
+    bounds: KeyRange
+
+
+def diff(
+    spark: Any,
+    url: str,
+    a: str,
+    b: str,
+    *,
+    a_at: Any = None,
+    b_at: Any = None,
+    lease_s: float = LEASE_S,
+    **store_options: Any,
+) -> Any:
+    """Return the rows that differ between two namespaces, or points in time, as a DataFrame.
+
+    Columns: `op`, `key`, `a`, `b`, as `db.diff` yields them. `a_at` and `b_at` are a generation, a
+    datetime, ISO 8601 text or `{"lsn": 12}`; by default the newest state is read. Tasks renew the
+    pins; without a task for `lease_s` seconds they expire, and a later action is an error of the
+    kind `collected`.
+    """
+    check_running(spark)
+    store = TableLocation(str(url), Namespace(a), store_options).open()
+    (ref_a, lease_a), (ref_b, lease_b) = (
+        _pin_point(store, *one, lease_s) for one in ((a, a_at), (b, b_at))
+    )
+    side_a, side_b = ref_a.open(), ref_b.open()
+    ranges = split(side_a, side_b, executor(spark))
+    tasks = [DiffTask(ref_a, ref_b, (lease_a, lease_b), bounds) for bounds in ranges]
+    packed = [dumps(task) for task in tasks]  # type: ignore[no-untyped-call]
+    given = spark.createDataFrame(list(enumerate(packed)), "place int, task binary")
+    schema = diff_schema(side_a.schema, side_b.schema)
+    rows = given.repartitionById(len(packed), "place")
+    return rows.mapInArrow(_comparing(schema), schema)
+
+
+def _pin_point(store: Store, name: str, at: Any, lease_s: float) -> tuple[SideRef, SharedLease]:
+    target = ReadTarget() if at is None else read_target(at)
+    pin = take_pin(store, locate(store, name), target, lease_s)
+    now_ms = int(store.runtime.wall_s() * 1000)
+    generation = pin.manifest.generation
+    return SideRef(store, pin.namespace, generation, pin.last_lsn, now_ms), pin.lease
+
+
+def diff_schema(a: Schema, b: Schema) -> st.StructType:
+    """Return the columns of differences."""
+    return st.StructType(
+        [
+            st.StructField("op", st.StringType(), False),
+            st.StructField("key", spark_schema(b)[b.key.name].dataType, False),
+            st.StructField("a", _row_type(a), True),
+            st.StructField("b", _row_type(b), True),
+        ]
+    )
+
+
+def _row_type(schema: Schema) -> st.DataType:
+    return st.BinaryType() if schema.is_plain else spark_schema(schema)
+
+
+# --- in tasks ---------------------------------------------------------------------------
+
+
+def _comparing(schema: st.StructType) -> Callable[[Batches], Batches]:
+    target = arrow_schema(schema)
+
+    def run(batches: Batches) -> Batches:
+        for batch in batches:
+            for packed in batch.column(1).to_pylist():
+                yield from compare(pickle.loads(packed), target)
+
+    return run
+
+
+def compare(task: DiffTask, target: pa.Schema) -> Batches:
+    """Yield the differences in a task's range."""
+    a, b = task.a.open(), task.b.open()
+    for rows in differing(a, b, task.bounds):
+        for lease in task.leases:
+            lease.check()
+        yield to_spark(_as_batch(rows, a, b), target)
+
+
+def _as_batch(rows: DifferingRows, a: Side, b: Side) -> pa.RecordBatch:
+    in_a, in_b = (table.column("_found").combine_chunks() for table in (rows.a, rows.b))
+    ops = pc.if_else(in_a, pc.if_else(in_b, "update", "delete"), "insert")
+    key = rows.keys.cast(b.schema.key.arrow)
+    return pa.RecordBatch.from_arrays(
+        [ops, key, _rows(rows.keys, rows.a, a), _rows(rows.keys, rows.b, b)],
+        names=["op", "key", "a", "b"],
+    )
+
+
+def _rows(keys: pa.Array, table: pa.Table, side: Side) -> pa.Array:
+    """Return the rows of one side: bytes, or structs with the key; null where there is none."""
+    schema, found = side.schema, table.column("_found").combine_chunks()
+    columns = {
+        field.name: table.column(field.name).combine_chunks().cast(field.arrow)
+        for field in schema.fields
+    }
+    if schema.is_plain:
+        return columns[schema.fields[0].name]
+    columns = {schema.key.name: keys.cast(schema.key.arrow), **columns}
+    batch = to_spark(pa.RecordBatch.from_pydict(columns), arrow_schema(spark_schema(schema)))
+    return pa.StructArray.from_arrays(
+        batch.columns, fields=list(batch.schema), mask=pc.invert(found)
+    )

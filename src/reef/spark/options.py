@@ -43,7 +43,7 @@ from reef.engine.history.as_of import AsOf, ReadTarget, read_target
 from reef.engine.history.snapshots import resolve_snapshot
 from reef.engine.rows.batch import check_idempotency_key, check_live_wins
 from reef.errors import ErrorKind, InvalidInputError
-from reef.formats.operators import NAMES
+from reef.formats.schema import OPERATORS
 from reef.manifest.head import HeadFinder, locate
 from reef.paths import Namespace
 from reef.spark.types import OP, OPS
@@ -482,10 +482,10 @@ def parse_merge_ops(text: str) -> dict[str, str]:
     found = {}
     for word in filter(None, (word.strip() for word in text.split(","))):
         name, _, operator = (part.strip() for part in word.rpartition("="))
-        if not name or operator.removesuffix("_") not in NAMES:
+        if not name or operator.removesuffix("_") not in OPERATORS:
             raise _bad(
                 f"the option mergeOps={text!r} is not such as count=add,high=max",
-                f"Operators are {', '.join(NAMES)}",
+                f"Operators are {', '.join(OPERATORS)}",
             )
         found[name] = operator
     return found

@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 from pyspark.sql.datasource import InputPartition
 
+from reef.engine.context import NamespaceContext
 from reef.engine.history.as_of import ConcurrentSweep, History, PointInTime, ReadTarget
 from reef.engine.log.tail import Tail
 from reef.engine.read.caches import ByteCache
@@ -39,9 +40,9 @@ from reef.engine.read.scan import Projection
 from reef.engine.read.segments import SegmentStore
 from reef.engine.where import Where
 from reef.errors import ConflictError, UnavailableError
-from reef.formats.filter import BLOCK_BYTES, KeyFilter
 from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.segment import SegmentTail
+from reef.formats.segment_index import BLOCK_BYTES, KeyFilter
 from reef.formats.versions import Versions
 from reef.manifest.head import HeadFinder
 from reef.manifest.roots import GenerationLease, narrowed, take_lease
@@ -312,7 +313,7 @@ def replayed(pin: ReadPin) -> MemtableCut:
 
 def _replay(pin: ReadPin) -> Memtable:
     """Replay the log; the lease is verified afterwards, so no object was replaced meanwhile."""
-    manifest = HeadFinder(pin.store, pin.namespace).load(pin.manifest.generation)
+    manifest = NamespaceContext(pin.store, pin.namespace).heads.load(pin.manifest.generation)
     history = History(
         pin.store, pin.namespace, SegmentStore(pin.store, pin.namespace, ByteCache(0))
     )

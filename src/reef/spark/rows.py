@@ -42,8 +42,7 @@ from reef.engine.rows.convert import EXPIRES_AT, kind_of, may_fit, unknown_colum
 from reef.engine.rows.input import fit_column, fit_keys, to_ops
 from reef.engine.rows.merges import merge_rows_ops, operator_of
 from reef.errors import ErrorKind, InternalError, InvalidInputError
-from reef.formats.operators import type_problem
-from reef.formats.schema import Field, Schema, normal_type, type_name
+from reef.formats.schema import Field, Schema, normal_type, type_name, type_problem
 from reef.formats.versions import KeysInOrder, Versions, concat_versions
 from reef.formats.wal_object import JobSegment, OpKind, Ops
 from reef.jobs.ingest.job import sorted_merges, staged_rows

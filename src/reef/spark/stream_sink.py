@@ -64,13 +64,12 @@ from reef.engine.rows.convert import EXPIRES_AT
 from reef.engine.rows.input import fit_column, fit_keys
 from reef.engine.rows.merges import normal_list
 from reef.errors import ErrorKind, InternalError, InvalidInputError
-from reef.formats.operators import Codes, Operator, as_flags, type_problem
-from reef.formats.schema import Field, Schema
+from reef.formats.schema import Codes, Field, Operator, Schema, as_flags, type_problem
 from reef.formats.versions import Versions
 from reef.formats.wal_object import OpKind, Ops, end_of_keys
+from reef.jobs.background import Upkeep
 from reef.jobs.ingest.append import StreamAppender, UnfoldedLog
 from reef.jobs.ingest.job import BulkJob, JobHandle, batch_of
-from reef.jobs.upkeep import Upkeep
 from reef.spark.options import check_replacing
 from reef.spark.rows import RowSorter, RowsPlan, bytes_of, from_batch, to_table
 from reef.spark.session import error_boundary

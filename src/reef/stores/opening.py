@@ -124,6 +124,8 @@ def with_policies(
 def _text(url: str | os.PathLike[str]) -> str:
     """Return a URL or a path as text; `_split` rejects other values."""
     if not isinstance(url, os.PathLike):
+        if isinstance(url, str):
+            _check_encodes(url)
         return url
     path = os.fspath(url)
     if isinstance(path, str) and re.match(r"[a-z]\w+:/", path):
@@ -133,6 +135,16 @@ def _text(url: str | os.PathLike[str]) -> str:
             hint="Give the URL as text",
         )
     return path
+
+
+def _check_encodes(url: str) -> None:
+    """Raise InvalidInputError for text that can be neither a URL nor a path: it is no Unicode."""
+    try:
+        os.fsencode(url)
+    except UnicodeEncodeError as error:
+        raise InvalidInputError(
+            f"{url!r} cannot be encoded: {error}", kind=ErrorKind.INVALID_URL
+        ) from error
 
 
 def _without_cas(url: str, cas: str | None) -> tuple[str, str | None]:

@@ -10,6 +10,7 @@ import java.util.ArrayList;
 import java.util.HexFormat;
 import java.util.List;
 import java.util.Map;
+import java.util.TreeMap;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.SpecializedGetters;
 import org.apache.spark.sql.catalyst.util.ArrayData;
@@ -17,6 +18,7 @@ import org.apache.spark.sql.connector.expressions.Expression;
 import org.apache.spark.sql.connector.expressions.Expressions;
 import org.apache.spark.sql.connector.expressions.LiteralValue;
 import org.apache.spark.sql.connector.expressions.filter.Predicate;
+import org.apache.spark.sql.connector.metric.CustomTaskMetric;
 import org.apache.spark.sql.connector.read.InputPartition;
 import org.apache.spark.sql.types.ArrayType;
 import org.apache.spark.sql.types.DataType;
@@ -28,10 +30,13 @@ import org.apache.spark.unsafe.types.UTF8String;
 
 /**
  * Reads planned namespaces as the tasks of a scan do, without a session: {@code PlanReader IN OUT}. Each line of IN is JSON with
- * a plan, a split size and predicates; its rows become one line of OUT, with values as text.
+ * a plan, a split size, columns, predicates, a limit for each task, and predicates that arrive when the scan is planned. Its line
+ * of OUT has the rows, with values as text, and the sums of the tasks' metrics.
  */
 final class PlanReader {
   private static final ObjectMapper JSON = new ObjectMapper();
+
+  private record Result(List<List<String>> rows, Map<String, Long> metrics) {}
 
   public static void main(String[] args) throws IOException {
     try (BufferedWriter out = Files.newBufferedWriter(Path.of(args[1]))) {
@@ -40,34 +45,48 @@ final class PlanReader {
     System.exit(0); // the thread of the leases is idle
   }
 
-  private static List<List<String>> read(JsonNode request) throws IOException {
-    ReadPlan plan = new ReadPlan(request.get("plan"), Map.of());
-    StructType schema = plan.schema.spark();
-    List<Predicate> predicates = new ArrayList<>();
-    for (JsonNode node : request.get("predicates")) predicates.add(predicate(node, schema));
-    ReefScan scan = new ReefScan("t", plan, schema, predicates, Long.MAX_VALUE, request.get("split_bytes").asLong());
+  private static Result read(JsonNode request) throws IOException {
+    ReadPlan plan = ReadPlan.on(new PinnedState(request.get("plan"), Map.of(), new Stopwatch()));
+    StructType all = plan.schema.spark();
+    StructType schema = request.has("columns") ? new StructType() : all;
+    for (JsonNode name : request.path("columns")) schema = schema.add(all.apply(name.asText()));
+    long limit = request.path("limit").asLong(Long.MAX_VALUE);
+    ReefScan scan = new ReefScan("t", plan, schema, predicates(request.path("predicates"), all), limit, request.path("split_bytes").asLong(1 << 30));
+    scan.filter(predicates(request.path("runtime"), all).toArray(new Predicate[0]));
     ReadColumns columns = plan.schema.columns(schema);
-    List<List<String>> rows = new ArrayList<>();
+    Result result = new Result(new ArrayList<>(), new TreeMap<>());
     for (InputPartition partition : scan.planInputPartitions()) {
-      try (MergeReader reader = new MergeReader((ReefPartition) partition, columns, plan.nowMs, Long.MAX_VALUE)) {
-        while (reader.next()) addRows(reader.get(), schema, rows);
+      try (MergeReader reader = new MergeReader((ReefPartition) partition, columns, plan.nowMs, limit)) {
+        while (reader.next()) addRows(reader.get(), schema, result.rows);
+        for (CustomTaskMetric metric : reader.currentMetricsValues()) result.metrics.merge(metric.name(), metric.value(), Long::sum);
       }
     }
-    return rows;
+    return result;
+  }
+
+  private static List<Predicate> predicates(JsonNode nodes, StructType schema) {
+    List<Predicate> predicates = new ArrayList<>();
+    for (JsonNode node : nodes) predicates.add(predicate(node, schema));
+    return predicates;
   }
 
   private static Predicate predicate(JsonNode node, StructType schema) {
     DataType type = schema.apply(node.get(1).asText()).dataType();
+    List<Expression> children = new ArrayList<>(List.of(Expressions.column(node.get(1).asText())));
+    for (JsonNode value : node.get(2).isArray() ? node.get(2) : List.of(node.get(2))) children.add(literal(value, type));
+    return new Predicate(node.get(0).asText(), children.toArray(new Expression[0]));
+  }
+
+  private static Expression literal(JsonNode node, DataType type) {
     Object value =
         switch (type.typeName()) {
-          case "string" -> UTF8String.fromString(node.get(2).asText());
-          case "integer" -> node.get(2).asInt();
-          case "long" -> node.get(2).asLong();
-          case "float" -> (float) node.get(2).asDouble();
-          default -> node.get(2).asDouble();
+          case "string" -> UTF8String.fromString(node.asText());
+          case "integer" -> node.asInt();
+          case "long" -> node.asLong();
+          case "float" -> (float) node.asDouble();
+          default -> node.asDouble();
         };
-    Expression[] children = {Expressions.column(node.get(1).asText()), new LiteralValue<>(value, type)};
-    return new Predicate(node.get(0).asText(), children);
+    return new LiteralValue<>(value, type);
   }
 
   private static void addRows(ColumnarBatch batch, StructType schema, List<List<String>> rows) {

@@ -142,7 +142,7 @@ def test_a_segment_under_another_name_is_found(kept):
 def test_a_checkpoint_with_another_state_is_found(kept, monkeypatch):
     """Intact bytes of a wrong state do not match the set hash that was continued."""
     from reef.catalog import checkpoints as checkpoint_format
-    from reef.catalog import compaction
+    from reef.catalog import upkeep
 
     catalog = Catalog(kept)
     encode = checkpoint_format.encode_checkpoint
@@ -153,7 +153,7 @@ def test_a_checkpoint_with_another_state_is_found(kept, monkeypatch):
     problems = Catalog(kept).verify().problems
     assert any("set hash" in problem.message for problem in problems)
     assert any("does not match the previous checkpoint" in problem.message for problem in problems)
-    monkeypatch.setattr(compaction, "apply_records", lambda state, records: state)
+    monkeypatch.setattr(upkeep, "apply_records", lambda state, records: state)
     put(catalog, more=b"x")
     with pytest.raises(Exception, match="the set hash of transaction"):
         catalog.compactor().compact_once()

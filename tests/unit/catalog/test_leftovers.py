@@ -3,7 +3,7 @@
 import pytest
 
 from reef.catalog import Catalog
-from reef.catalog import gc as leftovers
+from reef.catalog import upkeep as leftovers
 from reef.paths import CatalogNames
 from reef.stores import ReadBack
 from reef.stores.memory import MemoryStore

@@ -35,9 +35,9 @@ def test_the_segment_on_the_page_is_read_for_ever():
 def test_the_pages_name_every_field():
     """Head, meta, plan and lease: nothing is left out."""
     from reef.catalog.checkpoints import CheckpointMeta
-    from reef.catalog.gc import GcPlan
     from reef.catalog.head import CatalogHead, CheckpointRef
     from reef.catalog.snapshot import SessionLease
+    from reef.catalog.upkeep import GcPlan
 
     for struct in (CatalogHead, CheckpointRef, CheckpointMeta, GcPlan, SessionLease):
         for name in struct.__struct_fields__:

@@ -226,14 +226,14 @@ def test_keys_that_cannot_be(catalog, key):
 
 def test_a_segment_has_a_bound(catalog, monkeypatch):
     """Staging too much raises before anything is written."""
-    monkeypatch.setattr("reef.catalog.sessions.SEGMENT_BYTES_MAX", 100)
+    monkeypatch.setattr("reef.catalog.catalog.SEGMENT_BYTES_MAX", 100)
     with catalog.session_write() as session, pytest.raises(InvalidInputError, match="stages"):
         session.put("a", b"x" * 100)
 
 
 def test_a_key_that_is_staged_twice_counts_once(catalog, monkeypatch):
     """The bound is for what would be written."""
-    monkeypatch.setattr("reef.catalog.sessions.SEGMENT_BYTES_MAX", 1000)
+    monkeypatch.setattr("reef.catalog.catalog.SEGMENT_BYTES_MAX", 1000)
     with catalog.session_write() as session:
         for number in range(10):
             session.put("a", b"%d" % number * 500)

@@ -7,12 +7,12 @@ import pytest
 
 from reef import catalog as catalogs
 from reef.catalog import Catalog, Retention, SeqRange
-from reef.catalog import gc as collection
 from reef.catalog import head as register
+from reef.catalog import upkeep as collection
 from reef.catalog.checkpoints import ListedCheckpoint
-from reef.catalog.gc import GcPlan, retained_checkpoints
 from reef.catalog.head import CatalogHead, CheckpointRef
 from reef.catalog.snapshot import MARGIN_S, CatalogSnapshot
+from reef.catalog.upkeep import GcPlan, retained_checkpoints
 from reef.errors import ConflictError, ErrorKind, InvalidInputError
 from reef.stores import ReadBack
 from reef.stores.memory import MemoryStore

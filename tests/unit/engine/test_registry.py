@@ -9,8 +9,7 @@ import pytest
 import reef
 from reef.catalog import JSON, Catalog
 from reef.engine.handles.database import Database
-from reef.engine.registry import Registry
-from reef.engine.running_jobs import COMPACT_AFTER, JobBoard
+from reef.engine.registry import COMPACT_AFTER, JobBoard, Registry
 from reef.errors import (
     ConflictError,
     CorruptionError,
@@ -18,8 +17,8 @@ from reef.errors import (
     NotFoundError,
     UnsupportedFormatError,
 )
+from reef.manifest.head import Publisher
 from reef.manifest.lifecycle import clear_dropped
-from reef.manifest.publish import Publisher
 from reef.paths import Namespace
 from reef.stores import Wrapper
 from reef.testing import Simulation

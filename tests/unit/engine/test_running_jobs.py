@@ -5,14 +5,14 @@ import threading
 import pytest
 
 import reef
-from reef.engine import running_jobs
+from reef.engine import registry
 from reef.engine.handles.database import Database
 from reef.engine.registry import Registry
 from reef.formats.wal_object import Job, WalKind
 from reef.jobs import export, fold
 from reef.jobs.ingest.job import BulkJob
 from reef.manifest.edits import raise_compactor_epoch, release_compactor
-from reef.manifest.publish import Publisher
+from reef.manifest.head import Publisher
 from reef.manifest.roots import job_owner, take_lease
 from reef.telemetry import RequestMeter
 from tests.support.bulk_jobs import append, stage
@@ -97,8 +97,8 @@ class Slow:
 @pytest.mark.parametrize("kind", ["fold", "export"])
 def test_long_jobs_are_on_the_board_while_they_run(tmp_path, monkeypatch, kind):
     """With machine, process and heartbeat; nothing is left of them, and short ones never show."""
-    monkeypatch.setattr(running_jobs, "START_S", 0.01)
-    monkeypatch.setattr(running_jobs, "BEAT_S", 0.01)
+    monkeypatch.setattr(registry, "START_S", 0.01)
+    monkeypatch.setattr(registry, "BEAT_S", 0.01)
     db = reef.open(str(tmp_path / "data"))
     with db.writer(NAME, background=False) as writer:
         writer.put("a", b"1")
@@ -165,8 +165,8 @@ def test_damage_elsewhere_hides_no_job(world):
 
 def test_a_bulk_load_in_a_bucket_of_many_namespaces_is_found(monkeypatch):
     """It has reported itself; its own log has the details, and shows it once."""
-    monkeypatch.setattr(running_jobs, "NAMESPACES_READ_MAX", 2)
-    monkeypatch.setattr(running_jobs, "START_S", 0.0)
+    monkeypatch.setattr(registry, "NAMESPACES_READ_MAX", 2)
+    monkeypatch.setattr(registry, "START_S", 0.0)
     db = reef.open("memory://")
     for number in range(5):
         db.create(f"n{number}")

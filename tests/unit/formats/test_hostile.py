@@ -13,8 +13,17 @@ import pyarrow as pa
 import pytest
 
 from reef.errors import CorruptionError
-from reef.formats.block import BlockKind, Codec, Packer, decode_block, encode_block
-from reef.formats.coding import U32, crc32c, encode_frame, padding
+from reef.formats.coding import (
+    U32,
+    BlockKind,
+    Codec,
+    Packer,
+    crc32c,
+    decode_block,
+    encode_block,
+    encode_frame,
+    padding,
+)
 from reef.formats.columns import encode_columns
 from reef.formats.group import decode_key_block, encode_group
 from reef.formats.manifest import MAGIC as MANIFEST_MAGIC

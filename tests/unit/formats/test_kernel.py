@@ -24,8 +24,7 @@ from reef.engine.read.merge import newest_versions, sorted_places
 from reef.engine.rows.convert import python_list
 from reef.errors import CorruptionError
 from reef.files import OS
-from reef.formats.block import BlockKind, Codec, Packer, decode_block, encode_block
-from reef.formats.filter import FilterBuilder, KeyFilter, hash_keys
+from reef.formats.coding import BlockKind, Codec, Packer, decode_block, encode_block
 from reef.formats.group import _column_payloads, _key_payloads, encode_group
 from reef.formats.pages import (
     KeyPage,
@@ -37,6 +36,7 @@ from reef.formats.pages import (
 )
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.segment import Lineage, decode_tail
+from reef.formats.segment_index import FilterBuilder, KeyFilter, hash_keys
 from reef.formats.segment_writer import SegmentWriter
 from reef.formats.versions import (
     KeysInOrder,

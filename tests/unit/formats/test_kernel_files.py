@@ -20,13 +20,12 @@ from reef.engine.read.merge import in_order, newest_versions
 from reef.engine.read.segments import BLOCK_KINDS, SegmentStore
 from reef.errors import CorruptionError, NotFoundError
 from reef.files import OS
-from reef.formats.block import Codec
-from reef.formats.filter import hash_key, hash_keys
-from reef.formats.merging import merge_rows, row_buffers
+from reef.formats.coding import Codec
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.segment import Lineage, decode_tail
+from reef.formats.segment_index import hash_key, hash_keys
 from reef.formats.segment_writer import SegmentWriter
-from reef.formats.versions import Versions
+from reef.formats.versions import Versions, merge_rows, row_buffers
 from reef.stores.local import LocalStore
 from reef.stores.wrappers import Meter, ReadBack, Retry, Throttle
 from tests.support.strategies import schemas, versions

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from reef.errors import CorruptionError
-from reef.formats.block import Codec
+from reef.formats.coding import Codec
 from reef.formats.manifest import MAGIC, decode_manifest, encode_manifest
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.versions import RangeTombstone

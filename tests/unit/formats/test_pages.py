@@ -14,14 +14,13 @@ from reef.engine.read.caches import ByteCache
 from reef.engine.read.segments import SegmentStore
 from reef.errors import CorruptionError
 from reef.formats import pages as page_format
-from reef.formats.block import BlockKind, Codec, Packer, decode_block, encode_block
-from reef.formats.filter import hash_key, hash_keys
+from reef.formats.coding import BlockKind, Codec, Packer, decode_block, encode_block
 from reef.formats.group import encode_group
 from reef.formats.manifest import SegmentEntry
 from reef.formats.pages import KeyPage, decode_column_pages, decode_key_pages
 from reef.formats.schema import DEFAULT_SCHEMA, Schema
 from reef.formats.segment import Lineage, decode_tail
-from reef.formats.segment_index import decode_index, encode_index, encode_pages
+from reef.formats.segment_index import decode_index, encode_index, encode_pages, hash_key, hash_keys
 from reef.formats.segment_writer import SegmentWriter
 from reef.formats.versions import Versions
 from reef.paths import Namespace

@@ -11,14 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reef.errors import CorruptionError, UnsupportedFormatError
-from reef.formats import block as block_format
+from reef.formats import coding as block_format
 from reef.formats import segment as segment_format
-from reef.formats.block import BlockKind, Codec, Packer, decode_block, encode_block
-from reef.formats.coding import crc32c
-from reef.formats.filter import FilterBuilder, KeyFilter, hash_key, hash_keys
+from reef.formats.coding import BlockKind, Codec, Packer, crc32c, decode_block, encode_block
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.segment import EMPTY, Lineage, SetHash, decode_tail, set_hash
-from reef.formats.segment_index import bounds_of
+from reef.formats.segment_index import FilterBuilder, KeyFilter, bounds_of, hash_key, hash_keys
 from reef.formats.segment_writer import SegmentWriter
 from reef.formats.versions import RangeTombstone, Versions, concat_versions
 from tests.support.segment_checks import check_segment

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from reef.errors import CorruptionError, InvalidInputError, ReefError, UnsupportedFormatError
 from reef.formats import text_index
-from reef.formats.block import BlockKind, decode_block, encode_block
+from reef.formats.coding import BlockKind, decode_block, encode_block
 from reef.formats.postings import BLOCK_DOCUMENTS, Postings
 from reef.formats.text_index import HEAD, TextDirectory, TextIndexBuilder
 

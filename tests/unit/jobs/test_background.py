@@ -12,7 +12,7 @@ from reef.engine.handles.database import Database
 from reef.jobs import fold
 from reef.jobs.background import Background
 from reef.manifest.edits import raise_compactor_epoch
-from reef.manifest.publish import Publisher
+from reef.manifest.head import Publisher
 from reef.paths import Namespace
 from reef.stores.memory import MemoryStore
 from reef.stores.wrappers import policies

@@ -32,7 +32,7 @@ from reef.jobs.backup import job as backup_job
 from reef.jobs.backup import restore as backup_restore
 from reef.jobs.backup.archive import identify_bucket
 from reef.manifest import branching
-from reef.manifest.publish import Publisher
+from reef.manifest.head import Publisher
 from reef.paths import Namespace
 from reef.stores.memory import MemoryStore
 from reef.testing.disk import SimulatedDisk

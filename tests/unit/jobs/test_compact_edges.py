@@ -14,7 +14,7 @@ from reef.jobs.compact.job import CompactJob
 from reef.jobs.compact.merge import Merger
 from reef.jobs.compact.plan import CompactPlan, Other, needed
 from reef.manifest import edits
-from reef.manifest.publish import Publisher
+from reef.manifest.head import Publisher
 from tests.hazards.test_compaction import put
 from tests.support.compaction import SMALL
 from tests.support.sweep_world import NAME, USERS, At, World

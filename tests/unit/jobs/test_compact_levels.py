@@ -7,8 +7,7 @@ import pytest
 import reef
 from reef.jobs import fold, ingest
 from reef.manifest.edits import replace_level
-from reef.manifest.head import HeadFinder
-from reef.manifest.publish import Publisher
+from reef.manifest.head import HeadFinder, Publisher
 from reef.paths import Namespace
 
 SCHEMA = pa.schema([("id", pa.string()), ("n", pa.int64()), ("t", pa.string())])

@@ -11,7 +11,7 @@ from reef.formats.wal_object import OpKind
 from reef.jobs import fold
 from reef.jobs.ingest.append import Unchanged
 from reef.jobs.ingest.job import BulkJob, staged_rows
-from reef.manifest.publish import Publisher
+from reef.manifest.head import Publisher
 from reef.paths import Namespace
 from reef.types import KeyRange
 

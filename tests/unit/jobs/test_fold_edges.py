@@ -13,7 +13,7 @@ from reef.formats.wal_object import BatchHeader, WalHeader, WalKind, WalObject
 from reef.jobs import fold, rebuild
 from reef.jobs.fold.job import _missing_object_error
 from reef.manifest import edits
-from reef.manifest.publish import Publisher
+from reef.manifest.head import Publisher
 from reef.paths import Namespace
 from tests.support.bulk_jobs import append
 from tests.support.rebuild import NAME, head_of, open_mortal, without_manifests

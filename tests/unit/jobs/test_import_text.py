@@ -3,7 +3,7 @@
 import gzip
 import json
 import warnings
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
 
 import pyarrow as pa
@@ -165,6 +165,66 @@ def test_a_bad_row_is_named(db, tmp_path, name, bad, column, at):
     assert caught.value.context.get("column") == column
     with db.reader("rows") as reader:  # whole batches before its block are imported
         assert reader.count() in ((0, 10_000) if at else (0,))
+
+
+NESTED = pa.schema(
+    [
+        ("id", pa.string()),
+        ("counts", pa.map_(pa.int32(), pa.list_(pa.float64()))),
+        (
+            "place",
+            pa.struct([("at", pa.time64("us")), ("names", pa.map_(pa.string(), pa.binary()))]),
+        ),
+    ]
+)
+
+
+def test_maps_in_json_lines(tmp_path):
+    """At any depth, with keys of any type, and with the values that JSON lacks."""
+    db = reef.open("memory://")
+    db.create("nested", NESTED)
+    (tmp_path / "rows.jsonl").write_text(
+        '{"id": "a", "counts": {"-7": [1, "NaN"], "8": null}, "place": {"names": {"x": "y"}}}\n'
+        '{"id": "b", "place": {"at": "12:30:00.5", "names": {"x": {"base64": "/w=="}}}}\n'
+    )
+    import_(db, "nested", tmp_path / "rows.jsonl")
+    rows = [row for _, row in db.reader("nested").scan()]
+    assert repr(rows[0]["counts"]) == "{-7: [1.0, nan], 8: None}"
+    assert rows[0]["place"] == {"at": None, "names": {"x": b"y"}}
+    assert rows[1]["place"] == {"at": time(12, 30, 0, 500000), "names": {"x": b"\xff"}}
+
+
+@pytest.mark.parametrize(
+    ("text", "column"),
+    [
+        ('{"id": "a", "counts": {"x": [1]}}', "counts"),
+        ('{"id": "a", "counts": [1]}', "counts"),
+        ('{"id": "a", "place": {"names": {"x": {"base64": "?"}}}}', "place"),
+        ('{"id": "a", "color": 1}', "color"),
+        ('{"id": 7}', "id"),
+        ('{"id": "a"', None),
+    ],
+)
+def test_a_bad_row_with_maps_is_named(tmp_path, text, column):
+    """By its number and column, as where Arrow parses the file."""
+    db = reef.open("memory://")
+    db.create("nested", NESTED)
+    (tmp_path / "rows.jsonl").write_text(f'{{"id": "b"}}\n{text}\n')
+    with pytest.raises(InvalidInputError, match=r"rows\.jsonl, row 1[,:]") as caught:
+        import_(db, "nested", tmp_path / "rows.jsonl")
+    assert caught.value.context.get("column") == column
+
+
+def test_a_block_that_arrow_refuses_is_parsed_all_the_same(db, tmp_path):
+    """From that block on, without a row twice: NaN is text in JSON, and 7.0 is a whole number."""
+    rows = [{"id": f"k{n:05}", "n": n, "vector": [1, 2]} for n in range(30_000)]
+    rows[20_000] |= {"vector": ["NaN", 2], "n": 7.0}
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert import_(db, "rows", tmp_path / "rows.jsonl").rows == len(rows)
+    with db.reader("rows") as reader:
+        assert reader.to_arrow(columns=["id"])["id"].to_pylist() == [row["id"] for row in rows]
+    assert row(db, "k20000")["n"] == 7
+    assert str(row(db, "k20000")["vector"]) == "[nan, 2.0]"
 
 
 @pytest.mark.parametrize(

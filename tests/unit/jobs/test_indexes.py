@@ -11,9 +11,9 @@ import reef
 from reef.config import BackgroundSettings
 from reef.errors import ConflictError, InvalidInputError, NotFoundError
 from reef.formats.filter_index import FilterIndexBuilder
-from reef.formats.index_block import IndexParts
 from reef.formats.manifest import Condemned
 from reef.formats.segment import decode_tail
+from reef.formats.segment_writer import IndexParts
 from reef.formats.text_index import TextIndexBuilder
 from reef.jobs import backup, build_indexes, compact, fold, ingest, rebuild, restore, verify
 from reef.jobs.background import Background

@@ -9,8 +9,7 @@ from reef.errors import ConflictError, InvalidInputError, NotFoundError, Outcome
 from reef.formats.manifest import Recent, encode_manifest
 from reef.formats.wal_object import Job, WalKind, WalObject
 from reef.jobs.ingest.append import LOSSES_BEFORE_AIMING, Appender
-from reef.manifest.head import HeadFinder
-from reef.manifest.publish import Publisher
+from reef.manifest.head import HeadFinder, Publisher
 from reef.paths import Namespace, number_of
 from reef.stores import Outcome, Wrapper, WriteResult
 from tests.support.bulk_jobs import append

@@ -12,7 +12,7 @@ from reef.formats.segment import BlockRange, Footer, covers_of
 from reef.jobs import fold, rebuild
 from reef.jobs.evidence.gather import SegmentCandidate, choose
 from reef.manifest.edits import new_namespace
-from reef.manifest.publish import Publisher
+from reef.manifest.head import Publisher
 from tests.support.rebuild import (
     EVENTS,
     NAME,

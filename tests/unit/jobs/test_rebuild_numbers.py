@@ -8,10 +8,10 @@ import pytest
 
 from reef.errors import ConflictError
 from reef.jobs import fold, rebuild
-from reef.jobs.rebuild.job import MARGIN
-from reef.jobs.repair.head import fence_off
+from reef.jobs.rebuild import MARGIN
+from reef.jobs.repair.job import fence_off
 from reef.manifest.edits import raise_writer_epoch
-from reef.manifest.publish import Publisher
+from reef.manifest.head import Publisher
 from tests.support.rebuild import EVENTS, NAME, head_of, open_mortal, rows_of
 from tests.support.sweep_world import NAME as USERS_NAME
 from tests.support.sweep_world import World
@@ -129,7 +129,7 @@ def test_a_forced_rebuild_overtakes_openings_behind_its_fence(db, monkeypatch):
         Publisher(db.store, EVENTS).publish(lambda head: raise_writer_epoch(head, 1))
         epochs.append(head_of(db).writer_epoch)
 
-    monkeypatch.setattr(sys.modules["reef.jobs.rebuild.job"], "fence_off", fence_off_and_raise)
+    monkeypatch.setattr(sys.modules["reef.jobs.rebuild"], "fence_off", fence_off_and_raise)
     rebuild(db, NAME, apply=True, force=True)
     assert head_of(db).writer_epoch > epochs[0]
 

@@ -17,7 +17,7 @@ from reef.formats.wal_object import BatchHeader, Job, WalKind
 from reef.jobs import repair
 from reef.jobs.evidence.gather import Evidence, FoundSegment
 from reef.jobs.repair import log as repair_log
-from reef.jobs.repair.head import _not_condemned, restart_of
+from reef.jobs.repair.job import _not_condemned, restart_of
 from reef.jobs.repair.plan import SalvagePlanner
 from reef.jobs.sweep.job import _is_finished
 from reef.manifest import edits

@@ -8,8 +8,7 @@ from reef.formats.manifest import CursorEntry, SnapshotEntry
 from reef.formats.wal_object import Job, WalKind
 from reef.jobs import fold, sweep
 from reef.manifest import edits
-from reef.manifest.head import HeadFinder
-from reef.manifest.publish import Publisher
+from reef.manifest.head import HeadFinder, Publisher
 from reef.manifest.roots import job_of, oldest_to_retain, staged_id
 from reef.stores import Wrapper
 from reef.testing import Simulation

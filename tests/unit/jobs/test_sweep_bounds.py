@@ -10,8 +10,8 @@ from reef.engine.log.tail import Missing
 from reef.formats.manifest import Condemned, CondemnedRange
 from reef.jobs import sweep
 from reef.jobs.sweep.plan import SweepMemory, peek_headers
+from reef.manifest.head import Publisher
 from reef.manifest.invariants import check_loaded
-from reef.manifest.publish import Publisher
 from reef.manifest.roots import effective_grace_ms
 from reef.stores import Wrapper
 from reef.stores.memory import MemoryStore

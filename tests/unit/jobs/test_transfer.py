@@ -31,7 +31,7 @@ TYPES = [
     *(pa.timestamp(unit, zone) for unit in ("ms", "us", "ns") for zone in (None, "UTC")),
     pa.timestamp("us", "Europe/Berlin"),
 ]
-FORMATS = ["parquet", "arrow"]
+FORMATS = ["parquet", "arrow", "jsonl"]
 
 
 @pytest.fixture
@@ -77,6 +77,8 @@ def names(place):
 def test_every_type_comes_back(db, tmp_path, kind, data_type):
     """With nulls, NaN and the ends of its range, and as the same type."""
     table = table_of(edges(data_type))
+    if kind == "jsonl" and _is_timestamp(data_type):  # text has years of four digits
+        table = table_of(_years(table["c"].type))
     db.create("there", table.schema)
     with db.writer("there", background=False) as writer:
         writer.upsert(table)
@@ -92,6 +94,12 @@ def test_every_type_comes_back(db, tmp_path, kind, data_type):
 
 def _is_timestamp(data_type):
     return pa.types.is_timestamp(data_type)
+
+
+def _years(data_type):
+    first, last = (1678, 2262) if data_type.unit == "ns" else (1, 9999)
+    every = [datetime.datetime(year, 1, 1, 2, 3, 4, 567_000) for year in (first, 1885, last)]
+    return pa.array([None, *every], pa.timestamp(data_type.unit)).cast(data_type)
 
 
 def _counts(table):
@@ -110,6 +118,17 @@ def test_timestamps_that_parquet_cannot_hold_raise(db, tmp_path):
     export(db, "there", tmp_path / "out", format="arrow")
     import_(db, "back", tmp_path / "out")
     assert _counts(rows_of(db, "back")) == _counts(rows_of(db, "there"))
+
+
+def test_times_that_json_lines_cannot_hold_raise(db, tmp_path):
+    """Text has years of four digits."""
+    table = table_of(edges(pa.timestamp("us")))
+    db.create("there", table.schema)
+    with db.writer("there", background=False) as writer:
+        writer.upsert(table)
+    with pytest.raises(InvalidInputError, match=r"jsonl cannot hold.*column c.*years 1 to 9999"):
+        export(db, "there", tmp_path / "out", format="jsonl")
+    assert names(tmp_path / "out") == []
 
 
 def test_seconds_that_parquet_can_hold_come_back_as_seconds(db, tmp_path):
@@ -167,7 +186,7 @@ def test_an_empty_namespace_comes_back(db, tmp_path):
 # --- export -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_files_are_in_order_and_do_not_overlap(db, tmp_path, kind):
     """By name as by key; each as large as asked, and the seal names them all."""
     rows = filled(db, 1000)
@@ -289,11 +308,36 @@ def test_an_export_that_fails_leaves_nothing(db, tmp_path):
 def test_options_are_checked(db, tmp_path):
     """Before anything is written."""
     filled(db, 3)
-    for wrong in ({"format": "csv"}, {"rows_per_file": 0}, {"columns": []}, {"columns": ["y"]}):
+    for wrong in (
+        {"format": "csv"},
+        {"format": "jsonl", "compression": "zstd"},
+        {"compression": "zip"},
+        {"rows_per_file": 0},
+        {"rows_per_file": 1.5},
+        {"columns": []},
+        {"columns": 1},
+        {"columns": ["y"]},
+        {"executor": "local[2]"},
+    ):
         with pytest.raises(InvalidInputError):
             export(db, "events", tmp_path / "out", **wrong)
     with pytest.raises(NotFoundError):
         export(db, "nothing", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_json_lines_are_what_a_person_expects(db, tmp_path):
+    """An object a line, text as it is, no expiry where there is none; compressed on request."""
+    db.create("there", pa.schema([("id", pa.string()), ("n", pa.map_(pa.string(), pa.int64()))]))
+    with db.writer("there", background=False) as writer:
+        writer.upsert([{"id": "ä", "n": {"x": 1}}, {"id": "b"}])
+    (file,) = export(db, "there", tmp_path / "out", format="jsonl").files
+    lines = (tmp_path / "out" / file.name).read_text().splitlines()
+    assert lines == ['{"id": "b", "n": null}', '{"id": "ä", "n": {"x": 1}}']
+    (packed,) = export(db, "there", tmp_path / "packed", format="jsonl", compression="gzip").files
+    assert packed.name.endswith(".jsonl.gz")
+    import_(db, "back", tmp_path / "packed")
+    assert rows_of(db, "back").equals(rows_of(db, "there"))
 
 
 def test_tasks_run_elsewhere(tmp_path):

@@ -7,7 +7,7 @@ change under way would have left: nothing in between, nothing older, and ready f
 from dataclasses import dataclass, field
 
 from reef.locallog import LocalLog, LogEntry
-from reef.locallog.frames import FrameType, frames
+from reef.locallog.encoding import FrameType, frames
 from reef.locallog.metastore import read_meta_store
 from reef.testing.disk import SimulatedDisk
 from reef.testing.runtime import deferred_runtime

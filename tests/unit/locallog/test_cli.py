@@ -8,7 +8,7 @@ import pytest
 from reef.cli.main import run
 from reef.files import OS
 from reef.locallog import LocalLog, LogEntry
-from reef.locallog.frames import crc32c, frames
+from reef.locallog.encoding import crc32c, frames
 from reef.locallog.inspect import dump_entries, dump_frames, verify_log
 from tests.unit.locallog.test_log import Reversed
 

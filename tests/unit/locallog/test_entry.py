@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from reef.errors import CorruptionError, InvalidInputError
 from reef.locallog import EntryTime, EntryType, LocalLog, LogEntry
-from reef.locallog.entry import BINARY, uvarint
-from reef.locallog.frames import _by_columns, frame_all, frame_entries
+from reef.locallog.encoding import BINARY, _by_columns, frame_all, frame_entries, uvarint
 
 U64 = st.integers(0, (1 << 64) - 1)
 TIMES = st.builds(

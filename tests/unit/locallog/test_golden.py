@@ -9,8 +9,7 @@ from reef.errors import CorruptionError
 from reef.files import OS
 from reef.locallog import LocalLog, LogEntry
 from reef.locallog.bolt import BoltReader, read_meta
-from reef.locallog.entry import BINARY
-from reef.locallog.frames import FrameType, frame_all, frames
+from reef.locallog.encoding import BINARY, FrameType, frame_all, frames
 from reef.locallog.metastore import SegmentInfo, read_meta_store
 from reef.locallog.segment import TailSegment
 

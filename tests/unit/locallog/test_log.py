@@ -21,7 +21,7 @@ from reef.errors import (
 )
 from reef.files import OS
 from reef.locallog import BinaryCodec, LocalLog, LogEntry
-from reef.locallog.frames import ENTRY_BYTES_MAX
+from reef.locallog.encoding import ENTRY_BYTES_MAX
 from reef.testing.runtime import DeferredRuntime
 from tests.support.faulty_files import FaultyFiles
 

@@ -19,9 +19,16 @@ from reef.formats.manifest import (
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.jobs.sweep.plan import SweepPlan, SweepPlanner
 from reef.manifest import edits, lifecycle
-from reef.manifest.head import HeadFinder, ManifestHead
+from reef.manifest.head import (
+    RECENT_MAX,
+    RECENT_MIN,
+    RECENT_MS,
+    HeadFinder,
+    ManifestHead,
+    Publisher,
+    _trim,
+)
 from reef.manifest.invariants import broken_steps
-from reef.manifest.publish import RECENT_MAX, RECENT_MIN, RECENT_MS, Publisher, _trim
 from reef.stores import Outcome, Wrapper, WriteResult
 from tests.support.sweep_world import GRACE_S, NAME, USERS, World
 from tests.unit.manifest.test_publish import entry

@@ -18,9 +18,8 @@ from reef.errors import (
 from reef.formats.manifest import Condemned, Manifest, SegmentEntry, encode_manifest
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.manifest import edits
-from reef.manifest.head import HeadFinder
+from reef.manifest.head import HeadFinder, Publisher, PublishPolicy
 from reef.manifest.invariants import check_loaded, check_next
-from reef.manifest.publish import Publisher, PublishPolicy
 from reef.manifest.roots import take_lease
 from reef.paths import Namespace
 from reef.stores import Outcome, ReadBack, Retry, RetryPolicy, Wrapper, WriteResult

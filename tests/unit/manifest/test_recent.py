@@ -9,9 +9,9 @@ import reef
 from reef.errors import ConflictError, OutcomeUnknownError, UnavailableError
 from reef.formats.manifest import encode_manifest
 from reef.formats.schema import DEFAULT_SCHEMA
-from reef.manifest import edits, publish
-from reef.manifest.head import HeadFinder
-from reef.manifest.publish import Publisher, PublishPolicy
+from reef.manifest import edits
+from reef.manifest import head as publish
+from reef.manifest.head import HeadFinder, Publisher, PublishPolicy
 from reef.paths import Namespace
 from reef.stores import Wrapper
 from reef.stores.base import StoreDates

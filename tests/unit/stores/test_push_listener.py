@@ -16,8 +16,8 @@ import pytest
 
 import reef
 from reef.errors import ErrorKind, InvalidInputError
-from reef.stores.notify import PushNotifier, services
-from reef.stores.notify.services import ListenerLimits, descriptor_limit, parse_head
+from reef.stores.notify import PushNotifier, sources
+from reef.stores.notify.sources import ListenerLimits, descriptor_limit, parse_head
 
 WAKE_S = 60.0
 QUICK = ListenerLimits(connections_max=8, header_s=0.5, total_s=1.0)
@@ -347,18 +347,18 @@ def test_descriptors_are_kept_in_reserve():
 
 def test_a_process_short_of_descriptors_accepts_nothing(monkeypatch):
     """It says that it does not listen, so that readers poll, and rings when it does again."""
-    monkeypatch.setattr(services, "STARVED_PAUSE_S", 0.2)
+    monkeypatch.setattr(sources, "STARVED_PAUSE_S", 0.2)
     with listening() as news, connected(news) as idle:
         subscription = news.subscribe("x/")
         wait_for(lambda: news._http.connections == 1)
-        monkeypatch.setattr(services, "descriptor_limit", lambda: 0)
+        monkeypatch.setattr(sources, "descriptor_limit", lambda: 0)
         with connected(news) as client:
             assert received(client) == b""
         assert received(idle) == b""
         assert news._http.connections == 0, "descriptors go back to the process"
         wait_for(lambda: not subscription.is_listening)
         assert not subscription.is_signaled
-        monkeypatch.setattr(services, "descriptor_limit", lambda: None)
+        monkeypatch.setattr(sources, "descriptor_limit", lambda: None)
         assert subscription.wait(WAKE_S), "events may have been missed"
         assert post(news) == 200
         assert subscription.is_listening

@@ -10,6 +10,7 @@ import java.net.http.HttpRequest;
 import java.net.http.HttpResponse;
 import java.nio.ByteBuffer;
 import java.nio.channels.FileChannel;
+import java.nio.file.Files;
 import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
 import java.time.Duration;
@@ -31,6 +32,15 @@ abstract class ObjectReader implements Closeable {
   static ObjectReader open(ObjectLocation location) {
     if (location.inline != null) return new InlineReader(location);
     return location.url.startsWith("http") ? new HttpReader(location) : new FileReader(location);
+  }
+
+  /** Whether an object exists; an IOException if that cannot be known. */
+  static boolean exists(ObjectLocation location) throws IOException {
+    if (location.url.startsWith("http")) return HttpReader.exists(location);
+    Path path = Path.of(URI.create(location.url));
+    if (Files.exists(path)) return true;
+    if (Files.notExists(path)) return false;
+    throw new IOException("whether " + location.name + " exists is not known");
   }
 
   /** Reads exactly {@code length} bytes; fails if the object is shorter or gone. */
@@ -135,6 +145,20 @@ abstract class ObjectReader implements Closeable {
         }
         if (attempt == ATTEMPTS_MAX) throw new IOException(name + ": no response after " + attempt + " attempts", failure);
         pause(BACKOFF_MS << attempt);
+      }
+    }
+
+    /** One attempt: the URL is signed for GET only. */
+    static boolean exists(ObjectLocation location) throws IOException {
+      HttpRequest request = HttpRequest.newBuilder(URI.create(location.url)).timeout(TIMEOUT).header("Range", "bytes=0-0").build();
+      try {
+        int status = CLIENT.send(request, HttpResponse.BodyHandlers.discarding()).statusCode();
+        if (status == 200 || status == 206 || status == 416) return true; // 416: it is empty
+        if (status == 404) return false;
+        throw new IOException(location.name + ": status " + status);
+      } catch (InterruptedException error) {
+        Thread.currentThread().interrupt();
+        throw new InterruptedIOException("interrupted while probing " + location.name);
       }
     }
 

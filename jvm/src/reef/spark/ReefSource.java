@@ -53,7 +53,7 @@ public final class ReefSource implements TableProvider, CreatableRelationProvide
     isRead = true;
     CaseInsensitiveStringMap options = withVersion(given);
     if (!Engine.of(options).isNative()) return pythonSchema(options);
-    return new ReefSchema(ReefTable.describe(options.asCaseSensitiveMap()).get("schema")).spark();
+    return ReefTable.describe(options.asCaseSensitiveMap()).schema().spark();
   }
 
   private StructType pythonSchema(CaseInsensitiveStringMap options) {

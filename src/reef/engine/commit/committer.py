@@ -51,7 +51,8 @@ from reef.engine.commit.inflight import (
 )
 from reef.engine.commit.open_writer import OpenedWriter
 from reef.engine.commit.resync import Resync
-from reef.engine.log.log import Log, Verdict
+from reef.engine.context import NamespaceContext
+from reef.engine.log.log import Verdict
 from reef.engine.log.tail import Tail, TailCut
 from reef.errors import (
     CorruptionError,
@@ -102,7 +103,7 @@ class Committer:
     ) -> None:
         self.store = store
         self.namespace: Namespace = heads.names
-        self.log = Log(store, self.namespace)
+        self.log = NamespaceContext(store, self.namespace).log
         self.heads = heads
         self.opened = opened
         self.settings = settings

@@ -25,7 +25,8 @@ from dataclasses import dataclass
 import msgspec
 
 from reef.config import WriterSettings
-from reef.engine.log.log import Log, SlotGone, Verdict, contiguous, listed_slots
+from reef.engine.context import NamespaceContext
+from reef.engine.log.log import SlotGone, Verdict, contiguous, listed_slots
 from reef.engine.log.tail import Tail
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.segments import SegmentStore
@@ -45,8 +46,7 @@ from reef.formats.schema import Schema
 from reef.formats.wal_object import WalHeader, WalKind, WalObject
 from reef.manifest.dedup import NO_STREAM, StreamClaim
 from reef.manifest.edits import lower_parallel_writes, raise_writer_epoch
-from reef.manifest.head import locate
-from reef.manifest.publish import Publisher, chain_has
+from reef.manifest.head import Publisher, chain_has, locate
 from reef.manifest.roots import take_lease
 from reef.paths import Namespace
 from reef.runtime import Runtime
@@ -158,7 +158,7 @@ class WriterOpening:
         self._namespace = namespace
         self._publisher = publisher
         self._segments = segments
-        self._log = Log(store, namespace)
+        self._log = NamespaceContext(store, namespace).log
         self._runtime: Runtime = store.runtime
         self._writer_id = writer_id
         self._max_parallel_writes = max_parallel_writes
@@ -490,7 +490,7 @@ def _newest_writer(
     store: Store, namespace: Namespace, head: Manifest
 ) -> tuple[WalHeader, float] | None:
     """Return the newest object that a writer put within the last minute, and its age."""
-    log = Log(store, namespace)
+    log = NamespaceContext(store, namespace).log
     for lsn, age_s in _recent_slots(store, namespace, head):
         if lsn in head.skipped_lsns:  # skipped by a repair: it cannot be read
             continue

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from reef.engine.context import NamespaceContext
 from reef.engine.history.snapshots import (
     Snapshot,
     check_snapshot,
@@ -81,7 +82,7 @@ def take_all(db: "Database", name: str, ttl_s: float | None) -> dict[str, Snapsh
     A namespace that is dropped meanwhile is left out. If it fails, what was pinned is released.
     """
     check_snapshot(name, ttl_s)
-    catalog, key, runtime = _catalog(db), SNAPSHOTS + name, db.store.runtime
+    catalog, key, runtime = _catalog(db), f"{SNAPSHOTS}{name}", db.store.runtime
     replaced = _replaceable(db, catalog.get_latest(key), name)
     publishers = {}
     for namespace in db.namespaces():
@@ -187,7 +188,8 @@ def release_all(db: "Database", name: str) -> None:
 
 
 def _load(db: "Database", name: str) -> _Record:
-    value = _catalog(db).get_latest(SNAPSHOTS + name)
+    check_snapshot(name, None)
+    value = _catalog(db).get_latest(f"{SNAPSHOTS}{name}")
     if value is None:
         raise NotFoundError(f"there is no snapshot {name!r} of the bucket", snapshot=name)
     return _Record.of(value)
@@ -227,7 +229,7 @@ def _locate(db: "Database", namespace: str, root: str | None) -> HeadFinder:
     """Return the incarnation that was pinned: it may be renamed, dropped or succeeded since."""
     if root is None:
         return locate(db.store, namespace, dropped=True)
-    heads = HeadFinder(db.store, Namespace.of_root(root))
+    heads = NamespaceContext(db.store, Namespace.of_root(root)).heads
     heads.find(dropped=True)
     return heads
 

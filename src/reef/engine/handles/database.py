@@ -48,7 +48,12 @@ from reef.engine.handles.writer import (
     release_unclosed,
 )
 from reef.engine.history.as_of import AsOf, ReadTarget, read_target
-from reef.engine.history.changes import ChangeCursor, check_lsn, register_cursor
+from reef.engine.history.changes import (
+    ChangeCursor,
+    check_cursor_name,
+    check_lsn,
+    register_cursor,
+)
 from reef.engine.history.diff import Difference
 from reef.engine.history.snapshots import (
     GenerationRecord,
@@ -62,8 +67,7 @@ from reef.engine.log.tail import read_unfolded
 from reef.engine.namespaces import Namespaces, similar_name
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.segments import SegmentStore
-from reef.engine.registry import Registry
-from reef.engine.running_jobs import JobBoard, JobHeartbeat, RunningJob, running_jobs
+from reef.engine.registry import JobBoard, JobHeartbeat, Registry, RunningJob, running_jobs
 from reef.engine.search.specs import (
     IndexDefinition,
     check_same_indexes,
@@ -745,6 +749,7 @@ class Database:
     def drop_cursor(self, namespace: str, name: str) -> None:
         """Unregister a cursor, so that the log is no longer retained for it; missing is fine."""
         self._prove_store()
+        check_cursor_name(name)
         publisher = self._namespaces.publisher(namespace)
         publisher.publish(lambda head: drop_cursor(head, name))
 

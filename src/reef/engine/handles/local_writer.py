@@ -16,8 +16,7 @@ from typing import Any, Literal
 
 from reef.config import WriterSettings
 from reef.engine.commit.resync import Outcomes
-from reef.engine.handles.conditions import Condition
-from reef.engine.handles.transaction import Transaction
+from reef.engine.handles.transaction import Condition, Transaction
 from reef.engine.handles.writer import Writer
 from reef.engine.local import stream
 from reef.engine.local.buffer import LocalBuffer

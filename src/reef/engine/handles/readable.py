@@ -398,12 +398,13 @@ class Readable(ABC):
         rows = look_up(view, asked, self._now_ms(), self._runtime, projection.numbers)
         places = pc.index_in(pa.array(asked, pa.binary()), value_set=rows.keys)
         found = pa.Table.from_batches([to_record_batch(rows, schema, columns)])
+        found = found.append_column(FOUND, pa.repeat(True, len(rows)))
         table = found.take(places)
         if schema.key.name in table.column_names:
             at = table.column_names.index(schema.key.name)
             keys = pa.array(asked, pa.binary()).cast(schema.key.arrow)
             table = table.set_column(at, schema.key.name, keys)
-        return table.append_column(FOUND, places.is_valid())
+        return table.set_column(table.num_columns - 1, FOUND, places.is_valid())
 
     def _now_ms(self) -> int:
         return int(self._runtime.wall_s() * 1000)

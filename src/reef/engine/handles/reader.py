@@ -14,14 +14,14 @@ import logging
 from typing import Any, Self
 
 from reef.config import ReaderSettings
+from reef.engine.context import NamespaceContext
 from reef.engine.display import human_bytes
 from reef.engine.handles.pinned import TimeTravel
 from reef.engine.handles.readable import ForkAware, Readable
 from reef.engine.history.changes import check_lsn
-from reef.engine.log.log import Log, SlotGone, Verdict
+from reef.engine.log.log import SlotGone, Verdict
 from reef.engine.log.tail import Tail
 from reef.engine.read.caches import ByteCache, RowCache
-from reef.engine.read.segments import SegmentStore
 from reef.engine.read.view import View
 from reef.engine.stats import handle_html, namespace_info
 from reef.errors import (
@@ -73,7 +73,7 @@ class Reader(TimeTravel, ForkAware, Readable):
         self._runtime: Runtime = store.runtime
         self._cache = ByteCache(settings.cache_bytes, metrics)
         self._notify = notify
-        self._bind(heads or HeadFinder(store, namespace))
+        self._bind(heads or NamespaceContext(store, namespace).heads)
         self._row_cache = RowCache(settings.row_cache_bytes)
         self._set_home()
         self._closed = False
@@ -84,9 +84,9 @@ class Reader(TimeTravel, ForkAware, Readable):
 
     def _bind(self, heads: HeadFinder) -> None:
         """Switch to an incarnation of the namespace."""
+        context = NamespaceContext(self._store, heads.names, heads=heads)
         self._heads, self._names = heads, heads.names
-        self._log = Log(self._store, heads.names)
-        self._segments = SegmentStore(self._store, heads.names, self._cache)
+        self._log, self._segments = context.log, context.segments(self._cache)
         self._subscription = (
             self._subscribe()
         )  # before the log is listed, so that no commit is missed
@@ -389,7 +389,7 @@ class Reader(TimeTravel, ForkAware, Readable):
             self._move_in()
 
     def _reload(self) -> None:
-        self._heads = HeadFinder(self._store, self._names)
+        self._heads = NamespaceContext(self._store, self._names).heads
         self._notify = self._subscription = None
         self._row_cache = RowCache(self._settings.row_cache_bytes)
         self._reopen()

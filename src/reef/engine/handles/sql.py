@@ -130,6 +130,11 @@ def run_sql(
     duckdb = _duckdb()
     if not isinstance(query, str):
         raise InvalidInputError(f"a query is text, got {type(query).__name__}")
+    if not isinstance(parameters, Sequence | Mapping | None) or isinstance(parameters, str | bytes):
+        raise InvalidInputError(
+            f"expected parameters in a list, or by name in a dict, found {parameters!r:.80}",
+            hint="For instance db.sql('SELECT * FROM users WHERE age > ?', [42])",
+        )
     with ExitStack() as resources:
         connection = resources.enter_context(duckdb.connect())
         for name, value in SETTINGS.items():
@@ -210,7 +215,7 @@ class _Statement:
         """Raise unless the text is one statement that only reads."""
         try:
             statements = self._duckdb.extract_statements(text)
-        except self._duckdb.Error as error:
+        except (self._duckdb.Error, TypeError) as error:  # TypeError: text that is not Unicode
             raise InvalidInputError(f"the query is not valid SQL: {error}") from error
         if len(statements) != 1:
             raise InvalidInputError(

@@ -23,14 +23,12 @@ from typing import Any, Literal, Protocol, Self, TypedDict, Unpack, overload
 from reef.config import BackgroundSettings, WriterSettings
 from reef.engine.commit.committer import Committer
 from reef.engine.commit.completions import new_future
-from reef.engine.commit.inflight import Pending
+from reef.engine.commit.inflight import PatchedKeys, Pending, patched_keys
 from reef.engine.commit.open_writer import ReplayReport, UnclosedRole, release_role
-from reef.engine.commit.patched import PatchedKeys, patched_keys
 from reef.engine.commit.resync import Outcomes
 from reef.engine.display import human_bytes
-from reef.engine.handles.conditions import Condition, checked
 from reef.engine.handles.readable import Readable
-from reef.engine.handles.transaction import Footprints, Transaction
+from reef.engine.handles.transaction import Condition, Footprints, Transaction, checked
 from reef.engine.read.caches import RowCache
 from reef.engine.read.view import Scan, View, look_up
 from reef.engine.rows.batch import (

@@ -19,7 +19,8 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from reef.engine.log.log import Log, Scanned, SlotGone, contiguous
+from reef.engine.context import NamespaceContext
+from reef.engine.log.log import Scanned, SlotGone, contiguous
 from reef.engine.log.tail import Tail
 from reef.engine.read.segments import SegmentStore
 from reef.errors import CorruptionError, ErrorKind, InvalidInputError, NotFoundError
@@ -125,10 +126,10 @@ class History:
         *,
         dropped: bool = False,
     ) -> None:
-        self.heads = heads or HeadFinder(store, namespace)
+        context = NamespaceContext(store, namespace, heads=heads)
+        self.heads, self.log = context.heads, context.log
         self._dropped = dropped
         """Whether a dropped namespace may be read, as snapshots of earlier incarnations are."""
-        self.log = Log(store, namespace)
         self._store = store
         self._namespace = namespace
         self._segments = segments

@@ -49,8 +49,7 @@ from reef.engine.read.view import View, range_tombstones_of, resolve
 from reef.engine.rows.convert import to_record_batch
 from reef.engine.rows.merges import Operand
 from reef.formats.manifest import Manifest, SegmentEntry
-from reef.formats.operators import NAMES, Operator, codes_of
-from reef.formats.schema import Schema
+from reef.formats.schema import OPERATORS, Operator, Schema, codes_of
 from reef.formats.versions import RangeTombstone, Versions, concat_versions
 from reef.formats.wal_object import (
     OpKind,
@@ -434,7 +433,7 @@ def _change(values: dict[str, Any], schema: Schema) -> Change:
         row = {name: values[name] for name in values["_touched"]}
     elif op == "merge":
         operators = zip(values["_touched"], values["_operators"], strict=True)
-        row = {name: Operand(NAMES[operator], values[name]) for name, operator in operators}
+        row = {name: Operand(OPERATORS[operator], values[name]) for name, operator in operators}
     return Change(op, key, values["_lsn"], values["_seq"], row, end_key, values["_expires_at"])
 
 
@@ -447,7 +446,7 @@ def merged_row(
     if row is not None:
         versions.append(Entry(1, 0, OpKind.PUT, {n: row[name] for name, n in numbers.items()}))
     named = zip(change["_touched"], change["_operators"], strict=True)
-    changes = {numbers[name]: int(NAMES[operator]) for name, operator in named}
+    changes = {numbers[name]: int(OPERATORS[operator]) for name, operator in named}
     values = {numbers[name]: change[name] for name in change["_touched"]}
     versions.append(Entry(2, 0, OpKind.MERGE, values, changes, merged_at_ms=0))
     merged = resolve(versions, schema)

@@ -64,8 +64,7 @@ from reef.formats.manifest import CursorEntry, Manifest
 from reef.formats.schema import Schema
 from reef.formats.wal_object import WalKind, WalObject
 from reef.manifest.edits import is_retained, set_cursor
-from reef.manifest.head import locate
-from reef.manifest.publish import Edit, Publisher
+from reef.manifest.head import Edit, Publisher, locate
 from reef.paths import Namespace
 from reef.runtime import Runtime
 from reef.stores import Store
@@ -581,7 +580,7 @@ def register_cursor(
     publisher: Publisher,
 ) -> None:
     """Register a cursor unless it exists: after an LSN, or at the end of the log."""
-    _check_name(name)
+    check_cursor_name(name)
     for _ in range(RESTARTS_MAX):
         head = publisher.heads.find().manifest
         if name in head.cursors:
@@ -652,7 +651,8 @@ def _registering(name: str, lsn: int, start: Manifest) -> Edit:
     return edit
 
 
-def _check_name(name: object) -> None:
+def check_cursor_name(name: object) -> None:
+    """Raise InvalidInputError unless a cursor can have this name."""
     if not isinstance(name, str) or not 1 <= len(name) <= NAME_LENGTH_MAX or not name.isprintable():
         raise InvalidInputError(
             f"{name!r} is not a valid name of a cursor",

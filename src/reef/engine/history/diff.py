@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from reef.engine.context import NamespaceContext
 from reef.engine.history.as_of import History, PointInTime
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.memtable import MemtableCut
@@ -30,7 +31,6 @@ from reef.engine.rows.convert import EXPIRES_AT, to_record_batch
 from reef.formats.manifest import SegmentEntry
 from reef.formats.schema import Schema
 from reef.formats.versions import Versions
-from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
 from reef.runtime import Runtime
 from reef.stores import Store
@@ -92,7 +92,7 @@ class SideRef:
 
     def open(self) -> Side:
         """Load the generation and replay its log; NotFoundError if it was garbage-collected."""
-        heads = HeadFinder(self.store, self.names)
+        heads = NamespaceContext(self.store, self.names).heads
         head = heads.find(dropped=True).manifest
         names = heads.names  # from here on with the folders of a branch's inherited log
         segments = SegmentStore(self.store, names, ByteCache(CACHE_BYTES))

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from itertools import chain, pairwise
 from typing import Any
 
+from reef.engine.context import NamespaceContext
 from reef.engine.history.as_of import ConcurrentSweep, History
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.segments import SegmentStore
@@ -34,8 +35,15 @@ from reef.manifest.edits import (
     find_snapshot,
     is_active,
 )
-from reef.manifest.head import HeadFinder, ManifestHead, locate, locate_folder, refuse_dropped
-from reef.manifest.publish import Edit, Publisher
+from reef.manifest.head import (
+    Edit,
+    HeadFinder,
+    ManifestHead,
+    Publisher,
+    locate,
+    locate_folder,
+    refuse_dropped,
+)
 from reef.manifest.roots import expired_snapshots
 from reef.paths import Namespace
 from reef.stores import Store
@@ -104,7 +112,7 @@ class Snapshot:
 
     def _publisher(self) -> Publisher:
         check_cas(self._store)  # the handle may have been unpickled without the register (H23)
-        return Publisher(self._store, self._names)
+        return NamespaceContext(self._store, self._names).publisher
 
 
 def take_snapshot(
@@ -119,7 +127,8 @@ def take_snapshot(
     snapshot_id: str | None = None,
 ) -> Snapshot:
     """Pin the committed state, or a generation that is still retained."""
-    _check_name(name)
+    if name is not None:
+        _check_name(name)
     now_ms = _now_ms(store)
     entry = SnapshotEntry(
         id=snapshot_id or store.runtime.ulid(),
@@ -144,7 +153,7 @@ def take_snapshot(
 
 def release_snapshot(store: Store, heads: HeadFinder, snapshot_id: str) -> None:
     """Release a snapshot of an incarnation; does nothing if it is gone already."""
-    publisher = Publisher(store, heads.names, heads=heads)
+    publisher = NamespaceContext(store, heads.names, heads=heads).publisher
     publisher.publish(lambda head: drop_snapshot(head, snapshot_id), dropped=True)
 
 
@@ -201,7 +210,7 @@ def _earlier(store: Store, current: HeadFinder, damage: list[ReefError]) -> Iter
     `damage`.
     """
     for number in current.found.manifest.predecessors:
-        heads = HeadFinder(store, current.names.at(number))
+        heads = NamespaceContext(store, current.names.at(number)).heads
         try:
             heads.find(fallback=True, dropped=True)
         except (CorruptionError, NotFoundError) as error:
@@ -263,8 +272,6 @@ def _expiry_ms(ttl_s: Any, now_ms: int) -> int | None:
 
 
 def _check_name(name: object) -> None:
-    if name is None:
-        return
     if not isinstance(name, str) or not 1 <= len(name) <= NAME_LENGTH_MAX or not name.isprintable():
         raise InvalidInputError(
             f"{name!r} is not a valid name of a snapshot",

@@ -26,8 +26,7 @@ from typing import Any
 from reef.config import WriterSettings
 from reef.engine.commit.committer import Committer
 from reef.engine.commit.completions import Completion, Completions, new_future
-from reef.engine.commit.inflight import replayed_receipt
-from reef.engine.commit.patched import PatchedKeys
+from reef.engine.commit.inflight import PatchedKeys, replayed_receipt
 from reef.engine.local import stream
 from reef.engine.local.stream import (
     LocalBatch,

@@ -33,6 +33,7 @@ import msgspec
 from reef.config import WriterSettings
 from reef.engine.commit.committer import Committer
 from reef.engine.commit.resync import Outcomes
+from reef.engine.context import NamespaceContext
 from reef.engine.local import stream
 from reef.engine.local.buffer import BufferedBatch, LocalBuffer
 from reef.engine.local.stream import (
@@ -51,13 +52,13 @@ from reef.engine.local.stream import (
     stream_of,
 )
 from reef.engine.local.uploader import truncate
-from reef.engine.log.log import Log, LogRules
+from reef.engine.log.log import LogRules
 from reef.errors import ErrorKind, FencedError, InvalidInputError, NotFoundError
 from reef.files import OS, FileSystem
 from reef.formats.manifest import Manifest, StreamPoint
 from reef.formats.wal_object import decode_ops
 from reef.locallog import LocalLog, LogEntry, LogRecoveryReport
-from reef.locallog.frames import ENTRY_BYTES_MAX
+from reef.locallog.encoding import ENTRY_BYTES_MAX
 from reef.locallog.inspect import check_is_log, dump_entries
 from reef.locallog.metastore import read_meta_store
 from reef.manifest.dedup import StreamClaim, StreamHistory, extend_lineage
@@ -153,7 +154,7 @@ class LocalOpening:
         if known.is_held(head) and not self.reapply:
             return replace(known, must_hold=True)
         names = self.namespace.at(head.incarnation)
-        rules = read_marks(Log(self.store, names), head)
+        rules = read_marks(NamespaceContext(self.store, names).log, head)
         position = _position_of(log, identity, rules)
         if not self.reapply:
             self._check_nothing_pending(log, identity, position)
@@ -406,7 +407,7 @@ def find_pending(
         head = heads.found.manifest
         if identity.is_known and identity.stream not in head.stream_marks:
             raise stream.foreign_log_error(identity, path, store.url)
-        rules = read_marks(Log(store, heads.names), head)
+        rules = read_marks(NamespaceContext(store, heads.names).log, head)
         position = find_position(
             entries, lambda name: rules.history(stream_of(name)), identity.id, noted
         )

@@ -433,9 +433,8 @@ class Log:
             end = first + len(contiguous([*sizes, *skipped], first))
         else:
             sizes = {}
-        lsns = range(first, end)
-        for at in range(0, len(lsns), READ_AT_ONCE):
-            window = lsns[at : at + READ_AT_ONCE]
+        for start in range(first, end, READ_AT_ONCE):
+            window = range(start, min(start + READ_AT_ONCE, end))
             present = [lsn for lsn in window if lsn not in skipped]
             objects = dict(zip(present, self._try_many(present), strict=True))
             for lsn in window:

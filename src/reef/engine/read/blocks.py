@@ -8,12 +8,12 @@ import pyarrow as pa
 
 from reef.engine.read.memtable import NO_CHANGES, Entry, changes_at
 from reef.engine.rows.convert import to_python
-from reef.formats.block import (
+from reef.formats.coding import (
     BlockKind,
+    Buffer,
     decode_block,
     decode_blocks,
 )
-from reef.formats.coding import Buffer
 from reef.formats.manifest import SegmentEntry
 from reef.formats.pages import KeyPage
 from reef.formats.segment import SegmentTail

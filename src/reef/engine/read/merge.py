@@ -33,15 +33,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reef.engine.rows.merges import ColumnOperands
-from reef.formats.merging import RowBuffers, merge_rows, row_buffers
-from reef.formats.operators import Codes, Operator, codes_of
-from reef.formats.schema import Schema
+from reef.formats.schema import Codes, Operator, Schema, codes_of
 from reef.formats.versions import (
     KeysInOrder,
     RangeTombstone,
+    RowBuffers,
     Versions,
     concat_versions,
     merge_places,
+    merge_rows,
+    row_buffers,
 )
 from reef.formats.wal_object import OpKind
 from reef.types import KeyRange

@@ -27,9 +27,8 @@ import pyarrow.compute as pc
 
 from reef import kernel
 from reef.engine.read.merge import drop_superseded, sorted_places
-from reef.formats.merging import RowBuffers, merge_rows, row_buffers
 from reef.formats.schema import Schema
-from reef.formats.versions import Versions, key_place
+from reef.formats.versions import RowBuffers, Versions, key_place, merge_rows, row_buffers
 from reef.types import KeyRange
 
 FENCE_ROWS = 16

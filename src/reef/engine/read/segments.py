@@ -41,13 +41,14 @@ from reef.engine.read.caches import ByteCache
 from reef.engine.read.memtable import Entry
 from reef.engine.read.merge import RangeTombstones
 from reef.errors import CorruptionError, ErrorKind, InvalidInputError
-from reef.formats.block import (
+from reef.formats.coding import (
     BLOCK_HEAD_BYTES,
+    Buffer,
+    corrupt,
+    crc32c,
     decode_block_bytes,
 )
-from reef.formats.coding import Buffer, corrupt, crc32c
-from reef.formats.index_block import IndexSpec
-from reef.formats.manifest import SegmentEntry
+from reef.formats.manifest import IndexSpec, SegmentEntry
 from reef.formats.schema import Schema
 from reef.formats.segment import IndexPlace, SegmentTail, check_identity, decode_tail
 from reef.formats.segment_index import KEYS, of_pages

@@ -35,8 +35,7 @@ from reef.engine.read.segments import SegmentStore
 from reef.engine.where import ArrowFilter, Bounds, Op, Predicate, Where, bound_array
 from reef.errors import CorruptionError
 from reef.formats.filter_index import RUN_ROWS, FilterDirectory, FilterIndex
-from reef.formats.index_block import IndexKind
-from reef.formats.manifest import SegmentEntry
+from reef.formats.manifest import IndexKind, SegmentEntry
 from reef.formats.segment import SegmentTail
 from reef.formats.segment_index import SegmentIndex
 from reef.formats.versions import Versions

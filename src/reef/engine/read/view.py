@@ -50,9 +50,9 @@ from reef.engine.read.scan import (
 from reef.engine.read.segments import SegmentStore
 from reef.engine.read.skipping import Skipping
 from reef.errors import ErrorKind, NotFoundError
-from reef.formats.filter import hash_key, hash_keys
 from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.schema import Schema
+from reef.formats.segment_index import hash_key, hash_keys
 from reef.formats.versions import RangeTombstone, Versions
 from reef.formats.wal_object import FIRST_PARTIAL, OpKind
 from reef.runtime import Runtime

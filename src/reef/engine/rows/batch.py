@@ -89,6 +89,10 @@ def check_live_wins(live_wins: bool, *, replaces: bool = False, partial: bool = 
     A change stream shows its rows at the LSN of the ingest, after the live writes that win over
     them. A deleted range cannot be shown there, and neither can a patch or merge below others.
     """
+    if not isinstance(live_wins, bool):
+        raise InvalidInputError(
+            f"live_wins={live_wins!r:.80} is neither True nor False", kind=ErrorKind.INVALID_OPTION
+        )
     if live_wins and (replaces or partial):
         found = "replaces a range" if replaces else "has patches or merges"
         raise InvalidInputError(
@@ -265,6 +269,11 @@ class Batch:
 
         A null leaves the column of its row alone.
         """
+        if not isinstance(operators, Mapping):
+            raise InvalidInputError(
+                f"row {self._ops}: expected a dict of columns and operators, got {operators!r:.40}",
+                hint='For instance merge_rows(rows, {"count": "add"})',
+            )
         return self._add_rows(_MergePiece(_copy_rows(rows), dict(operators), ttl_s))
 
     def delete(self, key: bytes | str) -> Self:

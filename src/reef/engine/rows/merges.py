@@ -3,7 +3,7 @@
     w.merge("page", {"hits": reef.add(1), "last": reef.max_(now), "tags": reef.union(["a"])})
     w.merge_rows(table, {"hits": "add", "last": "max"})
 
-A merge applies an operator to each column that it names (`reef.formats.operators`); a null is no
+A merge applies an operator to each column that it names (`reef.formats.schema`); a null is no
 operand. A key without a row gets one, with the operands as values: so nothing is read first. The
 row then expires as the merge says (`ttl_s`), like that of a put.
 
@@ -33,8 +33,7 @@ from reef.engine.rows.input import (
     read_columns,
 )
 from reef.errors import ErrorKind, InvalidInputError
-from reef.formats.operators import NAMES, Codes, Operator, is_joinable, type_problem
-from reef.formats.schema import Field, Schema
+from reef.formats.schema import OPERATORS, Codes, Field, Operator, Schema, is_joinable, type_problem
 from reef.formats.wal_object import OpKind, Ops
 
 Places = npt.NDArray[np.int64]
@@ -115,18 +114,18 @@ def operator_of(column: str, operators: Mapping[str, str]) -> Operator:
     if column not in operators:
         raise InvalidInputError(
             f"column {column}: a merge needs an operator for each column",
-            hint=f"Name one of {', '.join(NAMES)}, or leave the column out",
+            hint=f"Name one of {', '.join(OPERATORS)}, or leave the column out",
             column=column,
         )
     name = str(operators[column]).removesuffix("_")
-    if name not in NAMES:
+    if name not in OPERATORS:
         raise InvalidInputError(
             f"column {column}: {operators[column]!r} is no merge operator",
             kind=ErrorKind.INVALID_OPTION,
-            hint=f"There are: {', '.join(NAMES)}",
+            hint=f"There are: {', '.join(OPERATORS)}",
             column=column,
         )
-    return NAMES[name]
+    return OPERATORS[name]
 
 
 def _merge(

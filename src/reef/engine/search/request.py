@@ -14,8 +14,7 @@ from reef.engine.read.scan import Projection
 from reef.engine.rows.convert import check_columns, to_record_batch
 from reef.engine.where import Where, parse
 from reef.errors import ErrorKind, InvalidInputError
-from reef.formats.index_block import IndexKind, IndexSpec
-from reef.formats.manifest import Manifest
+from reef.formats.manifest import IndexKind, IndexSpec, Manifest
 from reef.formats.schema import Field, Schema
 from reef.formats.text_index import text_options
 from reef.formats.tokenize import Analyzer, TextOptions, TextQuery

@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from reef.errors import ConflictError, CorruptionError, ErrorKind, InvalidInputError, NotFoundError
 from reef.formats.filter_index import BuildableFilter
-from reef.formats.index_block import BuildableIndex, IndexKind, IndexSpec
+from reef.formats.manifest import IndexKind, IndexSpec
 from reef.formats.schema import Field, Schema
+from reef.formats.segment_writer import BuildableIndex
 from reef.formats.text_index import BuildableText
 from reef.formats.tokenize import TextOptions
 from reef.formats.vector_index import (
@@ -131,6 +132,8 @@ def _invalid(message: str) -> InvalidInputError:
 
 def resolve_all(definitions: Iterable[Any], schema: Schema) -> tuple[IndexSpec, ...]:
     """Return the specs of definitions; InvalidInputError if a column has two of one kind."""
+    if not isinstance(definitions, Iterable):
+        raise _invalid(f"indexes={definitions!r:.80} is not a list of indexes")
     specs = [resolve(definition, schema) for definition in definitions]
     for place, spec in enumerate(specs):
         if any(is_same(spec, other) for other in specs[:place]):

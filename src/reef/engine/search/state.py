@@ -29,9 +29,9 @@ from reef.engine.read.merge import drop_covered, drop_deleted, newest_versions
 from reef.engine.read.scan import Projection
 from reef.engine.read.segments import SegmentStore
 from reef.engine.read.view import Scan, View, versions_in
-from reef.formats.filter import Hashes, hash_keys
 from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.schema import cast_column
+from reef.formats.segment_index import Hashes, hash_keys
 from reef.formats.versions import Versions
 from reef.formats.wal_object import OpKind
 from reef.runtime import Runtime

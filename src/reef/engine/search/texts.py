@@ -29,10 +29,8 @@ from reef.engine.search.request import (
 from reef.engine.search.state import SearchState
 from reef.engine.search.text_sources import PostingRead, TextSource, collect, index_cached
 from reef.errors import CorruptionError
-from reef.formats.block import BLOCK_HEAD_BYTES
-from reef.formats.coding import Buffer
-from reef.formats.index_block import IndexKind
-from reef.formats.manifest import SegmentEntry
+from reef.formats.coding import BLOCK_HEAD_BYTES, Buffer
+from reef.formats.manifest import IndexKind, SegmentEntry
 from reef.formats.segment import IndexPlace, SegmentTail
 from reef.formats.text_index import TextDirectory
 from reef.formats.versions import Versions, concat_versions

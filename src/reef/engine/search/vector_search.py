@@ -34,8 +34,7 @@ from reef.engine.read.skipping import rows_by_index
 from reef.engine.search.request import Ranked, SearchReport, SearchRequest, VectorQuery, matches
 from reef.engine.search.state import SearchState
 from reef.errors import CorruptionError, NotFoundError
-from reef.formats.index_block import IndexKind
-from reef.formats.manifest import SegmentEntry
+from reef.formats.manifest import IndexKind, SegmentEntry
 from reef.formats.segment import IndexPlace, SegmentTail
 from reef.formats.segment_index import KEYS
 from reef.formats.vector_index import (

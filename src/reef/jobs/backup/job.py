@@ -44,9 +44,9 @@ from reef.errors import (
 from reef.formats.backup import BackedUp, Backup, StoredPiece, encode_backup
 from reef.formats.coding import crc32c
 from reef.formats.manifest import Manifest, SegmentEntry, encode_manifest
+from reef.jobs.arguments import check_arguments, open_files
 from reef.jobs.backup.archive import Archive, ArchivedLog, identify_bucket
 from reef.jobs.backup.copying import TASKS_AT_ONCE, Copier, Counts, LogShipper, Tally
-from reef.jobs.transfer.export import open_files
 from reef.manifest.head import HeadFinder
 from reef.manifest.invariants import total
 from reef.manifest.roots import GenerationLease, narrowed, take_lease
@@ -120,6 +120,7 @@ def backup(
     on, until `until_lsn` is shipped, `seconds` are over, or for ever. `executor` runs the copies,
     for instance on Spark.
     """
+    check_arguments(db, executor)
     until = Until(until_lsn, seconds, interval_s)
     until.check(follow)
     _check_state(namespace, as_of, snapshot, follow)

@@ -32,10 +32,10 @@ from reef.formats.manifest import Manifest, SegmentEntry, encode_manifest
 from reef.formats.schema import Schema
 from reef.formats.segment import SetHash
 from reef.formats.wal_object import WalHeader, WalKind, WalObject
+from reef.jobs.arguments import check_arguments, open_files
 from reef.jobs.backup.archive import Archive, LogRange, RestorePoint, candidates, choose, position
 from reef.jobs.backup.copying import TASKS_AT_ONCE, Copier, Counts, Tally
 from reef.jobs.fold.task import FoldTask, run_fold_task, write_trace
-from reef.jobs.transfer.export import open_files
 from reef.jobs.verify.chain import ProblemKind
 from reef.jobs.verify.objects import check_segments
 from reef.manifest import edits
@@ -112,12 +112,16 @@ def restore(
     block is read again, and the set hashes are compared, before the namespace is created.
     ConflictError if a namespace of that name exists; a dropped one is replaced.
     """
+    check_arguments(db, executor)
     target = position(lsn, time)
     if name is None and (namespace is not None or lsn is not None or time is not None):
         raise InvalidInputError(
             "namespace=, lsn= and time= need the name of the namespace to create",
             kind=ErrorKind.INVALID_OPTION,
         )
+    for given in (name, namespace):
+        if given is not None:
+            Namespace(given)  # raises if it is not the name of one
     db._prove_store()
     run = _RestoreRun(db, open_files(source), executor, verify)
     with operation(db.metrics, "restore"), db._working("restore", name or "*"):

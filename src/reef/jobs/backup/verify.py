@@ -25,8 +25,8 @@ from reef.formats.backup import BackedUp, Backup
 from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.segment import SetHash
 from reef.formats.wal_object import WalKind, WalObject
+from reef.jobs.arguments import check_executor, open_files
 from reef.jobs.backup.archive import Archive, ArchivedLog, ArchivePiece, BackupCandidate, LogRange
-from reef.jobs.transfer.export import open_files
 from reef.jobs.verify.objects import check_segments
 from reef.manifest.invariants import total
 from reef.paths import BACKUP_DATA, BackupNames, Namespace
@@ -82,6 +82,7 @@ def verify_backup(
     executor: Executor | None = None,
 ) -> BackupCheck:
     """Check all objects of a backup set; with `deep` every block of every segment."""
+    check_executor(executor)
     store = open_files(source)
     check = _Check(Archive(store), BackupCheck(store.url, deep), executor or store.runtime)
     check.run()

@@ -23,8 +23,8 @@ from functools import cached_property
 from typing import Any, Unpack
 
 from reef.config import CompactOptions, CompactSettings
+from reef.engine.context import NamespaceContext
 from reef.engine.handles.database import Database
-from reef.engine.log.log import Log
 from reef.errors import (
     CorruptionError,
     ErrorKind,
@@ -35,6 +35,7 @@ from reef.errors import (
 from reef.formats.covers import Cover, clipped, tidied
 from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.segment import EMPTY, Lineage, SetHash, covers_of
+from reef.jobs.arguments import check_arguments
 from reef.jobs.compact.merge import (
     CompactTask,
     MergeTally,
@@ -46,8 +47,8 @@ from reef.jobs.compact.merge import (
 from reef.jobs.compact.plan import CompactPlan, Other, Planner, plan_full, split_keys, strategy
 from reef.manifest import edits
 from reef.manifest.branching import let_origin_go
+from reef.manifest.head import Publisher
 from reef.manifest.invariants import total
-from reef.manifest.publish import Publisher
 from reef.manifest.roots import staged_id
 from reef.paths import Namespace
 from reef.runtime import Executor, Stopwatch
@@ -262,7 +263,7 @@ class CompactJob:
         that one were gone. So no row goes that expired later than that. 0 if it cannot be read.
         """
         try:
-            first = Log(self.store, self.names).read(self.manifest.wal_floor)
+            first = NamespaceContext(self.store, self.names).log.read(self.manifest.wal_floor)
         except (CorruptionError, UnsupportedFormatError):
             return 0
         if first is None:
@@ -329,6 +330,7 @@ def compact(
     the compactor role: a background compactor of another process steps down, and its job is lost.
     Safe while writers, readers, folds and sweeps run.
     """
+    check_arguments(db, executor)
     compactor = Compactor(db, namespace, strategy, full=full, executor=executor, **settings)
     with operation(db.metrics, "compact"), db._working("compact", namespace) as working, compactor:
         reports = []

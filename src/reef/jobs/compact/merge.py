@@ -53,11 +53,8 @@ from reef.engine.read.runs import rows_bytes
 from reef.engine.read.scan import Cursor, merged
 from reef.engine.search.specs import load_indexes
 from reef.errors import ErrorKind, InvalidInputError
-from reef.formats.block import Codec
-from reef.formats.coding import Buffer, corrupt
-from reef.formats.filter import KeyFilter, hash_keys
-from reef.formats.index_block import IndexSpec
-from reef.formats.manifest import SegmentEntry
+from reef.formats.coding import Buffer, Codec, corrupt
+from reef.formats.manifest import IndexSpec, SegmentEntry
 from reef.formats.schema import Schema
 from reef.formats.segment import (
     EMPTY,
@@ -69,6 +66,7 @@ from reef.formats.segment import (
     decode_tail,
     set_hash,
 )
+from reef.formats.segment_index import KeyFilter, hash_keys
 from reef.formats.segment_writer import SegmentWriter
 from reef.formats.versions import KeysInOrder, RangeTombstone, Versions, concat_versions
 from reef.formats.wal_object import OpKind

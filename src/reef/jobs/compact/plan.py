@@ -79,7 +79,7 @@ Planner = Callable[[Segments, CompactSettings], CompactPlan | None]
 
 def strategy(name: str) -> Planner:
     """Return a planner by its name."""
-    if name not in STRATEGIES:
+    if not isinstance(name, str) or name not in STRATEGIES:
         raise InvalidInputError(
             f"there is no strategy {name!r}",
             kind=ErrorKind.INVALID_OPTION,

@@ -67,7 +67,6 @@ from reef.formats.segment import Footer, SegmentSummary, check_identity, decode_
 from reef.formats.wal_object import WalHeader
 from reef.jobs.sweep.plan import peek_headers
 from reef.manifest.branching import first_manifest
-from reef.manifest.head import HeadFinder
 from reef.manifest.roots import UNKNOWN_GENERATION, GenerationLease, job_of
 from reef.paths import Namespace, is_segment, number_of
 from reef.runtime import Executor
@@ -125,7 +124,7 @@ def _first_manifest(store: Store, origin: Origin) -> Manifest | None:
     """Return the first manifest of a branch; None if the pinned generation cannot be read."""
     if origin.generation == UNKNOWN_GENERATION:
         return None
-    heads = HeadFinder(store, Namespace.of_root(origin.root))
+    heads = NamespaceContext(store, Namespace.of_root(origin.root)).heads
     try:
         head = heads.find(fallback=True, dropped=True).manifest
         source = heads.load(origin.generation)

@@ -20,17 +20,19 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Unpack
 
 from reef.config import FoldOptions, FoldSettings
+from reef.engine.context import NamespaceContext
 from reef.engine.handles.database import Database
-from reef.engine.log.log import Log, LogRules, Slot, contiguous
+from reef.engine.log.log import LogRules, Slot, contiguous
 from reef.engine.log.tail import TailCut
 from reef.errors import ConflictError, CorruptionError, ErrorKind, NotFoundError, ReefError
 from reef.formats.manifest import Manifest
 from reef.formats.versions import RangeTombstone, Versions
 from reef.formats.wal_object import WalKind
+from reef.jobs.arguments import check_arguments
 from reef.jobs.fold.shuffle import RANGES_MAX, Shuffler, fold_by_shuffle
 from reef.jobs.fold.task import FoldedLog, FoldTask, LogPart, fold_rows, run_fold_task
 from reef.manifest import edits
-from reef.manifest.publish import Publisher
+from reef.manifest.head import Publisher
 from reef.runtime import Executor
 from reef.telemetry import operation
 
@@ -79,6 +81,7 @@ def fold(
 
     A long log is folded in rounds, each with a publish of its own, so that memory is bounded.
     """
+    check_arguments(db, executor)
     options = FoldSettings().changed(settings)
     db._prove_store()
     shown = db._working("fold", namespace) if executor is not None else nullcontext()
@@ -111,7 +114,7 @@ def _fold_round(
 ) -> tuple[FoldReport, bool]:
     store, publisher = db.store, db._namespaces.publisher(namespace)
     names, manifest = publisher.heads.names, publisher.heads.found.manifest
-    filled = Log(store, names).filled(manifest.wal_floor)
+    filled = NamespaceContext(store, names).log.filled(manifest.wal_floor)
     shuffler = _shuffler(executor, filled, settings)
     bytes_max = settings.log_bytes * (1 if shuffler is None else RANGES_MAX)
     plan = plan_fold(manifest, filled, bytes_max)

@@ -28,12 +28,12 @@ import numpy as np
 import pyarrow as pa
 
 from reef.config import FoldSettings
-from reef.engine.log.log import Log, LogRules, replay_headers
+from reef.engine.context import NamespaceContext
+from reef.engine.log.log import LogRules, replay_headers
 from reef.engine.read.merge import RangeTombstones, newest_versions
 from reef.errors import InternalError
 from reef.formats.manifest import Manifest, SegmentEntry
-from reef.formats.operators import as_codes
-from reef.formats.schema import Schema
+from reef.formats.schema import Schema, as_codes
 from reef.formats.versions import KeysInOrder, RangeTombstone, Versions, concat_versions
 from reef.formats.wal_object import WalHeader, WalObject
 from reef.jobs.compact.plan import split_keys
@@ -46,7 +46,6 @@ from reef.jobs.fold.task import (
     write_folded,
     write_trace,
 )
-from reef.manifest.head import HeadFinder
 from reef.types import KeyRange
 
 TASK_BYTES = 32 << 20
@@ -138,7 +137,7 @@ class PartTask:
 
     def read(self) -> Iterator[WalObject]:
         """Yield the objects; NotFoundError names one that is gone."""
-        log = Log(self.fold.store, self.fold.namespace)
+        log = NamespaceContext(self.fold.store, self.fold.namespace).log
         for lsn, wal_object in zip(self.lsns, log.read_many(list(self.lsns)), strict=True):
             if wal_object is None:
                 raise missing_object(self.fold.namespace, lsn)
@@ -314,7 +313,7 @@ def _check_range(rows: Versions, key_range: KeyRange) -> None:
 
 
 def _manifest(task: FoldTask) -> Manifest:
-    return HeadFinder(task.store, task.namespace).load(task.generation)
+    return NamespaceContext(task.store, task.namespace).heads.load(task.generation)
 
 
 # --- plain columns ------------------------------------------------------------------------

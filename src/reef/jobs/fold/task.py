@@ -25,7 +25,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reef.config import FoldSettings
-from reef.engine.log.log import Log, LogRules, RulesState, Scanned, SlotGone, Verdict, replay
+from reef.engine.context import NamespaceContext
+from reef.engine.log.log import LogRules, RulesState, Scanned, SlotGone, Verdict, replay
 from reef.engine.log.tail import ingested_segments
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.memtable import Memtable
@@ -41,7 +42,7 @@ from reef.engine.read.segments import SegmentStore
 from reef.engine.read.view import View, key_versions, newest_rows
 from reef.engine.search.specs import load_indexes
 from reef.errors import NotFoundError
-from reef.formats.block import Codec
+from reef.formats.coding import Codec
 from reef.formats.covers import Cover
 from reef.formats.manifest import Manifest, OpenJob, SegmentEntry
 from reef.formats.segment import Lineage
@@ -56,7 +57,6 @@ from reef.formats.versions import (
 from reef.formats.wal_object import WalHeader, WalKind, WalObject, decode_records
 from reef.jobs.ingest.staging import entry_of
 from reef.manifest.edits import FoldResult
-from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
 from reef.runtime import Runtime
 from reef.stores import Store
@@ -171,12 +171,14 @@ class FoldedLog:
 
 def run_fold_task(task: FoldTask) -> FoldedLog:
     """Replay a part of the log and write its segments; their names are new at every run."""
-    manifest = HeadFinder(task.store, task.namespace).load(task.generation)
+    manifest = NamespaceContext(task.store, task.namespace).heads.load(task.generation)
     part, rules = LogPart(manifest, task.namespace), LogRules(manifest)
     rows: list[Versions] = [Versions.empty(manifest.schema)]
     tombstones: list[RangeTombstone] = []
     try:
-        slots = Log(task.store, task.namespace).scan(manifest.wal_floor, rules.skipped, task.end)
+        slots = NamespaceContext(task.store, task.namespace).log.scan(
+            manifest.wal_floor, rules.skipped, task.end
+        )
         for slot in replay(rules, takewhile(part.can_decode, slots)):
             if slot.object is None:
                 continue

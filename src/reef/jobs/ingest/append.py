@@ -36,10 +36,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from reef.engine.context import NamespaceContext
 from reef.engine.handles.database import Database
 from reef.engine.handles.transaction import Reads, WriteSet, write_set_of
 from reef.engine.history.as_of import with_skipped
-from reef.engine.log.log import Log, LogRules, SlotGone, Verdict, replay_headers
+from reef.engine.log.log import LogRules, SlotGone, Verdict, replay_headers
 from reef.engine.log.tail import HeaderTask, Missing, Peeked, run_header_task
 from reef.errors import (
     ConflictError,
@@ -63,7 +64,6 @@ from reef.formats.wal_object import (
     encode_ops,
 )
 from reef.manifest.dedup import DedupWindow
-from reef.manifest.head import HeadFinder
 from reef.paths import Namespace
 from reef.runtime import Stopwatch
 from reef.stores import Outcome, Store
@@ -203,8 +203,8 @@ class Appender:
     def __init__(self, store: Store, namespace: Namespace) -> None:
         self._store = store
         self._names = namespace
-        self._log = Log(store, namespace)
-        self._heads = HeadFinder(store, namespace)
+        context = NamespaceContext(store, namespace)
+        self._log, self._heads = context.log, context.heads
         self._headers: dict[int, WalHeader] = {}
         self._tries: dict[tuple[WalKind, str], _Tries] = {}
         self.seen: UnfoldedLog | None = None
@@ -329,7 +329,7 @@ class Appender:
                         namespace=self._names.name,
                         lsn=slot.lsn,
                     )
-            head = HeadFinder(self._store, self._names).find(renamed=True).manifest
+            head = NamespaceContext(self._store, self._names).heads.find(renamed=True).manifest
             if head.oldest_retained > condition.generation:
                 raise NotFoundError(f"generation {condition.generation} is not retained")
         except (NotFoundError, SlotGone) as error:

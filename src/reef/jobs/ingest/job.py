@@ -37,17 +37,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reef.config import IngestOptions, IngestSettings
+from reef.engine.context import NamespaceContext
 from reef.engine.handles.database import Database
 from reef.engine.read.merge import combined_merges, sorted_places
+from reef.engine.registry import BULK_LOAD
 from reef.engine.rows.batch import check_idempotency_key, check_live_wins
 from reef.engine.rows.input import to_ops
 from reef.engine.rows.merges import merge_rows_ops
-from reef.engine.running_jobs import BULK_LOAD
 from reef.errors import ConflictError, ErrorKind, InvalidInputError, NotFoundError, ReefError
 from reef.formats.manifest import DedupEntry, Manifest
 from reef.formats.schema import Schema
 from reef.formats.versions import Versions
 from reef.formats.wal_object import JOB_DIGEST, Job, JobSegment, OpKind, Ops, WalKind, encode_ops
+from reef.jobs.arguments import check_arguments
 from reef.jobs.ingest.append import Appender, JobState, Unchanged, UnfoldedLog
 from reef.jobs.ingest.staging import (
     ROW_SEQ,
@@ -57,8 +59,7 @@ from reef.jobs.ingest.staging import (
     check_replaced,
     shared_keys,
 )
-from reef.manifest.head import HeadFinder, locate
-from reef.manifest.publish import Publisher
+from reef.manifest.head import Publisher, locate
 from reef.manifest.roots import GenerationLease, job_owner, take_lease
 from reef.paths import Namespace
 from reef.stores import Store
@@ -164,7 +165,9 @@ class BulkJob:
         job._digest, job._digest_of, job._schemas_before = "", None, ()
         # Renewed from here on, so it need not be as long as one that is not.
         ttl_s = min(handle.settings.lease_ttl_s, IngestSettings().lease_ttl_s)
-        manifest = HeadFinder(handle.store, handle.namespace).find(renamed=True).manifest
+        manifest = (
+            NamespaceContext(handle.store, handle.namespace).heads.find(renamed=True).manifest
+        )
         job._indexes = manifest.indexes
         job._lease = job._hold(manifest, ttl_s)
         job._lease.renew_in_background()
@@ -513,6 +516,11 @@ def ingest(
     column: `operators={"count": "add"}`. An idempotency key that was committed with other rows is
     an InvalidInputError.
     """
+    check_arguments(db)
+    if op not in ("put", "patch", "merge"):
+        raise InvalidInputError(
+            f"op={op!r:.80} is not one of 'put', 'patch', 'merge'", kind=ErrorKind.INVALID_OPTION
+        )
     check_live_wins(live_wins, replaces=replace, partial=op != "put")
     now_ms = int(db.store.runtime.wall_s() * 1000)
     everything = KeyRange() if replace else None

@@ -30,13 +30,12 @@ from reef.engine.read.scan import Cursor, SegmentCursor, merged
 from reef.engine.read.segments import SegmentStore
 from reef.engine.search.specs import load_indexes
 from reef.errors import ErrorKind, InvalidInputError
-from reef.formats.block import Codec
-from reef.formats.filter import hash_keys
-from reef.formats.index_block import BuildableIndex, IndexSpec
-from reef.formats.manifest import SegmentEntry
+from reef.formats.coding import Codec
+from reef.formats.manifest import IndexSpec, SegmentEntry
 from reef.formats.schema import Schema
 from reef.formats.segment import Lineage, SegmentSummary
-from reef.formats.segment_writer import SegmentWriter
+from reef.formats.segment_index import hash_keys
+from reef.formats.segment_writer import BuildableIndex, SegmentWriter
 from reef.formats.versions import KeysInOrder, RangeTombstone, Versions
 from reef.formats.wal_object import JobSegment, end_of_keys
 from reef.manifest.roots import job_of, staged_id

@@ -29,6 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reef.config import CompactOptions, CompactSettings, SweepSettings
+from reef.engine.context import NamespaceContext
 from reef.engine.handles.database import Database
 from reef.engine.read.view import newest_rows
 from reef.engine.rows.batch import check_text, encode_keys
@@ -36,6 +37,7 @@ from reef.engine.stats import branch_heads
 from reef.errors import ConflictError, CorruptionError, ErrorKind, InvalidInputError, NotFoundError
 from reef.formats.manifest import Manifest
 from reef.formats.wal_object import OpKind, Ops
+from reef.jobs.arguments import check_arguments
 from reef.jobs.fold.job import fold
 from reef.jobs.ingest.append import StreamAppender
 from reef.jobs.purge.rewrite import DeadVersions, Rewriter, check_backfills, figures, rewrite
@@ -43,7 +45,6 @@ from reef.jobs.purge.scan import Pin, Pins, PurgedChain, ScannedObject, scan_obj
 from reef.jobs.sweep.job import sweep_with
 from reef.manifest.edits import drop_snapshot
 from reef.manifest.head import HeadFinder, locate
-from reef.manifest.publish import Publisher
 from reef.paths import Namespace, number_of
 from reef.runtime import Executor
 from reef.stores import ObjectInfo
@@ -133,6 +134,7 @@ def purge(
     that they keep. Objects are deleted after a grace period: `wait_s` is how long to wait for it at
     most; otherwise run the purge again at `continue_at`.
     """
+    check_arguments(db, executor)
     wanted = _check_arguments(keys, wait_s)
     CompactSettings().changed(settings)
     job = _Purge(db, namespace, wanted, executor, settings, include_branches)
@@ -460,7 +462,7 @@ def _places(
 
 
 def _find_head(db: Database, names: Namespace) -> HeadFinder | None:
-    heads = HeadFinder(db.store, names)
+    heads = NamespaceContext(db.store, names).heads
     try:
         heads.find(fallback=True, dropped=True)
     except (CorruptionError, NotFoundError):
@@ -519,7 +521,7 @@ def _place_of(key: str, places: Sequence[PurgedChain]) -> PurgedChain | None:
 
 
 def _release(db: Database, place: PurgedChain, snapshot_id: str) -> None:
-    Publisher(db.store, place.names).publish(
+    NamespaceContext(db.store, place.names).publisher.publish(
         lambda head: drop_snapshot(head, snapshot_id), dropped=True
     )
 

@@ -26,9 +26,9 @@ from reef.engine.handles.database import Database
 from reef.engine.read.scan import merged
 from reef.errors import ConflictError
 from reef.formats.covers import tidied
-from reef.formats.filter import hash_keys
 from reef.formats.manifest import Manifest, OpenJob, SegmentEntry
 from reef.formats.segment import Lineage, SegmentTail, set_hash
+from reef.formats.segment_index import hash_keys
 from reef.formats.versions import Versions, concat_versions
 from reef.formats.wal_object import OpKind
 from reef.jobs.compact.job import CompactJob, Compactor, CompactReport

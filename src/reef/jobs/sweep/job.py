@@ -25,6 +25,7 @@ from itertools import chain, islice
 from typing import Any, Unpack
 
 from reef.config import SweepOptions, SweepSettings
+from reef.engine.context import NamespaceContext
 from reef.engine.handles.database import Database
 from reef.errors import (
     ConflictError,
@@ -35,6 +36,7 @@ from reef.errors import (
 )
 from reef.formats.manifest import CondemnedRange, Manifest, OpenJob
 from reef.formats.wal_object import Job, WalKind
+from reef.jobs.arguments import check_arguments
 from reef.jobs.ingest.append import Appender
 from reef.jobs.sweep.plan import (
     GarbageObject,
@@ -46,8 +48,7 @@ from reef.jobs.sweep.plan import (
     clock_margin_s,
 )
 from reef.manifest import branching, edits, lifecycle
-from reef.manifest.head import HeadFinder, without_manifest
-from reef.manifest.publish import Publisher
+from reef.manifest.head import HeadFinder, Publisher, without_manifest
 from reef.manifest.roots import (
     GenerationLease,
     LeasedObjects,
@@ -114,6 +115,7 @@ def sweep(
     Safe while writers, readers, jobs and other sweeps run, and to be repeated at any time. A
     process that sweeps repeatedly passes the same `memory` to save requests.
     """
+    check_arguments(db, executor)
     options = SweepSettings().changed(settings)
     return sweep_with(
         db, namespace, options, options, apply=apply, force=force, executor=executor, memory=memory
@@ -149,7 +151,7 @@ def sweep_with(
     report = run(publisher, memory, options)
     for number in publisher.heads.found.manifest.predecessors:
         names = publisher.heads.names.at(number)
-        earlier = Publisher(db.store, names, metrics=db.metrics)
+        earlier = NamespaceContext(db.store, names, metrics=db.metrics).publisher
         try:
             swept = run(earlier, SweepMemory(), of_earlier)
         except (CorruptionError, NotFoundError):  # its manifests are damaged or lost
@@ -403,7 +405,7 @@ class _Sweep:
 
     def _unpin_in(self, home: Namespace, branch_id: str) -> None:
         with suppress(NotFoundError):  # its manifests are lost: a rebuild finds no such pin
-            Publisher(self.store, home).publish(
+            NamespaceContext(self.store, home).publisher.publish(
                 lambda h: branching.unpin_branch(h, branch_id), dropped=True
             )
 
@@ -429,7 +431,7 @@ class _Sweep:
         name taken. In a folder of a later incarnation no such manifest decides: it is kept.
         """
         names = Namespace.of_root(head.branches[branch].root)
-        publisher = Publisher(self.store, names)
+        publisher = NamespaceContext(self.store, names).publisher
         absent = self.store.runtime.stopwatch()
         try:
             child = publisher.heads.find(dropped=True).manifest

@@ -23,6 +23,7 @@ from itertools import islice
 import msgspec
 
 from reef.config import SweepSettings
+from reef.engine.context import NamespaceContext
 from reef.engine.history.as_of import with_skipped
 from reef.engine.log.log import LogRules, Verdict, listed_slots, replay_headers
 from reef.engine.log.tail import HeaderTask, Missing, Peeked, run_header_task
@@ -319,7 +320,7 @@ class SweepPlanner:
 
     # --- roots --------------------------------------------------------------------
     def _is_newest(self, head: Manifest) -> bool:
-        heads = HeadFinder(self.store, self.names)
+        heads = NamespaceContext(self.store, self.names).heads
         return heads.find(dropped=True).manifest.generation == head.generation
 
     def _oldest(self, head: Manifest, manifests: Sequence[ObjectInfo], now_s: float) -> int:

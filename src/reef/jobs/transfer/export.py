@@ -1,4 +1,4 @@
-"""Export: write the rows of one point in time as Parquet or Arrow files, in key order.
+"""Export: write the rows of one point in time as Parquet, Arrow or JSON-lines files, in key order.
 
     1  pin     one point in time, by a lease: writers, jobs and sweeps continue
     2  plan    cut the keys into ranges of about equal rows, along the segments' block indexes
@@ -12,8 +12,9 @@ Rows are streamed: memory holds the groups of a scan, one row group, and the byt
 are not sent yet. A file appears whole or not at all.
 """
 
+import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -21,26 +22,36 @@ from typing import Any, Literal
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from reef import stores
 from reef.config import ReaderSettings
 from reef.engine.handles.database import Database
 from reef.engine.handles.pinned import PinnedReader
 from reef.engine.history.snapshots import Snapshot
 from reef.engine.read.scan import Projection
+from reef.engine.registry import JobHeartbeat
 from reef.engine.rows.convert import EXPIRES_AT, to_record_batch
-from reef.engine.running_jobs import JobHeartbeat
+from reef.engine.rows.json_values import python_rows, to_json
 from reef.errors import ConflictError, ErrorKind, InvalidInputError, ReefError
 from reef.formats.schema import Schema
 from reef.formats.versions import Versions
+from reef.jobs.arguments import check_arguments, open_files
 from reef.jobs.compact.plan import split_keys
 from reef.runtime import Executor
 from reef.stores import Outcome, Store
 from reef.telemetry import operation
 from reef.types import KeyRange
 
-Format = Literal["parquet", "arrow"]
+Format = Literal["parquet", "arrow", "jsonl"]
+COMPRESSIONS: dict[str, tuple[str, ...]] = {
+    "parquet": ("zstd", "snappy", "gzip", "brotli", "lz4", "none"),
+    "arrow": ("zstd", "lz4", "none"),
+    "jsonl": ("none", "gzip"),
+}
+"""By format; the first one is the default."""
+YEAR_MAX = 9999
+"""ISO 8601 has four digits for it."""
 GROUP_ROWS = 64 * 1024
 GROUP_BYTES = 16 << 20
 """The first limit reached ends a row group of Parquet, or a record batch of Arrow."""
@@ -78,6 +89,12 @@ class ExportTask:
     rows_per_file: int
     compression: str
 
+    @property
+    def suffix(self) -> str:
+        """How names of the files end, by which an import knows them."""
+        is_packed = self.format == "jsonl" and self.compression == "gzip"
+        return f".{self.format}{'.gz' if is_packed else ''}"
+
 
 @dataclass(frozen=True, slots=True)
 class ExportedFile:
@@ -111,7 +128,7 @@ def run_export_task(task: ExportTask) -> Exported:
     try:
         batches = _Batches(task)
         while batches.has_more:
-            name = f"part-{task.number:05}-{len(done):05}.{task.format}"
+            name = f"part-{task.number:05}-{len(done):05}{task.suffix}"
             batches.begin_file()
             size = task.target.upload(name, _encode_batches(task, batches.of_file()))
             done.append(ExportedFile(name, batches.rows, size, *batches.key_bounds()))
@@ -225,7 +242,7 @@ def _encode_batches(task: ExportTask, batches: Iterator[pa.RecordBatch]) -> Iter
     for group in _groups(batches):
         try:
             write(group)
-        except pa.ArrowInvalid as error:
+        except (pa.ArrowInvalid, ValueError, OverflowError) as error:
             raise InvalidInputError(
                 f"{task.format} cannot hold these rows: {error}", hint="Export them as arrow"
             ) from error
@@ -237,6 +254,9 @@ def _encode_batches(task: ExportTask, batches: Iterator[pa.RecordBatch]) -> Iter
 def _writer(
     task: ExportTask, file: pa.NativeFile, schema: pa.Schema
 ) -> tuple[Callable[[pa.Table], None], Callable[[], None]]:
+    if task.format == "jsonl":
+        lines = _LinesWriter(file, task.compression)
+        return lines.write_table, lines.close
     if task.format == "parquet":
         parquet = pq.ParquetWriter(file, schema, compression=task.compression)
         return (lambda table: parquet.write_table(table, GROUP_ROWS)), parquet.close
@@ -244,6 +264,42 @@ def _writer(
     options = pa.ipc.IpcWriteOptions(compression=codec)
     arrow = pa.ipc.new_file(file, schema, options=options)
     return (lambda table: arrow.write_table(table.combine_chunks())), arrow.close
+
+
+class _LinesWriter:
+    """Writes rows as JSON objects, one on each line; a row that never expires has no expiry."""
+
+    def __init__(self, file: pa.NativeFile, compression: str) -> None:
+        self._file = pa.CompressedOutputStream(file, "gzip") if compression == "gzip" else file
+
+    def write_table(self, table: pa.Table) -> None:
+        for batch in table.to_batches():
+            rows = python_rows(_in_utc(batch))
+            self._file.write("".join(map(_line, rows)).encode())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return timestamps with a zone in UTC: offsets in text have no seconds, as old ones had."""
+    for place, field in enumerate(batch.schema):
+        if not pa.types.is_timestamp(field.type):
+            continue
+        column = batch.column(place)
+        years = pc.min_max(pc.year(column)).as_py()
+        if years["min"] is not None and not 0 < years["min"] <= years["max"] <= YEAR_MAX:
+            raise ValueError(f"column {field.name} has times beyond the years 1 to {YEAR_MAX}")
+        if field.type.tz is not None:
+            utc = pa.timestamp(field.type.unit, "UTC")
+            batch = batch.set_column(place, field.name, column.cast(utc))
+    return batch
+
+
+def _line(row: dict[str, Any]) -> str:
+    if row.get(EXPIRES_AT, "") is None:
+        del row[EXPIRES_AT]
+    return f"{json.dumps(to_json(row), ensure_ascii=False)}\n"
 
 
 def _groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -261,7 +317,7 @@ def _groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 SEAL = "_export.json"
-SUFFIXES = (".parquet", ".arrow")
+SUFFIXES = (".parquet", ".arrow", ".jsonl", ".jsonl.gz")
 CACHE_BYTES = 48 << 20
 """Every block is read once: the cache only serves neighbouring reads."""
 TASKS_AT_ONCE = 2
@@ -319,18 +375,18 @@ def export(
     prefix: bytes | str | None = None,
     where: Any = None,
     rows_per_file: int = 1_000_000,
-    compression: str = "zstd",
+    compression: str | None = None,
     executor: Executor | None = None,
 ) -> ExportReport:
     """Write rows to a directory or bucket; all columns and the expiry, if none are named.
 
-    `as_of`, `snapshot` and the bounds are those of a reader and of `scan_arrow`.
+    `as_of`, `snapshot` and the bounds are those of a reader and of `scan_arrow`. Parquet and Arrow
+    are compressed with zstd, JSON lines are not, unless `compression` says otherwise.
     """
-    if format not in ("parquet", "arrow"):
-        hint = CSV_HINT if str(format) == "csv" else ""
-        raise _bad(f"format={format!r} is neither 'parquet' nor 'arrow'", hint)
-    if rows_per_file < 1:
-        raise _bad(f"rows_per_file={rows_per_file} is not a number of rows")
+    check_arguments(db, executor)
+    packed = _compression(format, compression)
+    if isinstance(rows_per_file, bool) or not isinstance(rows_per_file, int) or rows_per_file < 1:
+        raise _bad(f"rows_per_file={rows_per_file!r:.80} is not a number of rows")
     files = open_files(target)
     _check_empty(files)
     heads, point = db._resolve_target(namespace, as_of, snapshot)
@@ -345,9 +401,7 @@ def export(
         asked = _columns(reader.reef_schema, columns)
         ranges = _ranges(reader, KeyRange.of(start, end, prefix), rows_per_file)
         tasks = [
-            ExportTask(
-                reader, files, number, part, asked, where, format, rows_per_file, compression
-            )
+            ExportTask(reader, files, number, part, asked, where, format, rows_per_file, packed)
             for number, part in enumerate(ranges)
         ]
         done = _run(executor, tasks, db.store.runtime, working)
@@ -362,11 +416,6 @@ def export(
             sum(file.bytes for file in done),
             tuple(done),
         )
-
-
-def open_files(place: str | os.PathLike[str] | Store) -> Store:
-    """Return the store of a directory or URL; an open store is returned as it is."""
-    return place if isinstance(place, Store) else stores.open(os.fspath(place))
 
 
 def _run(
@@ -403,11 +452,26 @@ def _check_empty(files: Store) -> None:
             )
 
 
+def _compression(format: str, compression: str | None) -> str:
+    """Return the compression of a format; InvalidInputError if there is no such pair."""
+    if not isinstance(format, str) or format not in COMPRESSIONS:
+        hint = CSV_HINT if format == "csv" else ""
+        raise _bad(f"format={format!r:.80} is not one of {_listed(COMPRESSIONS)}", hint)
+    known = COMPRESSIONS[format]
+    if compression is not None and compression not in known:
+        raise _bad(f"compression={compression!r:.80} of {format} is not one of {_listed(known)}")
+    return known[0] if compression is None else compression
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
+
+
 def _columns(schema: Schema, columns: list[str] | None) -> tuple[str, ...]:
     if columns is None:
         return (*schema.arrow().names, EXPIRES_AT)
-    if isinstance(columns, str) or not columns:
-        raise _bad(f"columns={columns!r} is not a list of names")
+    if not isinstance(columns, list | tuple) or not columns:
+        raise _bad(f"columns={columns!r:.80} is not a list of names")
     return tuple(columns)
 
 

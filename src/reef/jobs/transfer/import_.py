@@ -29,7 +29,8 @@ from reef.engine.handles.writer import Writer
 from reef.engine.rows.convert import EXPIRES_AT
 from reef.errors import UNDECODABLE, CorruptionError, ErrorKind, InvalidInputError, NotFoundError
 from reef.formats.schema import DEFAULT_SCHEMA, Schema, arrow_type
-from reef.jobs.transfer.export import SEAL, ExportSeal, open_files
+from reef.jobs.arguments import check_arguments, open_files
+from reef.jobs.transfer.export import SEAL, ExportSeal
 from reef.jobs.transfer.source_files import SUFFIXES, SourceFile
 from reef.stores import Store
 from reef.telemetry import operation
@@ -178,6 +179,7 @@ def import_(
     A missing namespace is created with the first file's columns, or as it was exported, unless
     `create` is off; `key` names its key column. Without a `writer` one is opened.
     """
+    check_arguments(db)
     _check(mode, batch_rows)
     found = find_files(source)
     created = _ensure(db, namespace, found, key, create=create)

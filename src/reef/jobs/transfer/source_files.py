@@ -13,12 +13,14 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from reef.engine.rows.convert import MISFITS, parse_times
+from reef.engine.rows.convert import EXPIRES_AT, MISFITS, fit_values, parse_times
+from reef.engine.rows.json_values import from_json, parse_object, to_json
 from reef.errors import ErrorKind, InvalidInputError
 from reef.stores import Store
 
@@ -256,15 +258,37 @@ class _CsvRows(FileRows):
 
 
 class _JsonRows(FileRows):
-    """Rows of a file with a JSON object on each line; a field that is missing is null."""
+    """Rows of a file with a JSON object on each line; a field that is missing is null.
+
+    Arrow parses them, as far as it can: it has no maps, no NaN and no base64. From the first block
+    that it refuses on they are parsed one by one, and errors name the row and the column.
+    """
 
     def __init__(self, source: SourceFile, types: pa.Schema, *, is_patch: bool) -> None:
         super().__init__(source)
         self._types = types
         if is_patch:
-            first = self._open(pa.schema([])).schema.names
+            first = self._first_names()
             self._types = pa.schema([field for field in types if field.name in first])
-        self._reader = self._open(self._types)
+        elif len(types) and EXPIRES_AT not in types.names:
+            self._types = types.append(pa.field(EXPIRES_AT, pa.timestamp("ms", "UTC")))
+        self._reader: Any = None
+        self.schema = self._types
+        self._open()
+
+    def _open(self) -> None:
+        from pyarrow import json as arrow_json
+
+        try:
+            self._reader = arrow_json.open_json(
+                self._source.stream(),
+                read_options=arrow_json.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
+                parse_options=_json_options(self._types),
+            )
+        except pa.ArrowException as error:
+            if not len(self._types):
+                raise self._name_row(error) from error
+            return
         known = {field.name: field.type for field in self._types}
         self.schema = pa.schema(
             [
@@ -273,21 +297,9 @@ class _JsonRows(FileRows):
             ]
         )
 
-    def _open(self, types: pa.Schema) -> Any:
-        from pyarrow import json as arrow_json
-
-        try:
-            return arrow_json.open_json(
-                self._source.stream(),
-                read_options=arrow_json.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
-                parse_options=_json_options(types),
-            )
-        except pa.ArrowInvalid as error:
-            raise self._name_row(error, types, 0) from error
-
     def _read(self, rows: int) -> Iterator[pa.RecordBatch]:
         first = 0
-        while True:
+        while self._reader is not None:
             try:
                 batch = self._reader.read_next_batch()
                 columns = [
@@ -296,20 +308,97 @@ class _JsonRows(FileRows):
                 ]
             except StopIteration:
                 return
-            except MISFITS as error:
-                raise self._name_row(error, self._types, first) from error
+            except MISFITS:
+                break
             yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
             first += len(batch)
+        yield from self._read_lines(first)
 
-    def _name_row(self, error: Exception, types: pa.Schema, first: int) -> InvalidInputError:
-        """Return an error with the row: Arrow numbers the rows of a block. Parse line by line."""
-        known = set(getattr(self, "schema", pa.schema([])).names) or None
+    # --- one by one -------------------------------------------------------------------
+    def _read_lines(self, first: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows from `first` on, about a block of text at a time."""
+        waiting: list[dict[str, Any]] = []
+        size = 0
+        for row, line in enumerate(self._lines()):
+            if row < first:
+                continue
+            waiting.append(self._parse(row, line))
+            size += len(line)
+            if size >= BLOCK_BYTES:
+                yield self._batch(waiting, row + 1 - len(waiting))
+                waiting, size = [], 0
+        if waiting:
+            yield self._batch(waiting, row + 1 - len(waiting))
+
+    def _lines(self) -> Iterator[str]:
         text = io.TextIOWrapper(self._source.stream(), encoding="utf-8", errors="replace")
-        lines = (line for line in text if line.strip())
-        for row, line in enumerate(lines):
-            if row >= first and (problem := _problem(line, types, known)) is not None:
-                return self._source.bad_row(row, *problem)
+        return (line for line in text if line.strip())
+
+    def _parse(self, row: int, line: str) -> dict[str, Any]:
+        """Return the values of a line, by column."""
+        found = self._object(row, line)
+        for name in found:
+            if name not in self.schema.names:
+                owner = "namespace has" if self._reader is None else "first rows of the file have"
+                raise self._source.bad_row(row, name, f"the {owner} no such column")
+        return found
+
+    def _object(self, row: int, line: str) -> dict[str, Any]:
+        try:
+            found = parse_object(line)
+        except (ValueError, RecursionError) as error:
+            raise self._source.bad_row(row, None, f"not JSON: {error}") from error
+        if not isinstance(found, dict):
+            shown = line.strip()[:80]
+            raise self._source.bad_row(row, None, f"expected an object, found {shown}")
+        return found
+
+    def _batch(self, rows: list[dict[str, Any]], first: int) -> pa.RecordBatch:
+        columns = [
+            self._column(field, [row.get(field.name) for row in rows], first)
+            for field in self.schema
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _column(self, field: pa.Field, values: list[Any], first: int) -> pa.Array:
+        """Return values as a column's type; the error names the first one that does not fit."""
+        try:
+            return _fit_json(field, values)
+        except MISFITS:
+            for row, value in enumerate(values, first):
+                try:
+                    _fit_json(field, [value])
+                except MISFITS as error:
+                    shown = json.dumps(to_json(value))[:80]
+                    problem = f"{shown} is not a value of the type {field.type}: {error}"
+                    raise self._source.bad_row(row, field.name, problem) from error
+            raise
+
+    def _first_names(self) -> set[str]:
+        """Return the names in the first block of the file."""
+        names: set[str] = set()
+        size = 0
+        for line in self._lines():
+            with suppress(ValueError, RecursionError, AttributeError):  # reported when it is read
+                names |= parse_object(line).keys()
+            size += len(line)
+            if size >= BLOCK_BYTES:
+                break
+        return names
+
+    def _name_row(self, error: Exception) -> InvalidInputError:
+        """Return the error for the first line that is no object: Arrow does not number it."""
+        for row, line in enumerate(self._lines()):
+            try:
+                self._object(row, line)
+            except InvalidInputError as named:
+                return named
         return self._source.bad(error)
+
+
+def _fit_json(field: pa.Field, values: list[Any]) -> pa.Array:
+    parsed = [from_json(field.name, value, field.type) for value in values]
+    return fit_values(parsed, field.type)
 
 
 def _json_options(types: pa.Schema) -> Any:
@@ -317,32 +406,6 @@ def _json_options(types: pa.Schema) -> Any:
 
     parsed = pa.schema([field.with_type(_json_type(field.type)) for field in types])
     return arrow_json.ParseOptions(explicit_schema=parsed, unexpected_field_behavior="infer")
-
-
-def _problem(line: str, types: pa.Schema, known: set[str] | None) -> tuple[str | None, str] | None:
-    """Return why a line cannot be read, with the column if it is known; None if it can."""
-    from pyarrow import json as arrow_json
-
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        return None, f"not JSON: {error}"
-    if not isinstance(row, dict):
-        return None, f"expected an object, found {line.strip()[:80]}"
-    for name, value in row.items():
-        if known is not None and name not in known:
-            return name, "the first rows of the file have no such column"
-        kept = [field for field in types if field.name == name]
-        try:
-            read = arrow_json.read_json(
-                io.BytesIO(json.dumps({name: value}).encode()),
-                parse_options=_json_options(pa.schema(kept)),
-            )
-            if kept:
-                _cast(read.column(0).combine_chunks(), kept[0].type)
-        except (pa.ArrowException, ValueError) as error:
-            return name, f"{json.dumps(value)[:80]} is not a value of the type: {error}"
-    return None
 
 
 def _json_type(data_type: pa.DataType) -> pa.DataType:

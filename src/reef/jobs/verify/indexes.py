@@ -13,11 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reef.errors import CorruptionError, NotFoundError
-from reef.formats.block import BlockKind, decode_block
-from reef.formats.coding import Buffer, corrupt
+from reef.formats.coding import BlockKind, Buffer, corrupt, decode_block
 from reef.formats.filter_index import FilterDirectory, FilterIndex
-from reef.formats.index_block import IndexKind, IndexSpec
-from reef.formats.manifest import Manifest
+from reef.formats.manifest import IndexKind, IndexSpec, Manifest
 from reef.formats.segment import IndexPlace, SegmentTail
 from reef.formats.text_index import TermEntry, TextDirectory, TextIndexBuilder, text_options
 from reef.formats.vector_index import (

@@ -6,23 +6,40 @@
     4  missing objects are checked again against a head that was read later: a sweep may have
        deleted objects that were needed when the survey began
     5  leases, orphans, condemned keys, slots that an earlier repair skipped
-    6  snapshots of earlier incarnations                  (`reef.jobs.verify.earlier`)
+    6  snapshots of earlier incarnations                  (below)
 
 Opens read-only, reports every problem, changes nothing; writers, jobs and sweeps may run
 concurrently. Whatever a later head needs was needed all along, since a condemned key never comes
 back. Requests: one per manifest, one per object of the log, two per segment, and with `deep` one
 more per four megabytes.
+
+Snapshots of earlier incarnations: the only roots that keep objects of a name's earlier lives.
+
+After a drop and a re-creation nothing but snapshots, and branches, which check their own objects,
+reads an earlier incarnation. So each snapshot is opened as a reader opens it: its manifest, the log
+from its floor to its last LSN, and the segments that both name. A generation that several snapshots
+pin is read once. Sweeps also load the manifests that the dropped head retains, and those that its
+cursors name; without one of them they cannot tell what is needed, and collect nothing.
+
+The newest manifest of an earlier incarnation is its end. If it is damaged, its snapshots can be
+listed, from the next older one that is intact, but neither read nor released, and no sweep deletes
+its objects.
+
+Only names that were created again pay: a listing and a manifest for each predecessor that is not
+swept, and what its snapshots need.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from reef.engine.context import NamespaceContext
 from reef.engine.handles.database import Database
+from reef.engine.history.as_of import ConcurrentSweep, History, PointInTime
 from reef.engine.log.log import Verdict
 from reef.errors import (
     UNDECODABLE,
@@ -30,8 +47,11 @@ from reef.errors import (
     ErrorKind,
     InvalidInputError,
     NotFoundError,
+    ReefError,
+    UnsupportedFormatError,
 )
-from reef.formats.manifest import Manifest, SegmentEntry
+from reef.formats.manifest import Manifest, SegmentEntry, SnapshotEntry
+from reef.jobs.arguments import check_arguments
 from reef.jobs.verify.chain import (
     ManifestChain,
     Problem,
@@ -39,22 +59,189 @@ from reef.jobs.verify.chain import (
     Roots,
     Severity,
     check_opened,
+    load,
     read_chain,
 )
-from reef.jobs.verify.earlier import check_earlier, problems_of
 from reef.jobs.verify.indexes import check_centroids
 from reef.jobs.verify.objects import LogSurvey, check_segments, survey_log
-from reef.manifest.head import HeadFinder, newest_incarnation, refuse_dropped
+from reef.manifest.head import HeadFinder, ManifestHead, newest_incarnation, refuse_dropped
+from reef.manifest.repairs import Repairs
 from reef.manifest.roots import (
     GenerationLease,
     branch_points,
+    expired_snapshots,
     find_generation_leases,
     job_of,
 )
-from reef.paths import numbered_key
+from reef.paths import number_of, numbered_key
 from reef.runtime import Executor
 from reef.stores.base import current_time_s
 from reef.telemetry import operation
+
+CACHE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierDamage:
+    """What can no longer be read of one earlier incarnation, and why."""
+
+    incarnation: int
+    snapshots: tuple[SnapshotEntry, ...]
+    generations: frozenset[int]
+    """Retained ones without an intact manifest."""
+    cursors: tuple[str, ...]
+    """Those that resume from such a generation: nothing reads them."""
+    problems: tuple[Problem, ...]
+    end_is_damaged: bool = False
+    """Whether its newest manifest is."""
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether anything needs what is damaged."""
+        return self.end_is_damaged or self.releases_anything
+
+    @property
+    def releases_anything(self) -> bool:
+        """Whether there is anything for `repairs` to release."""
+        return bool(self.snapshots or self.generations)
+
+    @property
+    def repairs(self) -> Repairs:
+        """Return the edit of the dropped head that releases all of it."""
+        return Repairs(
+            skipped_generations=self.generations,
+            snapshots=frozenset(snapshot.id for snapshot in self.snapshots),
+            cursors=dict.fromkeys(self.cursors),
+        )
+
+
+def check_earlier(
+    context: NamespaceContext, executor: Executor, head: Manifest, *, deep: bool
+) -> list[EarlierDamage]:
+    """Check the snapshots of the incarnations before that of a head; changes nothing."""
+    checks = [_Check(context.at(n), executor, deep) for n in head.predecessors]
+    return [found for check in checks if (found := check.run()) is not None]
+
+
+def problems_of(found: Iterable[EarlierDamage]) -> list[Problem]:
+    """Return why they cannot be read."""
+    return [problem for damage in found for problem in damage.problems]
+
+
+@dataclass
+class _Check:
+    """The check of one earlier incarnation."""
+
+    context: NamespaceContext
+    executor: Executor
+    deep: bool
+
+    def run(self) -> EarlierDamage | None:
+        """Return what cannot be read; None if all can."""
+        try:
+            head = self._find()
+        except CorruptionError as error:
+            return self._without_snapshots(error)
+        except NotFoundError:
+            return None  # nothing is left that would say what was there
+        try:
+            found = self._damage(head)
+            return None if found is None else self._still(found)  # released meanwhile, and swept?
+        except (CorruptionError, NotFoundError):
+            return None
+
+    def _without_snapshots(self, error: CorruptionError) -> EarlierDamage:
+        """Return the damage where no manifest says which snapshots there were."""
+        number, problem = self.context.names.incarnation, self._end_problem(error)
+        problem = replace(problem, message=f"{problem.message}; its snapshots are lost")
+        return EarlierDamage(number, (), frozenset(), (), (problem,), end_is_damaged=True)
+
+    def _end_problem(self, error: CorruptionError) -> Problem:
+        key = _object(error, self.context.names.manifests)
+        message = f"incarnation {self.context.names.incarnation}: {error.message}"
+        return Problem(ProblemKind.MANIFEST_DAMAGED, key, message, generation=number_of(key))
+
+    def _damage(self, found: ManifestHead) -> EarlierDamage | None:
+        head = found.manifest
+        known = {g: [problem] for g, problem in self._lost(head).items()}
+        lost, snapshots = frozenset(known), []
+        for snapshot in self._alive(head):
+            if snapshot.generation not in known:
+                known[snapshot.generation] = list(self._problems(head, snapshot))
+            if known[snapshot.generation]:
+                snapshots.append(snapshot)
+        ends = [] if found.damage is None else [self._end_problem(found.damage)]
+        problems = dict.fromkeys([*ends, *(p for damaged in known.values() for p in damaged)])
+        if not problems:
+            return None
+        cursors = tuple(n for n, cursor in head.cursors.items() if cursor.generation in lost)
+        number = self.context.names.incarnation
+        return EarlierDamage(
+            number, tuple(snapshots), lost, cursors, tuple(problems), end_is_damaged=bool(ends)
+        )
+
+    def _still(self, found: EarlierDamage) -> EarlierDamage | None:
+        """Return the damage without snapshots and generations that need no more."""
+        head = self._find().manifest
+        alive = {snapshot.id for snapshot in self._alive(head)}
+        kept = Roots.of(head, self._now_ms())
+        found = replace(
+            found,
+            snapshots=tuple(s for s in found.snapshots if s.id in alive),
+            generations=frozenset(g for g in found.generations if kept.keep_log(g)),
+        )
+        return found if found.is_needed else None
+
+    def _lost(self, head: Manifest) -> dict[int, Problem]:
+        """Return the problems of the manifests that a sweep loads."""
+        heads = self.context.fresh().heads
+        generations = [g for g in Roots.of(head, self._now_ms()).all() if g != head.generation]
+        found = self.context.runtime.map(partial(load, heads, self.context.names), generations)
+        both = zip(generations, found, strict=True)
+        return {g: problem for g, problem in both if isinstance(problem, Problem)}
+
+    def _now_ms(self) -> int:
+        return int(current_time_s(self.context.store) * 1000)
+
+    def _find(self) -> ManifestHead:
+        heads = self.context.fresh().heads
+        return heads.find(fallback=True, dropped=True)
+
+    def _alive(self, head: Manifest) -> list[SnapshotEntry]:
+        if not head.snapshots:
+            return []
+        expired = expired_snapshots(head, self._now_ms())
+        return [snapshot for snapshot in head.snapshots if snapshot.id not in expired]
+
+    def _problems(self, head: Manifest, snapshot: SnapshotEntry) -> Iterator[Problem]:
+        """Read everything that a snapshot needs, as a reader does."""
+        names, generation = self.context.names, snapshot.generation
+        kind, key = ProblemKind.MANIFEST_DAMAGED, names.manifest(generation)
+        try:
+            history = History(
+                self.context.store, names, self.context.segments(CACHE_BYTES), dropped=True
+            )
+            manifest = history.load(generation)
+            kind, key = ProblemKind.WAL_DAMAGED, names.wal
+            last_lsn = max(manifest.wal_id_last_seen, manifest.wal_floor - 1)
+            tail = history.replay(PointInTime(manifest, last_lsn), head)
+        except UnsupportedFormatError as error:
+            yield Problem(ProblemKind.UNSUPPORTED, _object(error, key), error.message)
+            return
+        except (CorruptionError, NotFoundError) as error:
+            yield Problem(kind, _object(error, key), error.message, generation=generation)
+            return
+        except ConcurrentSweep as error:
+            yield Problem(ProblemKind.MANIFEST_MISSING, key, str(error), generation=generation)
+            return
+        entries = {e.id: e for e in (*manifest.segments, *tail.view().memtable.cut().ingested)}
+        ordered = [entries[i] for i in sorted(entries)]
+        yield from check_segments(self.executor, self.context, ordered, deep=self.deep)
+
+
+def _object(error: ReefError, key: str) -> str:
+    return str(error.context.get("object") or key)
+
 
 CLOCK_MARGIN_S = 1.0
 
@@ -300,6 +487,7 @@ def verify(
     its search indexes; with `indexes="all"` all rows, which keeps the indexed columns of a segment
     in memory.
     """
+    check_arguments(db, executor)
     if indexes not in ("sample", "all"):
         raise InvalidInputError(
             f"indexes={indexes!r} is neither 'sample' nor 'all'", kind=ErrorKind.INVALID_OPTION

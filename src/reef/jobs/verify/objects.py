@@ -37,7 +37,6 @@ from reef.engine.log.log import IDS_KEPT, LogRules, Verdict, listed_slots, repla
 from reef.engine.log.tail import ingested_segments
 from reef.errors import CorruptionError, InvalidInputError, NotFoundError, UnsupportedFormatError
 from reef.formats.coding import corrupt, crc32c_extend
-from reef.formats.filter import hash_keys
 from reef.formats.group import distinct_keys, same_as_next
 from reef.formats.manifest import Manifest, OpenJob, SegmentEntry
 from reef.formats.schema import Schema
@@ -52,6 +51,7 @@ from reef.formats.segment import (
     decode_tail,
     set_hash,
 )
+from reef.formats.segment_index import hash_keys
 from reef.formats.vector_index import CentroidSet, decode_centroids
 from reef.formats.versions import KeysInOrder, Versions
 from reef.formats.wal_object import OpKind, WalHeader, WalKind, WalObject, decode_records

@@ -19,8 +19,12 @@ from typing import TYPE_CHECKING, Any
 from reef.stores.notify.base import Notifier, Subscription
 
 if TYPE_CHECKING:
-    from reef.stores.notify.directory import DirectoryNotifier
-    from reef.stores.notify.services import ListenerLimits, PushNotifier, QueueNotifier
+    from reef.stores.notify.sources import (
+        DirectoryNotifier,
+        ListenerLimits,
+        PushNotifier,
+        QueueNotifier,
+    )
 
 __all__ = [
     "DirectoryNotifier",
@@ -32,10 +36,10 @@ __all__ = [
 ]
 
 HOMES = {
-    "DirectoryNotifier": "reef.stores.notify.directory",
-    "ListenerLimits": "reef.stores.notify.services",
-    "PushNotifier": "reef.stores.notify.services",
-    "QueueNotifier": "reef.stores.notify.services",
+    "DirectoryNotifier": "reef.stores.notify.sources",
+    "ListenerLimits": "reef.stores.notify.sources",
+    "PushNotifier": "reef.stores.notify.sources",
+    "QueueNotifier": "reef.stores.notify.sources",
 }
 
 

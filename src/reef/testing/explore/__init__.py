@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from reef.testing.explore.processes import ExploredSimulation
 from reef.testing.explore.states import Footprint
 from reef.testing.explore.walk import State, Walk
-from reef.testing.scheduler import ScriptedChoices
+from reef.testing.runtime import ScriptedChoices
 from reef.testing.simulation import CALM, Chaos, Simulation, without_collections
 
 __all__ = [

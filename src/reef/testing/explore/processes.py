@@ -42,10 +42,16 @@ from reef.testing.explore.states import (
     Responses,
     summary,
 )
-from reef.testing.runtime import SimulatedRuntime, fulfil
-from reef.testing.scheduler import Fiber, Owner, Scheduler, ScriptedChoices, TooManySteps
-from reef.testing.simulation import Chaos, Process, Simulation
-from reef.testing.store import SimulatedStore
+from reef.testing.runtime import (
+    Fiber,
+    Owner,
+    Scheduler,
+    ScriptedChoices,
+    SimulatedRuntime,
+    TooManySteps,
+    fulfil,
+)
+from reef.testing.simulation import Chaos, Process, SimulatedStore, Simulation
 
 RUNS_KEPT = 200
 

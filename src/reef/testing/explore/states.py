@@ -32,8 +32,7 @@ from typing import Any
 from reef.errors import ReefError
 from reef.stores.base import ObjectInfo, Outcome, Tagged, WriteResult
 from reef.stores.memory import MemoryStore, _Object
-from reef.testing.runtime import SimulatedRuntime
-from reef.testing.scheduler import Owner, Scheduler, ScriptedChoices
+from reef.testing.runtime import Owner, Scheduler, ScriptedChoices, SimulatedRuntime
 
 DIGEST_BYTES = 16
 BLIND = ("create", "put", "upload", "delete")

@@ -47,7 +47,7 @@ from reef.testing.explore.processes import (
     ScenarioRuns,
 )
 from reef.testing.explore.states import Buckets, Fate, Footprint, Requests, Responses
-from reef.testing.scheduler import Deadlock
+from reef.testing.runtime import Deadlock
 from reef.testing.simulation import Chaos
 
 FAULT, CRASH = 2, 2 << 10

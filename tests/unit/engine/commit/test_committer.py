@@ -11,8 +11,7 @@ from reef.engine.log.log import Log
 from reef.errors import ErrorKind, InvalidInputError, OutcomeUnknownError
 from reef.formats.wal_object import BatchHeader, Job, WalHeader, WalKind, WalObject
 from reef.manifest.dedup import DedupWindow
-from reef.manifest.head import HeadFinder
-from reef.manifest.publish import Publisher
+from reef.manifest.head import HeadFinder, Publisher
 from reef.paths import Namespace
 from reef.stores import Meter, ReadBack, Retry, Wrapper
 from reef.stores.memory import MemoryStore

@@ -371,7 +371,7 @@ def test_a_patch_counts_the_rows_that_exist(db, events, folded, wait):
 
 def test_a_large_patch_counts_all_rows(events, monkeypatch):
     """Its keys are not looked up."""
-    monkeypatch.setattr("reef.engine.commit.patched.PATCHES_COUNTED_MAX", 2)
+    monkeypatch.setattr("reef.engine.commit.inflight.PATCHES_COUNTED_MAX", 2)
     assert events.patch([{"id": f"x{n}", "n": 1} for n in range(3)]).ops == 3
 
 

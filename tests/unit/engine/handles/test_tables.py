@@ -284,6 +284,8 @@ def test_get_many_keeps_the_order(db, writer, many):
         assert table["_found"].to_pylist() == [key in many for key in asked]
         assert table["count"].to_pylist() == [many.get(key, {}).get("count") for key in asked]
         assert handle.get_many(asked, columns=["count"]).column_names == ["count", "_found"]
+        found = handle.get_many(asked, columns=[])["_found"]
+        assert found.to_pylist() == [key in many for key in asked]
         assert handle.get_many([]).num_rows == 0
 
 

@@ -6,7 +6,7 @@ import pytest
 import reef
 from reef.errors import ErrorKind, NotFoundError
 from reef.jobs import fold
-from reef.manifest.publish import Publisher
+from reef.manifest.head import Publisher
 from reef.paths import Namespace
 from tests.support.bulk_jobs import ingest
 from tests.support.segment_copies import copy_segment

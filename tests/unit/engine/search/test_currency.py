@@ -8,8 +8,7 @@ import pytest
 import reef
 from reef.engine.read.segments import SegmentStore
 from reef.formats.filter_index import BuildableFilter
-from reef.formats.index_block import IndexKind, IndexSpec
-from reef.formats.manifest import Manifest, decode_outline, encode_manifest
+from reef.formats.manifest import IndexKind, IndexSpec, Manifest, decode_outline, encode_manifest
 from reef.formats.schema import Schema
 from reef.formats.segment import Lineage
 from reef.formats.segment_writer import SegmentWriter

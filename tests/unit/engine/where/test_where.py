@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from reef.engine.where import Bounds, bound_array, parse
-from reef.formats.block import Codec
+from reef.formats.coding import Codec
 from reef.formats.schema import Field, Schema, type_name
 from reef.formats.segment import Lineage
 from reef.formats.segment_index import bounds_of

@@ -42,7 +42,6 @@ from reef.errors import (
     InvalidInputError,
     NotFoundError,
 )
-from reef.formats.filter import hash_keys
 from reef.formats.manifest import (
     Manifest,
     Recent,
@@ -50,8 +49,10 @@ from reef.formats.manifest import (
     encode_manifest,
 )
 from reef.formats.segment import EMPTY, Lineage, SetHash, set_hash
+from reef.formats.segment_index import hash_keys
 from reef.formats.segment_writer import SegmentWriter
 from reef.formats.versions import Versions
+from reef.jobs.arguments import check_arguments
 from reef.jobs.evidence.derive import Derived, derive
 from reef.jobs.evidence.gather import (
     MARGIN,
@@ -63,11 +64,11 @@ from reef.jobs.evidence.gather import (
     readable_manifests,
 )
 from reef.jobs.ingest.staging import entry_of
-from reef.jobs.repair.head import fence_off, restore_ends, store_record
+from reef.jobs.repair.job import fence_off, restore_ends, store_record
 from reef.jobs.repair.segments import write_saved
 from reef.manifest.dedup import merge_streams
 from reef.manifest.edits import index_specs
-from reef.manifest.head import HeadFinder, newest_incarnation
+from reef.manifest.head import newest_incarnation
 from reef.manifest.invariants import check_loaded
 from reef.manifest.repairs import merged_window
 from reef.paths import Namespace, number_of
@@ -164,6 +165,7 @@ def rebuild(
     With `apply` it is published if there is no manifest; if there is one, only if the rows differ
     and `force` is given. Force also accepts problems, and loses the rows that they name.
     """
+    check_arguments(db, executor)
     if apply:
         db._prove_store()
     executor = executor or db.store.runtime
@@ -327,7 +329,9 @@ class _Rebuild:
         """Return the fields that make the alias of a renamed namespace lead to it."""
         if not self.names.home:
             return {}
-        head = HeadFinder(self.store, Namespace(self.names.name)).find(fallback=True, dropped=True)
+        head = NamespaceContext(self.store, Namespace(self.names.name)).heads.find(
+            fallback=True, dropped=True
+        )
         alias = head.manifest.alias
         names = (self.names.home, self.names.name)
         return {"names": names, "rename_id": "" if alias is None else alias.id}

@@ -1,1 +1,0 @@
-"""Rebuild a namespace from its segments and log when its manifests are lost."""
