@@ -27,7 +27,7 @@ KERNEL = Extension(
     "reef._kernel",
     ["src/reef/_kernel.c"],
     define_macros=[("Py_LIMITED_API", "0x030B0000")],
-    extra_compile_args=[] if sys.platform == "win32" else ["-O2"],
+    extra_compile_args=[] if sys.platform == "win32" else ["-O2", "-ffp-contract=off"],
     py_limited_api=True,
     optional=True,  # reef.kernel falls back to Python
 )

@@ -1192,29 +1192,74 @@ end:
 
 /* --- small things ------------------------------------------------------------------------- */
 
+/* Whether a filter of so many blocks may have a key with this hash. */
+static inline int filter_has(const uint8_t *filter, uint64_t blocks, uint64_t hash)
+{
+    static const uint32_t odd[8] = {0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1,
+        0xD6E8FEB9, 0xA5CB9243, 0x5851F42D};
+    const uint8_t *block = filter + ((hash >> 32) * blocks >> 32) * FILTER_BLOCK;
+    uint32_t low = (uint32_t)hash, missing = 0;
+    for (int word = 0; word < 8; word++)
+        missing |= ~u32_at(block + 4 * word) >> (low * odd[word] >> 27) & 1;
+    return !missing;
+}
+
+/* The blocks of a filter; 0 with an error if it is none. */
+static uint64_t filter_blocks(Py_ssize_t size)
+{
+    uint64_t blocks = (uint64_t)size / FILTER_BLOCK;
+    if (blocks && blocks <= UINT32_MAX)
+        return blocks;
+    PyErr_SetString(PyExc_ValueError, "not a filter");
+    return 0;
+}
+
 PyDoc_STRVAR(may_have_doc,
     "may_have(filter, key_hash)\n--\n\n"
     "Whether a filter may have a key with this hash.");
 
 static PyObject *may_have(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    static const uint32_t odd[8] = {0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1,
-        0xD6E8FEB9, 0xA5CB9243, 0x5851F42D};
     const char *data;
     Py_ssize_t size;
     unsigned long long hash;
     if (!PyArg_ParseTuple(args, "y#K:may_have", &data, &size, &hash))
         return NULL;
-    uint64_t blocks = (uint64_t)size / FILTER_BLOCK;
-    if (!blocks || blocks > UINT32_MAX) {
-        PyErr_SetString(PyExc_ValueError, "not a filter");
+    uint64_t blocks = filter_blocks(size);
+    return blocks ? PyBool_FromLong(filter_has((const uint8_t *)data, blocks, hash)) : NULL;
+}
+
+PyDoc_STRVAR(may_have_each_doc,
+    "may_have_each(filters, hashes)\n--\n\n"
+    "Whether each of a list of filters may have a key with each of some hashes (uint64): a byte\n"
+    "for each, filter by filter.");
+
+static PyObject *may_have_each(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *list, *found = NULL;
+    Py_buffer hashes;
+    Held filters;
+    if (!PyArg_ParseTuple(args, "Oy*:may_have_each", &list, &hashes))
         return NULL;
+    if (!hold(list, &filters))
+        goto end;
+    Py_ssize_t count = hashes.len / 8;
+    uint8_t *out = new_bytes(&found, (uint64_t)filters.count * (uint64_t)count);
+    for (Py_ssize_t n = 0; out != NULL && n < filters.count; n++) {
+        uint64_t blocks = filter_blocks(filters.views[n].len);
+        if (!blocks) {
+            Py_DECREF(found);
+            found = NULL;
+            break;
+        }
+        for (Py_ssize_t at = 0; at < count; at++)
+            *out++ = (uint8_t)filter_has(
+                filters.views[n].buf, blocks, u64_at((const uint8_t *)hashes.buf + 8 * at));
     }
-    const uint8_t *block = (const uint8_t *)data + ((hash >> 32) * blocks >> 32) * FILTER_BLOCK;
-    uint32_t low = (uint32_t)hash, missing = 0;
-    for (int word = 0; word < 8; word++)
-        missing |= ~u32_at(block + 4 * word) >> (low * odd[word] >> 27) & 1;
-    return PyBool_FromLong(!missing);
+    release(&filters);
+end:
+    PyBuffer_Release(&hashes);
+    return found;
 }
 
 PyDoc_STRVAR(key_place_doc,
@@ -1284,6 +1329,314 @@ end:
     PyBuffer_Release(&data);
     PyBuffer_Release(&offsets);
     return values;
+}
+
+/* --- codes of vectors --------------------------------------------------------------------- */
+
+/* Sums of products of codes and weights: whole numbers, so that their order does not matter. The
+ * caller chooses weights of which no sum of `dimensions` products leaves int32. */
+typedef int32_t (*Product)(const uint8_t *codes, const int16_t *weights, Py_ssize_t dimensions);
+
+static int32_t product_plain(const uint8_t *codes, const int16_t *weights, Py_ssize_t dimensions)
+{
+    int32_t sum = 0;
+    for (Py_ssize_t n = 0; n < dimensions; n++)
+        sum += (int32_t)codes[n] * weights[n];
+    return sum;
+}
+
+#ifdef HAS_SSE42
+__attribute__((target("avx2"))) static int32_t product_avx2(
+    const uint8_t *codes, const int16_t *weights, Py_ssize_t dimensions)
+{
+    __m256i first = _mm256_setzero_si256(), second = first;
+    Py_ssize_t n = 0;
+    for (; n + 32 <= dimensions; n += 32) {
+        __m256i low = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(codes + n)));
+        __m256i high = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(codes + n + 16)));
+        const __m256i *by = (const __m256i *)(weights + n);
+        first = _mm256_add_epi32(first, _mm256_madd_epi16(low, _mm256_loadu_si256(by)));
+        second = _mm256_add_epi32(second, _mm256_madd_epi16(high, _mm256_loadu_si256(by + 1)));
+    }
+    first = _mm256_add_epi32(first, second);
+    __m128i sums = _mm_add_epi32(_mm256_castsi256_si128(first), _mm256_extracti128_si256(first, 1));
+    sums = _mm_add_epi32(sums, _mm_shuffle_epi32(sums, 0x4E));
+    sums = _mm_add_epi32(sums, _mm_shuffle_epi32(sums, 0xB1));
+    return _mm_cvtsi128_si32(sums) + product_plain(codes + n, weights + n, dimensions - n);
+}
+#endif
+
+#ifdef HAS_SSE42
+__attribute__((target("avx512bw,avx512vl"))) static int32_t product_avx512(
+    const uint8_t *codes, const int16_t *weights, Py_ssize_t dimensions)
+{
+    __m512i first = _mm512_setzero_si512(), second = first;
+    Py_ssize_t n = 0;
+    for (; n + 64 <= dimensions; n += 64) {
+        __m512i low = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(codes + n)));
+        __m512i high = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(codes + n + 32)));
+        first = _mm512_add_epi32(first, _mm512_madd_epi16(low, _mm512_loadu_si512(weights + n)));
+        second = _mm512_add_epi32(
+            second, _mm512_madd_epi16(high, _mm512_loadu_si512(weights + n + 32)));
+    }
+    for (; n < dimensions; n += 32) {
+        __mmask32 mask = dimensions - n < 32 ? ((__mmask32)1 << (dimensions - n)) - 1 : ~0u;
+        __m512i rest = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(mask, codes + n));
+        first = _mm512_add_epi32(
+            first, _mm512_madd_epi16(rest, _mm512_maskz_loadu_epi16(mask, weights + n)));
+    }
+    return _mm512_reduce_add_epi32(_mm512_add_epi32(first, second));
+}
+#endif
+
+static Product product_here(void)
+{
+#ifdef HAS_SSE42
+    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
+        return product_avx512;
+    if (__builtin_cpu_supports("avx2"))
+        return product_avx2;
+#endif
+    return product_plain;
+}
+
+typedef struct {
+    float far;
+    uint32_t ordinal;
+    int64_t source;
+} Near;
+
+static inline int is_nearer(const Near *a, const Near *b)
+{
+    if (a->far != b->far)
+        return a->far < b->far;
+    return a->source != b->source ? a->source < b->source : a->ordinal < b->ordinal;
+}
+
+/* The nearest rows so far: a heap with the farthest of them on top. */
+typedef struct {
+    Near *rows;
+    Py_ssize_t count, most;
+} Nearest;
+
+static void sink(Nearest *best, Py_ssize_t at, Py_ssize_t count)
+{
+    Near moved = best->rows[at];
+    for (Py_ssize_t below = 2 * at + 1; below < count; at = below, below = 2 * at + 1) {
+        if (below + 1 < count && is_nearer(&best->rows[below], &best->rows[below + 1]))
+            below++;
+        if (!is_nearer(&moved, &best->rows[below]))
+            break;
+        best->rows[at] = best->rows[below];
+    }
+    best->rows[at] = moved;
+}
+
+static void add_near(Nearest *best, Near row)
+{
+    if (best->count < best->most) {
+        best->rows[best->count++] = row;
+        if (best->count == best->most)
+            for (Py_ssize_t at = best->most / 2; at-- > 0;)
+                sink(best, at, best->count);
+    } else if (is_nearer(&row, best->rows)) {
+        best->rows[0] = row;
+        sink(best, 0, best->count);
+    }
+}
+
+/* Put the nearest first. */
+static void sort_nearest(Nearest *best)
+{
+    for (Py_ssize_t at = best->count / 2; at-- > 0;)
+        sink(best, at, best->count);
+    for (Py_ssize_t end = best->count; end-- > 1;) {
+        Near last = best->rows[end];
+        best->rows[end] = best->rows[0];
+        best->rows[0] = last;
+        sink(best, 0, end);
+    }
+}
+
+/* The lists of one segment, and the query in its codes. */
+typedef struct {
+    Held lists; /* each by itself, or one buffer that has them all at `spans` */
+    Py_buffer spans, weights, inside;
+    float base, step;
+} CodedLists;
+
+static Py_ssize_t count_lists(const CodedLists *source)
+{
+    return source->spans.obj ? source->spans.len / 16 : source->lists.count;
+}
+
+/* The bytes of a list; 0 if it is not within its buffer. */
+static int list_of(const CodedLists *source, Py_ssize_t number, const uint8_t **data, int64_t *size)
+{
+    const Py_buffer *view = &source->lists.views[source->spans.obj ? 0 : number];
+    int64_t start = 0, end = view->len;
+    if (source->spans.obj) {
+        memcpy(&start, (const uint8_t *)source->spans.buf + 16 * number, 8);
+        memcpy(&end, (const uint8_t *)source->spans.buf + 16 * number + 8, 8);
+        if (start < 0 || start > end || end > view->len)
+            return 0;
+    }
+    *data = (const uint8_t *)view->buf + start;
+    *size = end - start;
+    return 1;
+}
+
+static void release_coded(CodedLists *source)
+{
+    release(&source->lists);
+    if (source->spans.obj)
+        PyBuffer_Release(&source->spans);
+    if (source->weights.obj)
+        PyBuffer_Release(&source->weights);
+    if (source->inside.obj)
+        PyBuffer_Release(&source->inside);
+}
+
+static int hold_coded(PyObject *tuple, Py_ssize_t dimensions, CodedLists *source)
+{
+    PyObject *lists, *spans, *weights, *inside;
+    double base, step;
+    if (!PyTuple_Check(tuple)) {
+        PyErr_SetString(PyExc_TypeError, "a tuple for each source is expected");
+        return 0;
+    }
+    if (!PyArg_ParseTuple(
+            tuple, "OOOddO:nearest_codes", &lists, &spans, &weights, &base, &step, &inside))
+        return 0;
+    source->base = (float)base;
+    source->step = (float)step;
+    if (!hold(lists, &source->lists))
+        return 0;
+    if (spans != Py_None) {
+        if (PyObject_GetBuffer(spans, &source->spans, PyBUF_SIMPLE) < 0)
+            return 0;
+        if (source->lists.count != 1) {
+            PyErr_SetString(PyExc_ValueError, "spans are those of one buffer");
+            return 0;
+        }
+    }
+    return numbers_of(weights, &source->weights, 2, dimensions) &&
+           (inside == Py_None || PyObject_GetBuffer(inside, &source->inside, PyBUF_SIMPLE) == 0);
+}
+
+/* Compare the rows of a list; 0 if it is not one, or has a row that the mask does not know. */
+static int add_list(Nearest *best, const CodedLists *source, int64_t number, Py_ssize_t list,
+    Py_ssize_t dimensions, int is_product)
+{
+    Product product = product_here();
+    const uint8_t *data;
+    int64_t size, each = 8 + dimensions;
+    if (!list_of(source, list, &data, &size) || size < 4 || (size - 4) % each)
+        return 0;
+    int64_t count = (size - 4) / each;
+    const uint8_t *ordinals = data + 4, *squares = ordinals + 4 * count;
+    const uint8_t *codes = squares + 4 * count, *inside = source->inside.buf;
+    for (int64_t row = 0; row < count; row++, codes += dimensions) {
+        Near near = {.ordinal = u32_at(ordinals + 4 * row), .source = number};
+        if (source->inside.obj) {
+            if (near.ordinal >= source->inside.len)
+                return 0;
+            if (!inside[near.ordinal])
+                continue;
+        }
+        float far = (float)product(codes, source->weights.buf, dimensions) * source->step;
+        far = far + source->base;
+        float square;
+        memcpy(&square, squares + 4 * row, 4);
+        near.far = is_product ? -far : square - 2 * far;
+        if (near.far - near.far == 0 && (best->count < best->most || near.far <= best->rows->far))
+            add_near(best, near);
+    }
+    return 1;
+}
+
+static int add_lists(Nearest *best, const CodedLists *sources, Py_ssize_t count,
+    Py_ssize_t dimensions, int is_product)
+{
+    for (Py_ssize_t n = 0; n < count; n++)
+        for (Py_ssize_t list = 0; list < count_lists(&sources[n]); list++)
+            if (!add_list(best, &sources[n], n, list, dimensions, is_product))
+                return 0;
+    sort_nearest(best);
+    return 1;
+}
+
+static PyObject *nearest_result(const Nearest *best)
+{
+    PyObject *parts[3] = {NULL}, *result = NULL;
+    uint8_t *sources = new_bytes(&parts[0], 8 * (uint64_t)best->count);
+    uint8_t *ordinals = sources ? new_bytes(&parts[1], 4 * (uint64_t)best->count) : NULL;
+    uint8_t *far = ordinals ? new_bytes(&parts[2], 4 * (uint64_t)best->count) : NULL;
+    if (far) {
+        for (Py_ssize_t n = 0; n < best->count; n++) {
+            memcpy(sources + 8 * n, &best->rows[n].source, 8);
+            memcpy(ordinals + 4 * n, &best->rows[n].ordinal, 4);
+            memcpy(far + 4 * n, &best->rows[n].far, 4);
+        }
+        result = Py_BuildValue("(OOO)", parts[0], parts[1], parts[2]);
+    }
+    for (int n = 0; n < 3; n++)
+        Py_XDECREF(parts[n]);
+    return result;
+}
+
+PyDoc_STRVAR(nearest_codes_doc,
+    "nearest_codes(sources, dimensions, most, is_product)\n--\n\n"
+    "Return the nearest rows of vector lists, the nearest first: their sources (int64), ordinals\n"
+    "(uint32) and distances to their codes (float32), as bytes; None if undecided.\n\n"
+    "A source is (lists, spans, weights, base, step, inside): buffers as they are stored, or one\n"
+    "and where each list begins and ends in it (int64); the query by dimension (int16); the numbers\n"
+    "that turn sums of products into distances; and a byte for each row of the segment that is not\n"
+    "0 if the row may be in the result, or None.");
+
+static PyObject *nearest_codes(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *list, *result = NULL;
+    Py_ssize_t dimensions, most;
+    int is_product, decided;
+    if (!PyArg_ParseTuple(
+            args, "O!nnp:nearest_codes", &PyList_Type, &list, &dimensions, &most, &is_product))
+        return NULL;
+    Py_ssize_t count = PyList_Size(list), held = 0, rows = 0;
+    if (dimensions < 1 || dimensions > INT32_MAX / 255 || most < 1)
+        return undecided();
+    CodedLists *sources = PyMem_Calloc(count ? count : 1, sizeof(CodedLists));
+    Nearest best = {0};
+    if (sources == NULL)
+        return PyErr_NoMemory();
+    for (; held < count; held++) {
+        PyObject *tuple = PyList_GetItem(list, held);
+        if (tuple == NULL || !hold_coded(tuple, dimensions, &sources[held])) {
+            release_coded(&sources[held]);
+            goto end;
+        }
+        for (Py_ssize_t n = 0; n < sources[held].lists.count; n++)
+            rows += sources[held].lists.views[n].len / (8 + dimensions);
+    }
+    best.most = most < rows ? most : rows ? rows : 1;
+    if ((best.rows = PyMem_Malloc((size_t)best.most * sizeof(Near))) == NULL) {
+        PyErr_NoMemory();
+        goto end;
+    }
+    if (rows * (8 + dimensions) > RELEASE_BYTES) {
+        Py_BEGIN_ALLOW_THREADS
+        decided = add_lists(&best, sources, count, dimensions, is_product);
+        Py_END_ALLOW_THREADS
+    } else {
+        decided = add_lists(&best, sources, count, dimensions, is_product);
+    }
+    result = decided ? nearest_result(&best) : undecided();
+end:
+    PyMem_Free(best.rows);
+    while (held-- > 0)
+        release_coded(&sources[held]);
+    PyMem_Free(sources);
+    return result;
 }
 
 /* --- files -------------------------------------------------------------------------------- */
@@ -2421,8 +2774,10 @@ static PyMethodDef methods[] = {
     {"join_keys", join_keys, METH_VARARGS, join_keys_doc},
     {"key_place", key_place, METH_VARARGS, key_place_doc},
     {"may_have", may_have, METH_VARARGS, may_have_doc},
+    {"may_have_each", may_have_each, METH_VARARGS, may_have_each_doc},
     {"merge_rows", merge_rows, METH_VARARGS, merge_rows_doc},
     {"merge_places", merge_places, METH_VARARGS, merge_places_doc},
+    {"nearest_codes", nearest_codes, METH_VARARGS, nearest_codes_doc},
     {"search", search, METH_VARARGS, search_doc},
     {NULL, NULL, 0, NULL},
 };

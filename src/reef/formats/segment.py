@@ -413,7 +413,7 @@ class SegmentTail:
         place of a page among these and a row in it.
         """
         rows = self.index.pages.rows
-        ends = self._row_ends
+        ends = self.row_ends
         of_row = np.searchsorted(ends, ordinals, side="right")
         fresh = np.ones(len(ordinals), bool)
         np.not_equal(of_row[1:], of_row[:-1], out=fresh[1:])
@@ -423,7 +423,8 @@ class SegmentTail:
         return of_row[fresh].tolist(), picks
 
     @cached_property
-    def _row_ends(self) -> npt.NDArray[np.int64]:
+    def row_ends(self) -> npt.NDArray[np.int64]:
+        """By page, the rows up to its end."""
         return np.cumsum(self.index.pages.rows)
 
     def picked(

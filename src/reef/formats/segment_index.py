@@ -620,18 +620,18 @@ class KeyFilter:
     def __init__(self, data: bytes) -> None:
         if not data or len(data) % BLOCK_BYTES:
             raise ValueError(f"{len(data)} bytes are not a filter")
-        self._data = bytes(data)
-        self._words = np.frombuffer(self._data, dtype="<u4")
+        self.data = bytes(data)
+        self._words = np.frombuffer(self.data, dtype="<u4")
         self._blocks = len(data) // BLOCK_BYTES
 
     def may_have(self, key_hash: int) -> bool:
         """Whether the segment may have a key with this hash; False is certain."""
         if (native := kernel.native) is not None:
-            may_have: bool = native.may_have(self._data, key_hash)
+            may_have: bool = native.may_have(self.data, key_hash)
             return may_have
         start = ((key_hash >> 32) * self._blocks >> 32) * BLOCK_BYTES
         low = key_hash & 0xFFFFFFFF
-        for word, odd in zip(EIGHT.unpack_from(self._data, start), ODD_NUMBERS, strict=True):
+        for word, odd in zip(EIGHT.unpack_from(self.data, start), ODD_NUMBERS, strict=True):
             if not word >> ((low * odd & 0xFFFFFFFF) >> 27) & 1:
                 return False
         return True
@@ -647,3 +647,13 @@ class KeyFilter:
             bits = self._words[places + word] >> (low * ODD[word] >> np.uint32(27))
             found &= (bits & np.uint32(1)).astype(bool)
         return found
+
+
+def may_have_each(filters: Sequence[KeyFilter], hashes: Hashes) -> npt.NDArray[np.bool_]:
+    """Return by filter which hashes it may have."""
+    each = getattr(kernel.native, "may_have_each", None)  # earlier builds do not have it
+    if each is not None:
+        data = each([one.data for one in filters], hashes)
+        return np.frombuffer(data, bool).reshape(len(filters), len(hashes))
+    found = [one.may_have_many(hashes) for one in filters]
+    return np.array(found, bool).reshape(len(filters), len(hashes))

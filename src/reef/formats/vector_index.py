@@ -24,7 +24,7 @@ rows that were held back, the nearest neighbours must be in the lists that come 
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -34,6 +34,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from reef import kernel
 from reef.errors import UNDECODABLE
 from reef.formats.coding import Buffer, corrupt, crc32c, unsupported
 from reef.formats.manifest import IndexSpec
@@ -49,14 +50,17 @@ ROWS_PER_CENTROID = 40
 ITERATIONS = 8
 CHUNK_ROWS = 16_384
 QUERIES, NEIGHBOURS = 256, 10
-COVERAGE = 0.985
+COVERAGE = 0.97
 """The share of true neighbours whose lists the default probes read."""
-PROBES_MIN = 4
+PROBES_MIN = 3
 Places = npt.NDArray[np.int64]
 METRICS = ("l2", "cosine", "dot")
 CRC_BYTES = 4
-FOUR = np.arange(4)
 LEVELS = 255
+WEIGHT_MAX = 32_767
+PRODUCTS_MAX = 2**31 - 1
+ERROR_MAX = 3 * (2 / 12) ** 0.5
+"""Three standard deviations of the difference of two errors, in steps."""
 STEP_ROWS = 16_384
 FLOAT32_BITS = 32
 TINY = 1e-150
@@ -101,9 +105,12 @@ class CentroidSet:
 
     def nearest(self, query: Floats, *, by_product: bool) -> Places:
         """Return all lists, the most promising first."""
-        products = self.centroids @ query
-        far = -products if by_product else self._squares - 2 * products
-        return np.argsort(far, kind="stable")
+        return np.argsort(self.distances(query, by_product=by_product), kind="stable")
+
+    def distances(self, query: Floats, *, by_product: bool) -> Floats:
+        """Return distances of a query to the centroids, comparable with each other."""
+        products: Floats = self.centroids @ query
+        return -products if by_product else self._squares - 2 * products
 
     def encode(self) -> bytes:
         """Return the bytes of the object."""
@@ -225,15 +232,25 @@ def vectors_of(
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
     """Return the vectors of a column as a matrix, and which rows have one; null rows are zero."""
     size = column.type.list_size
-    known = column.is_valid().to_numpy(zero_copy_only=False)
-    flat = column.drop_null().flatten().to_numpy(zero_copy_only=False)
+    known = _are_known(column)
+    flat = (
+        (column.drop_null() if column.null_count else column)
+        .flatten()
+        .to_numpy(zero_copy_only=False)
+    )
     with np.errstate(over="ignore"):
         flat = flat.astype(data_type, copy=False)
-    if known.all():
+    if not column.null_count:
         return flat.reshape(len(column), size), known
     vectors = np.zeros((len(column), size), data_type)
     vectors[known] = flat.reshape(-1, size)
     return vectors, known
+
+
+def _are_known(column: pa.Array) -> npt.NDArray[np.bool_]:
+    if not column.null_count:
+        return np.ones(len(column), bool)
+    return np.asarray(column.is_valid().to_numpy(zero_copy_only=False))
 
 
 def as_indexed(vectors: npt.NDArray[Any], metric: str) -> Floats:
@@ -396,22 +413,11 @@ def _squares(codes: npt.NDArray[np.uint8], low: Floats, scale: Floats) -> Floats
 
 @dataclass(frozen=True, slots=True)
 class VectorList:
-    """The rows of one list, or of several."""
+    """The rows of one list."""
 
     ordinals: Ordinals
     squares: Floats
     codes: npt.NDArray[np.uint8]
-
-    @classmethod
-    def join(cls, lists: Sequence["VectorList"]) -> "VectorList":
-        """Return the rows of lists, one list after the other."""
-        if len(lists) == 1:
-            return lists[0]
-        return cls(
-            np.concatenate([one.ordinals for one in lists]),
-            np.concatenate([one.squares for one in lists]),
-            np.concatenate([one.codes for one in lists]),
-        )
 
     def take(self, places: npt.NDArray[Any]) -> "VectorList":
         """Return some of the rows."""
@@ -450,7 +456,24 @@ class VectorDirectory:
 
     def span(self, number: int) -> Span:
         """Return where a list is in the data."""
-        return (int(self.ends[number - 1]) if number else 0), int(self.ends[number])
+        return self._edges[number], self._edges[number + 1]
+
+    def spans(self, numbers: Iterable[int]) -> list[Span]:
+        """Return where lists are in the data, without the empty ones."""
+        edges = self._edges
+        return [(edges[n], edges[n + 1]) for n in numbers if edges[n] < edges[n + 1]]
+
+    def span_array(self, numbers: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Return the same as an array of pairs."""
+        chosen = np.array(numbers, np.int64)
+        chosen = chosen[self.counts[chosen] > 0]
+        ends = self.ends[chosen]
+        sizes = CRC_BYTES + self.counts[chosen] * (8 + len(self.scale))
+        return np.stack([ends - sizes, ends], axis=1)
+
+    @cached_property
+    def _edges(self) -> list[int]:
+        return [0, *self.ends.tolist()]
 
     @property
     def bytes(self) -> int:
@@ -458,53 +481,161 @@ class VectorDirectory:
         return int(self.ends[-1]) if len(self.ends) else 0
 
     @cached_property
-    def _row_starts(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Where the list of each row begins, and the place of the row in it."""
-        starts = np.repeat(self.ends - np.diff(self.ends, prepend=0), self.counts)
-        firsts = np.repeat(np.cumsum(self.counts) - self.counts, self.counts)
-        return starts + CRC_BYTES, np.arange(self.rows) - firsts
+    def step(self) -> float:
+        """The difference between neighbouring codes, root mean square over the dimensions."""
+        return float(np.sqrt(np.mean(np.square(self.scale, dtype=np.float64))))
 
-    def rows_among(self, inside: npt.NDArray[np.bool_], data: Buffer) -> VectorList:
-        """Return the rows of all lists whose ordinals are marked, from checked bytes."""
-        flat, dimensions = np.frombuffer(data, np.uint8), len(self.scale)
-        starts, places = self._row_starts
-        ordinals = flat[(starts + 4 * places)[:, None] + FOUR].view("<u4")[:, 0]
-        chosen = np.flatnonzero(inside[ordinals])
-        counts = np.repeat(self.counts, self.counts)[chosen]
-        starts, places = starts[chosen] + 4 * counts, places[chosen]
-        squares = flat[(starts + 4 * places)[:, None] + FOUR].view("<f4")[:, 0]
-        starts += 4 * counts + dimensions * places
-        codes = flat[starts[:, None] + np.arange(dimensions)]
-        return VectorList(ordinals[chosen], squares, codes)
-
-    def decode_list(self, number: int, data: Buffer, *, is_checked: bool = False) -> VectorList:
-        """Return the rows of a list from its bytes; their checksum is verified unless it was."""
-        count = int(self.counts[number])
+    def decode_list(self, number: int, data: Buffer) -> VectorList:
+        """Return the rows of a list from its bytes, and verify their checksum."""
         start, end = self.span(number)
         is_intact = len(data) == end - start
-        if is_intact and not is_checked:
+        if is_intact:
             stored = bytes(memoryview(data)[:CRC_BYTES])
             is_intact = crc32c(memoryview(data)[CRC_BYTES:]).to_bytes(4, "little") == stored
         if not is_intact:
             raise corrupt(self.name, start, f"checksum of list {number} does not match")
+        return self.rows_of(data)
+
+    def rows_of(self, data: Buffer) -> VectorList:
+        """Return the rows of a list from its checked bytes."""
+        dimensions = len(self.scale)
+        count = (len(data) - CRC_BYTES) // (8 + dimensions)
         return VectorList(
             np.frombuffer(data, "<u4", count, CRC_BYTES),
             np.frombuffer(data, "<f4", count, CRC_BYTES + 4 * count),
-            np.frombuffer(data, np.uint8, -1, CRC_BYTES + 8 * count).reshape(
-                count, len(self.scale)
-            ),
+            np.frombuffer(data, np.uint8, -1, CRC_BYTES + 8 * count).reshape(count, dimensions),
         )
 
-    def distances(self, some: VectorList, query: Floats) -> Floats:
-        """Return about the distances of rows, comparable within a metric."""
-        base = np.float32(query @ self.offset)
-        products: Floats = some.codes.astype(np.float32) @ (query * self.scale)
-        products += base
-        if self.metric == "dot":
-            return -products
-        products *= -2
-        products += some.squares
-        return products
+
+# --- distances to codes -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CodedLists:
+    """Lists of one segment whose rows are compared with a query."""
+
+    directory: VectorDirectory
+    data: Sequence[Buffer]
+    """Lists as they are stored, their checksums verified; or one buffer that has all of them."""
+    spans: npt.NDArray[np.int64] | None = None
+    """Where each list begins and ends, if they are in one buffer."""
+    inside: npt.NDArray[np.bool_] | None = None
+    """Which rows of the segment may be among the nearest; None for all."""
+
+    @property
+    def lists(self) -> Sequence[Buffer]:
+        """Each list by itself."""
+        if self.spans is None:
+            return self.data
+        whole = memoryview(self.data[0])
+        return [whole[start:end] for start, end in self.spans.tolist()]
+
+
+@dataclass(frozen=True, slots=True)
+class NearRows:
+    """Rows in the order of their distances to a query, then of their sources and ordinals."""
+
+    sources: Places
+    ordinals: Ordinals
+    far: Floats
+    """Comparable within a metric: squared distances without the length of the query, or minus
+    products."""
+
+    def __len__(self) -> int:
+        return len(self.far)
+
+    @classmethod
+    def nearest(cls, sources: Places, ordinals: Ordinals, far: Floats, most: int) -> "NearRows":
+        """Return the nearest of some rows; those whose distance is not finite are left out."""
+        order = np.lexsort((ordinals, sources, far))[: min(most, int(np.isfinite(far).sum()))]
+        return cls(sources[order], ordinals[order], far[order])
+
+
+@dataclass(frozen=True, slots=True)
+class _CodedQuery:
+    """A query in the codes of several segments.
+
+    A distance is a sum of products of 8-bit codes and 16-bit weights, whole numbers: it is the same
+    in whatever order they are added. Each weight stands for `step` times as much.
+    """
+
+    weights: npt.NDArray[np.int16]
+    bases: Floats
+    steps: Floats
+
+    @classmethod
+    def of(cls, query: Floats, sources: Sequence[CodedLists]) -> "_CodedQuery":
+        offsets = np.array([source.directory.offset for source in sources])
+        products = np.array([source.directory.scale for source in sources]) * query
+        most = min(WEIGHT_MAX, PRODUCTS_MAX // (LEVELS * len(query)))
+        steps = np.abs(products).max(axis=1) / np.float32(most)
+        steps[steps == 0] = 1
+        weights = np.clip(np.rint(products / steps[:, None]), -most, most)
+        return cls(weights.astype(np.int16), offsets @ query, steps)
+
+
+def nearest_codes(sources: Sequence[CodedLists], query: Floats, most: int) -> NearRows:
+    """Return the rows of lists whose codes are nearest to a query."""
+    if not sources:
+        return NearRows(np.zeros(0, np.int64), np.zeros(0, np.uint32), np.zeros(0, np.float32))
+    coded = _CodedQuery.of(query, sources)
+    compare = getattr(kernel.native, "nearest_codes", None)  # earlier builds do not have it
+    if compare is not None:
+        parts = zip(coded.weights, coded.bases.tolist(), coded.steps.tolist(), strict=True)
+        held = [
+            (list(source.data), source.spans, *part, source.inside)
+            for source, part in zip(sources, parts, strict=True)
+        ]
+        is_product = sources[0].directory.metric == "dot"
+        found = compare(held, len(query), most, is_product)
+        if found is not None:
+            numbers, ordinals, far = found
+            return NearRows(
+                np.frombuffer(numbers, np.int64),
+                np.frombuffer(ordinals, np.uint32),
+                np.frombuffer(far, np.float32),
+            )
+    return _nearest_codes(sources, coded, most)
+
+
+def _nearest_codes(sources: Sequence[CodedLists], query: _CodedQuery, most: int) -> NearRows:
+    """Return what the kernel does."""
+    numbers, ordinals, far = [], [], []
+    for number, source in enumerate(sources):
+        for data in source.lists:
+            rows = source.directory.rows_of(data)
+            if source.inside is not None:
+                rows = rows.take(np.flatnonzero(source.inside[rows.ordinals]))
+            ordinals.append(rows.ordinals)
+            far.append(_distances(rows, query, number, source.directory.metric))
+            numbers.append(np.full(len(rows.ordinals), number, np.int64))
+    return NearRows.nearest(
+        np.concatenate([np.zeros(0, np.int64), *numbers]),
+        np.concatenate([np.zeros(0, np.uint32), *ordinals]),
+        np.concatenate([np.zeros(0, np.float32), *far]),
+        most,
+    )
+
+
+def _distances(rows: VectorList, query: _CodedQuery, number: int, metric: str) -> Floats:
+    """Return the distances of rows; float64 has the sums of whole numbers as they are."""
+    sums = rows.codes.astype(np.float64) @ query.weights[number].astype(np.float64)
+    products: Floats = sums.astype(np.float32) * query.steps[number] + query.bases[number]
+    return -products if metric == "dot" else rows.squares - 2 * products
+
+
+def code_margin(sources: Sequence[CodedLists], query: Floats, far: float) -> float:
+    """Return by how much distances to codes may differ, about: a row that is that much farther
+    than `far` by its code is hardly ever nearer by its vector.
+
+    Errors of codes are spread evenly over a step, of another sign in each dimension; the
+    difference of two such sums is hardly ever above three standard deviations.
+    """
+    step = max(source.directory.step for source in sources)
+    length = float(query @ query)
+    if sources[0].directory.metric == "dot":
+        return float(ERROR_MAX * step * length**0.5)
+    return float(2 * ERROR_MAX * step * max(0.0, far + length) ** 0.5)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from reef.formats.versions import Versions, concat_versions
 from reef.formats.wal_object import JobSegment, OpKind
 from reef.jobs.compact.plan import split_keys
 from reef.jobs.fold.shuffle import Shuffler
-from reef.jobs.ingest.append import Unchanged
+from reef.jobs.ingest.condition import Unchanged
 from reef.jobs.ingest.job import BulkJob, sorted_rows, staged_rows
 from reef.jobs.ingest.staging import ROW_SEQ, Staging
 from reef.manifest.branching import check_is_branch

@@ -254,12 +254,24 @@ class SegmentStore:
         """Whether all parts of an index are in memory as one."""
         return self._cache.peek((entry.id, "index data", place.data.offset)) is not None
 
-    def has_index_parts(
-        self, entry: SegmentEntry, place: IndexPlace, spans: Sequence[tuple[int, int]]
-    ) -> bool:
-        """Whether parts of an index are in memory."""
-        keys = [(entry.id, "index", place.data.offset + start) for start, _ in spans]
-        return None not in self._cache.peek_many(keys)
+    def known_parts(
+        self, wanted: Sequence[tuple[SegmentEntry, IndexPlace, Sequence[tuple[int, int]]]]
+    ) -> list[list[Buffer] | None]:
+        """Return parts of the indexes of several segments; None for those that are not in memory
+        as a whole.
+        """
+        keys = [
+            (entry.id, "index", place.data.offset + start)
+            for entry, place, spans in wanted
+            for start, _ in spans
+        ]
+        found: list[Any] = self._cache.peek_many(keys)
+        parts: list[list[Buffer] | None] = []
+        at = 0
+        for _, _, spans in wanted:
+            some, at = found[at : at + len(spans)], at + len(spans)
+            parts.append(None if None in some else some)
+        return parts
 
     def has_tail(self, entry: SegmentEntry) -> bool:
         """Whether the tail of a segment is in memory."""
@@ -534,7 +546,7 @@ class SegmentStore:
         tail = self.tail(entry)
         pages, picks = tail.places(ordinals)
         parts = select_blocks(tail, pages, columns)
-        payloads = self._payloads(entry, tail, parts, SCAN_GAP_BYTES)
+        payloads = self._payloads(entry, tail, parts, RANKED_GAP_BYTES)
         found = tail.picked(pages, parts, payloads, picks)
         if found is None:
             starts = np.cumsum([0, *of_pages(tail.index.pages.rows, pages).tolist()])
@@ -542,27 +554,15 @@ class SegmentStore:
             found = assemble_rows(tail, pages, parts, payloads).take(places.astype(np.int64))
         return found
 
-    def values_at(
-        self, entry: SegmentEntry, ordinals: Ordinals, number: int, along: Sequence[int]
-    ) -> pa.Array | None:
-        """Return a column at sorted ordinals of a segment; None if all of it is null.
-
-        If it has to be read, keys and the columns `along` of these rows are read with it.
-        """
+    def values_at(self, entry: SegmentEntry, ordinals: Ordinals, number: int) -> pa.Array | None:
+        """Return a column at sorted ordinals of a segment; None if all of it is null."""
         tail = self.tail(entry)
         pages, picks = tail.places(ordinals)
-        present = [part for part in select_blocks(tail, pages, [number]) if part[0] == number]
-        if not present:
+        parts = [part for part in select_blocks(tail, pages, [number]) if part[0] == number]
+        if not parts:
             return None
-        keys = [(entry.id, number, page) for page in present[0][1]]
-        payloads: list[Any] = self._cache.peek_many(keys)
-        if None in payloads:
-            parts = select_blocks(tail, pages, sorted({number, *along}))
-            every = self._payloads(entry, tail, parts, RANKED_GAP_BYTES)
-            starts = np.cumsum([0, *(len(some) for _, some in parts)]).tolist()
-            at = next(place for place, part in enumerate(parts) if part[0] == number)
-            payloads = every[starts[at] : starts[at + 1]]
-        return tail.picked_column(pages, present[0], payloads, picks)
+        payloads = self._payloads(entry, tail, parts, RANKED_GAP_BYTES)
+        return tail.picked_column(pages, parts[0], payloads, picks)
 
     def has_values(self, entry: SegmentEntry, ordinals: Ordinals, number: int) -> bool:
         """Whether a column at some ordinals is in memory."""

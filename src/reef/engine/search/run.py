@@ -32,18 +32,15 @@ def run_search(
     view: View, now_ms: int, runtime: Runtime, *, explain: bool, **arguments: Any
 ) -> Any:
     """Return the rows of a search; with `explain`, its report as a dict."""
-    watch, meter = runtime.stopwatch(), RequestMeter()
     state = SearchState.of(view, now_ms, runtime)
-    if explain:
-        counted = Meter(state.segments._store, meter)
-        segments = SegmentStore(counted, state.segments.namespace, state.segments._cache)
-        state = SearchState(state.manifest, state.tables, segments, now_ms, runtime)
-    request = parse_request(state.manifest, **arguments)
-    report = SearchReport()
-    table = _run(state, request, report)
     if not explain:
-        return table
-    report.results = len(table)
+        return _run(state, parse_request(state.manifest, **arguments), SearchReport())
+    watch, meter = runtime.stopwatch(), RequestMeter()
+    counted = Meter(state.segments._store, meter)
+    segments = SegmentStore(counted, state.segments.namespace, state.segments._cache)
+    state = SearchState(state.manifest, state.tables, segments, now_ms, runtime)
+    request, report = parse_request(state.manifest, **arguments), SearchReport()
+    report.results = len(_run(state, request, report))
     report.requests, report.bytes = _counts(meter)
     report.milliseconds = round(1000 * watch.elapsed_s(), 3)
     return report.to_dict()

@@ -14,9 +14,10 @@ from memory and from the segments that have such versions, and looked up.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -31,7 +32,7 @@ from reef.engine.read.segments import SegmentStore
 from reef.engine.read.view import Scan, View, versions_in
 from reef.formats.manifest import Manifest, SegmentEntry
 from reef.formats.schema import cast_column
-from reef.formats.segment_index import Hashes, hash_keys
+from reef.formats.segment_index import hash_keys, may_have_each
 from reef.formats.versions import Versions
 from reef.formats.wal_object import OpKind
 from reef.runtime import Runtime
@@ -41,7 +42,10 @@ KEYS_AT_ONCE = 4096
 PAGES_AT_ONCE = 256
 
 Mask = npt.NDArray[np.bool_]
+T = TypeVar("T")
+R = TypeVar("R")
 Ordinals = npt.NDArray[np.uint32]
+Places = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,21 @@ class SearchState:
         """All segments, those of unfolded loads too."""
         return (*self.tables[0].ingested, *self.manifest.segments)
 
+    @cached_property
+    def is_memory_empty(self) -> bool:
+        """Whether all rows and deletes are in segments."""
+        return all(table.is_empty for table in self.tables)
+
+    def gather(
+        self, call: Callable[[T], R], items: Sequence[T], is_known: Callable[[T], bool]
+    ) -> list[R]:
+        """Call with each item: those that have to be read in parallel, where reads wait."""
+        if self.segments.waits and len(items) > 1:
+            missing = [item for item in items if not is_known(item)]
+            if len(missing) > 1:
+                return self.runtime.map(call, items)
+        return [call(item) for item in items]
+
     # --- all rows of some sources -------------------------------------------------
     def everything(self, projection: Projection) -> Iterator[Versions]:
         """Yield all rows of the snapshot."""
@@ -76,6 +95,8 @@ class SearchState:
         """Yield the rows of memory and of some segments, and whether each piece is known to be
         current; of the others `are_current` decides.
         """
+        if not entries and self.is_memory_empty:
+            return
         partial = self._partial_keys(entries)
         keys = partial.to_pylist()
         for piece in self._scan(entries, projection):
@@ -105,11 +126,10 @@ class SearchState:
 
     def are_looked_up(self, rows: Versions, entries: Sequence[SegmentEntry]) -> Mask:
         """Return which rows `unindexed` yields as well, because it looks up their keys."""
-        return np.asarray(
-            pc.is_in(rows.keys, value_set=self._partial_keys(entries)).to_numpy(
-                zero_copy_only=False
-            )
-        )
+        partial = self._partial_keys(entries)
+        if not len(partial):
+            return np.zeros(len(rows), bool)
+        return np.asarray(pc.is_in(rows.keys, value_set=partial).to_numpy(zero_copy_only=False))
 
     def _partial_keys(self, entries: Sequence[SegmentEntry]) -> pa.Array:
         """Return the keys that have patches or merges in memory or in some segments, sorted."""
@@ -125,6 +145,8 @@ class SearchState:
 
     def _find_partial_keys(self, entries: Sequence[SegmentEntry]) -> set[bytes]:
         found: set[bytes] = set()
+        if self.is_memory_empty and not any(entry.patches for entry in entries):
+            return found
         for table in self.tables:
             for pieces in table.pieces(KeyRange(), False):
                 for rows in pieces:
@@ -155,19 +177,9 @@ class SearchState:
             rows = rows.take(back)
         return rows.with_lsn(entry.rows_lsn) if entry.rows_lsn else rows
 
-    def values_at(
-        self,
-        entry: SegmentEntry,
-        ordinals: Ordinals,
-        number: int,
-        along: Sequence[int] = (),
-    ) -> pa.Array | None:
-        """Return a column at sorted ordinals of a segment; None if all of it is null.
-
-        Where reads wait, the keys and the columns `along` are read with it.
-        """
-        more = tuple(along) if self.segments.waits else ()
-        column = self.segments.values_at(entry, ordinals, number, more)
+    def values_at(self, entry: SegmentEntry, ordinals: Ordinals, number: int) -> pa.Array | None:
+        """Return a column at sorted ordinals of a segment; None if all of it is null."""
+        column = self.segments.values_at(entry, ordinals, number)
         data_type = self.manifest.schema.types()[number]
         if column is None or column.type == data_type:
             return column
@@ -192,7 +204,7 @@ class SearchState:
         own: Sequence[SegmentEntry],
         *,
         in_memory: bool,
-        homes: npt.NDArray[np.int64] | None = None,
+        homes: Places | None = None,
     ) -> Mask:
         """Return which whole rows are the newest versions of their keys, and unexpired.
 
@@ -200,82 +212,120 @@ class SearchState:
         among these: otherwise no two of them have versions of one key that is among the rows.
         `in_memory` says whether the tables are among their sources.
         """
-        if homes is not None and len(rows.keys.unique()) < len(rows):
-            current = np.zeros(len(rows), bool)  # the versions of a key, one by one
-            for home in np.unique(homes):
+        current = drop_deleted_mask(rows, self.now_ms)
+        if not len(rows):
+            return current
+        if homes is not None and len(own) > 1 and len(rows.keys.unique()) < len(rows):
+            for home in np.unique(homes):  # the versions of a key, one by one
                 places = np.flatnonzero(homes == home).astype(np.int64)
                 source = [own[int(home)]]
                 current[places] = self.are_current(rows.take(places), source, in_memory=in_memory)
             return current
-        current, doubtful = self._may_be_current(rows, own, in_memory, homes)
-        places = np.flatnonzero(current & doubtful).astype(np.int64)
-        if len(places):
-            current[places] = self.are_newest(rows.take(places))
-        return current
-
-    def _may_be_current(
-        self,
-        rows: Versions,
-        own: Sequence[SegmentEntry],
-        in_memory: bool,
-        homes: npt.NDArray[np.int64] | None,
-    ) -> tuple[Mask, Mask]:
-        """Return which rows may be current, and which of these `are_newest` has to decide.
-
-        Without reading a row: undecided are rows whose key is in the filter of another segment.
-        """
-        if not len(rows):
-            return np.zeros(0, bool), np.zeros(0, bool)
+        others = self._others(rows, own, homes)
+        deletes = [self.segments.deletes(e) for e in self._with_deletes(own, homes)]
+        above = not in_memory and not self.is_memory_empty
+        if above:
+            deletes += [table.range_tombstones for table in self.tables]
+        if not others and not above and not any(deletes):
+            return current
         order = pc.sort_indices(rows.keys).to_numpy().astype(np.int64)
         ordered = rows.with_fields({}).take(order)
-        keys = ordered.keys.to_pylist()
-        known = {entry.id: place for place, entry in enumerate(own)}
-        others = [e for e in self.entries if homes is not None or e.id not in known]
-        deletes = [self.segments.deletes(e) for e in others if e.tombstones]
-        current = drop_deleted_mask(ordered, self.now_ms)
-        if not in_memory:
-            deletes += [table.range_tombstones for table in self.tables]
-            current &= ~self._replaced_in_memory(ordered, keys)
-        current &= self._are_uncovered(ordered, deletes)
-        places = None if homes is None else homes[order]
-        sources = [(entry, known.get(entry.id, -1)) for entry in others]
-        doubtful = self._may_be_elsewhere(ordered, keys, sources, places)
-        back = np.empty(len(rows), np.int64)
-        back[order] = np.arange(len(rows))
-        return current[back], doubtful[back]
+        kept = self._are_uncovered(ordered, deletes)
+        if above:
+            kept &= ~self._replaced_in_memory(ordered, ordered.keys.to_pylist())
+        homes = None if homes is None else homes[order]
+        kept &= ~self._replaced_elsewhere(ordered, others, homes, current[order] & kept)
+        current[order] &= kept
+        return current
 
-    def _may_be_elsewhere(
+    def _with_deletes(
+        self, own: Sequence[SegmentEntry], homes: Places | None
+    ) -> list[SegmentEntry]:
+        """Return the segments whose range deletes may cover rows of some segments.
+
+        With `homes` the rows are candidates, whose own segments may have deletes as well.
+        """
+        known = {entry.id for entry in own} if homes is None else set()
+        return [entry for entry in self.entries if entry.tombstones and entry.id not in known]
+
+    def _others(
+        self, rows: Versions, own: Sequence[SegmentEntry], homes: Places | None
+    ) -> list[tuple[SegmentEntry, int]]:
+        """Return the segments that may have newer versions of rows, each with its place among those
+        that the rows are from, -1 if it is none of them.
+        """
+        oldest = int(rows.lsns.min())
+        known = {entry.id: place for place, entry in enumerate(own)}
+        found = [
+            (entry, known.get(entry.id, -1))
+            for entry in self.entries
+            if entry.lsn_max >= oldest and entry.rows
+        ]
+        if homes is None:
+            return [one for one in found if one[1] < 0]
+        is_own = len(found) == 1 and (homes == found[0][1]).all()
+        return [] if is_own else found
+
+    def _replaced_elsewhere(
         self,
+        rows: Versions,
+        others: Sequence[tuple[SegmentEntry, int]],
+        homes: Places | None,
+        asked: Mask,
+    ) -> Mask:
+        """Return which of the asked, sorted rows have a newer version in other segments.
+
+        Their keys are looked up where a segment's filter may have them.
+        """
+        replaced, keys = np.zeros(len(rows), bool), rows.keys.to_pylist()
+        older = self._are_older(rows, keys, others, homes) & asked
+        chosen = [
+            entry for (entry, _), any_older in zip(others, older, strict=True) if any_older.any()
+        ]
+        if not chosen:
+            return replaced
+        hashes = hash_keys(keys)
+        found = may_have_each([self.segments.tail(entry).filter for entry in chosen], hashes)
+        suspects = [
+            (entry, np.flatnonzero(some))
+            for entry, some in zip(chosen, found & older[older.any(axis=1)], strict=True)
+            if some.any()
+        ]
+
+        def look_up(suspect: tuple[SegmentEntry, Places]) -> Mask:
+            entry, places = suspect
+            sought = [keys[place] for place in places]
+            schema = self.manifest.schema
+            there = self.segments.find_many(entry, sought, hashes[places], schema, ())
+            return _are_replaced(rows, there)
+
+        for mask in self.gather(look_up, suspects, lambda _: False):
+            replaced |= mask
+        return replaced
+
+    @staticmethod
+    def _are_older(
         rows: Versions,
         keys: list[bytes],
         others: Sequence[tuple[SegmentEntry, int]],
-        homes: npt.NDArray[np.int64] | None,
+        homes: Places | None,
     ) -> Mask:
-        """Return which sorted rows may have a version in other segments that is not older."""
-        suspect, oldest = np.zeros(len(rows), bool), int(rows.lsns.min())
-        hashes: Hashes | None = None
-        for entry, number in others:
-            if entry.lsn_max < oldest or not entry.rows:
-                continue
+        """Return by segment which sorted rows are within its keys, and not above its LSNs."""
+        older = np.zeros((len(others), len(rows)), bool)
+        for place, (entry, number) in enumerate(others):
             part = slice(bisect_left(keys, entry.min_key), bisect_right(keys, entry.max_key))
-            newer = rows.lsns[part] <= entry.lsn_max
-            if homes is not None:
-                newer &= homes[part] != number
-            if newer.any():
-                hashes = hash_keys(keys) if hashes is None else hashes
-                found = self.segments.tail(entry).filter.may_have_many(hashes[part])
-                suspect[part] |= newer & found
-        return suspect
+            if part.start < part.stop:
+                older[place, part] = rows.lsns[part] <= entry.lsn_max
+                if homes is not None:
+                    older[place, part] &= homes[part] != number
+        return older
 
     def _replaced_in_memory(self, rows: Versions, keys: list[bytes]) -> Mask:
         """Return which rows have a newer version in memory, whole or not."""
         replaced = np.zeros(len(rows), bool)
         for table in self.tables:
             for part in table.look_up(keys):
-                at = pc.index_in(part.keys, value_set=rows.keys).to_numpy(zero_copy_only=False)
-                newer = part.lsns > rows.lsns[at]
-                newer |= (part.lsns == rows.lsns[at]) & (part.seqs > rows.seqs[at])
-                replaced[at[newer]] = True
+                replaced |= _are_replaced(rows, part)
         return replaced
 
     def _are_uncovered(self, rows: Versions, deletes: Sequence[object]) -> Mask:
@@ -285,16 +335,16 @@ class SearchState:
         kept = drop_covered(rows, deletes)  # type: ignore[arg-type]
         return np.asarray(pc.is_in(rows.keys, value_set=kept.keys).to_numpy(zero_copy_only=False))
 
-    def are_newest(self, rows: Versions) -> Mask:
-        """Return which whole rows are the newest versions of their keys, by looking them up."""
-        newest = self.newest(sorted(set(rows.keys.to_pylist())), ())
-        places = pc.index_in(rows.keys, value_set=newest.keys)
-        at = places.fill_null(0).to_numpy(zero_copy_only=False)
-        if not len(newest):
-            return np.zeros(len(rows), bool)
-        same = (newest.lsns[at] == rows.lsns) & (newest.seqs[at] == rows.seqs)
-        same &= newest.kinds[at] == OpKind.PUT
-        return np.asarray(same & places.is_valid().to_numpy(zero_copy_only=False))
+
+def _are_replaced(rows: Versions, others: Versions) -> Mask:
+    """Return which rows have a newer version among others, whole or not."""
+    replaced = np.zeros(len(rows), bool)
+    if len(others):
+        at = pc.index_in(others.keys, value_set=rows.keys).fill_null(-1).to_numpy()
+        newer = (others.lsns > rows.lsns[at]) & (at >= 0)
+        newer |= (others.lsns == rows.lsns[at]) & (others.seqs > rows.seqs[at]) & (at >= 0)
+        replaced[at[newer]] = True
+    return replaced
 
 
 def drop_deleted_mask(rows: Versions, now_ms: int) -> Mask:

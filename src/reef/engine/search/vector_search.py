@@ -4,7 +4,7 @@
                  whose indexes serve the query, and the others, which are searched row by row
     2  filters   of each indexed segment, the rows that may meet the condition
     3  lists     of each indexed segment, the lists nearest to the query
-    4  rows      the stored vectors of the best candidates of all segments together
+    4  rows      the candidates of all segments together that may be among the nearest
     5  result    the nearest of them, and of the rows of memory and of unindexed segments; those
                  that are not current, or do not meet the condition, are replaced by the next best
 
@@ -19,36 +19,37 @@ many, more lists are read, the more rows the filter excludes. Few are all compar
 by the codes of all lists, or by their stored vectors where those are fewer bytes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
 
-from reef.engine.read.scan import Projection
 from reef.engine.read.skipping import rows_by_index
-from reef.engine.search.request import Ranked, SearchReport, SearchRequest, VectorQuery, matches
+from reef.engine.search.candidates import CandidatePool, NearestRows
+from reef.engine.search.request import Ranked, SearchReport, SearchRequest, VectorQuery
 from reef.engine.search.state import SearchState
 from reef.errors import CorruptionError, NotFoundError
-from reef.formats.manifest import IndexKind, SegmentEntry
-from reef.formats.segment import IndexPlace, SegmentTail
-from reef.formats.segment_index import KEYS
+from reef.formats.coding import Buffer
+from reef.formats.manifest import IndexKind, IndexSpec, SegmentEntry
+from reef.formats.segment import IndexPlace
 from reef.formats.vector_index import (
     CentroidSet,
+    CodedLists,
+    Floats,
+    NearRows,
     VectorDirectory,
-    VectorList,
     as_indexed,
+    code_margin,
     distances,
+    nearest_codes,
     vectors_of,
 )
-from reef.formats.versions import Versions, concat_versions
+from reef.formats.versions import Versions
 
-T = TypeVar("T")
-R = TypeVar("R")
 RERANK_MIN, RERANK_FACTOR = 50, 4
 """Candidates whose stored vectors are read, at least, and for each row of the result."""
 WIDER = 4
@@ -57,11 +58,41 @@ COMPLETE_ROWS_MIN = 2048
 """So few matching rows are always all compared."""
 COMPLETE_SHARE = 0.02
 """And so small a share of a segment's rows: the nearest lists hold too few of them."""
+WHOLE_SHARE = 0.25
+"""Of so many lists of a segment, the ranges that are read would be nearly all of its index."""
 ROWS_AT_ONCE = 4096
+LIST_BYTES = 64
+"""Of memory, for each list of a directory."""
 
 Ordinals = npt.NDArray[np.uint32]
 Distances = npt.NDArray[np.float32]
 Candidates = tuple[Ordinals, Distances]
+VectorIndex = tuple[IndexPlace, VectorDirectory]
+ABSENT = "absent"
+"""In the cache: a segment has no index that serves."""
+
+
+class Probed:
+    """The lists of a centroid set in the order in which a query reads them."""
+
+    def __init__(self, centroids: CentroidSet, target: Floats, *, by_product: bool) -> None:
+        self._far = centroids.distances(target, by_product=by_product)
+        self._known: dict[tuple[int, int], list[int]] = {}
+
+    def numbers(self, start: int, end: int) -> list[int]:
+        """Return the lists with these ranks, sorted; ranked once for all segments."""
+        known = self._known.get((start, end))
+        if known is None:
+            known = self._known[start, end] = self._ranked(start, end)
+        return known
+
+    def _ranked(self, start: int, end: int) -> list[int]:
+        far, places = self._far, np.arange(len(self._far))
+        if end < len(far):  # only those that are among the first are sorted
+            places = np.flatnonzero(far <= np.partition(far, end - 1)[end - 1])
+        ranked = places[np.argsort(far[places], kind="stable")][start:end]
+        numbers: list[int] = np.sort(ranked).tolist()
+        return numbers
 
 
 @dataclass(slots=True)
@@ -74,12 +105,18 @@ class SegmentVectors:
     directory: VectorDirectory
     centroids: CentroidSet
     query: VectorQuery
-    target: npt.NDArray[np.float32]
-    """The query as indexes have it."""
     allowed: BitMap | None = None
     """Rows that may match the filter; None without one."""
+    fits: bool = False
+    """Whether the data of all indexes are few enough to be kept in memory."""
     lists_read: int = 0
-    _found: list[Candidates] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    """The lists that were read."""
+    parts: list[Buffer] = field(default_factory=list)
+    """As they are stored, without the empty ones; or the whole data of the index instead."""
+    whole: Buffer | None = None
+    compared: Candidates | None = None
+    """Rows that were compared by their vectors instead."""
 
     @property
     def is_complete(self) -> bool:
@@ -100,70 +137,64 @@ class SegmentVectors:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether there are no more candidates than those returned so far."""
+        """Whether there are no more candidates than those read so far."""
         return self.is_complete or self.lists_read >= len(self.centroids)
 
-    def numbers(self, order: npt.NDArray[np.int64], lists: int) -> list[int]:
-        """Return the lists that are read next, sorted, if it is to be so many of an order."""
+    def is_whole(self, lists: int) -> bool:
+        """Whether all lists are read as one, if it is to be so many of them."""
         if self.is_complete:
-            return [] if self._found or self._by_vectors else self._filled(order)
-        return self._filled(order[self.lists_read : lists])
+            return not self._by_vectors
+        return self.fits and lists >= WHOLE_SHARE * len(self.centroids)
 
-    def _filled(self, lists: npt.NDArray[np.int64]) -> list[int]:
-        numbers: list[int] = np.sort(lists[self.directory.counts[lists] > 0]).tolist()
-        return numbers
+    def next_lists(self, probed: Probed, lists: int) -> list[int]:
+        """Return the lists that are read next, if it is to be so many."""
+        if not self.is_complete:
+            return probed.numbers(self.lists_read, lists)
+        return [] if self._by_vectors or self.numbers else list(range(len(self.centroids)))
 
-    def spans(self, numbers: Sequence[int]) -> list[tuple[int, int]]:
-        """Return where lists are in the data."""
-        return [self.directory.span(number) for number in numbers]
+    def add(self, numbers: Sequence[int], lists: int, parts: Sequence[Buffer] = ()) -> None:
+        """Add lists, the last of so many."""
+        self.lists_read = max(self.lists_read, min(lists, len(self.centroids)))
+        self.numbers += numbers
+        self.parts += parts
 
     def read(self, numbers: Sequence[int], lists: int) -> None:
-        """Add the candidates of lists, the last of so many; or all rows that match, if few do."""
-        self.lists_read = max(self.lists_read, min(lists, len(self.centroids)))
-        if self.is_complete and self._by_vectors:
-            if not self._found:
-                self._found.append(self._compared())
-        elif numbers and self.is_complete:
-            segments = self.state.segments
-            data = segments.index_data(self.entry, self.place, self.spans(numbers))
-            rows = self.directory.rows_among(self._inside(), data)
-            self._found.append((rows.ordinals, self.directory.distances(rows, self.target)))
-        elif numbers:
-            parts = self.state.segments.index_parts(self.entry, self.place, self.spans(numbers))
-            self._found.append(self._scored(numbers, parts))
+        """Read and add lists, the last of so many; or all rows that match, if few do."""
+        segments, directory = self.state.segments, self.directory
+        if self.is_whole(lists):
+            spans = directory.spans(range(len(directory.counts)))
+            self.whole = segments.index_data(self.entry, self.place, spans) if spans else b""
+            self.add(numbers, lists)
+        elif self.is_complete:
+            self.compared = self._compare() if self.compared is None else self.compared
+            self.add((), lists)
+        else:
+            spans = directory.spans(numbers)
+            self.add(numbers, lists, segments.index_parts(self.entry, self.place, spans))
 
-    def is_known(self, numbers: Sequence[int]) -> bool:
-        """Whether `read` finds lists in memory."""
-        segments = self.state.segments
+    def is_known(self, lists: int) -> bool:
+        """Whether `read` finds all lists in memory."""
+        return self.is_whole(lists) and self.state.segments.has_index_data(self.entry, self.place)
+
+    def coded(self) -> CodedLists:
+        """Return the rows of all lists so far, to be compared by their codes."""
+        if self.whole is None:
+            return CodedLists(self.directory, self.parts, None, self._inside())
+        spans = self.directory.span_array(self.numbers)
+        return CodedLists(self.directory, [self.whole], spans, self._inside())
+
+    @property
+    def candidates(self) -> int:
+        """How many rows are compared with the query."""
         if self.is_complete:
-            return not self._by_vectors and segments.has_index_data(self.entry, self.place)
-        return segments.has_index_parts(self.entry, self.place, self.spans(numbers))
+            return len(self.allowed or ())
+        return int(self.directory.counts[self.numbers].sum())
 
-    def candidates(self) -> Candidates:
-        """Return all candidates so far, with about their distances."""
-        if len(self._found) == 1:
-            return self._found[0]
-        return (
-            np.concatenate([np.zeros(0, np.uint32), *(ordinals for ordinals, _ in self._found)]),
-            np.concatenate([np.zeros(0, np.float32), *(far for _, far in self._found)]),
-        )
-
-    def _scored(self, numbers: Sequence[int], parts: Sequence[bytes | memoryview]) -> Candidates:
-        directory = self.directory
-        decoded = [
-            directory.decode_list(number, part, is_checked=True)
-            for number, part in zip(numbers, parts, strict=True)
-        ]
-        if self.allowed is not None:
-            inside = self._inside()
-            decoded = [one.take(np.flatnonzero(inside[one.ordinals])) for one in decoded]
-        rows = VectorList.join(decoded)
-        return rows.ordinals, directory.distances(rows, self.target)
-
-    def _inside(self) -> npt.NDArray[np.bool_]:
-        """Return which rows of the segment may match."""
-        assert self.allowed is not None
-        inside = np.zeros(self.state.segments.tail(self.entry).index.rows.sum(), bool)
+    def _inside(self) -> npt.NDArray[np.bool_] | None:
+        """Return which rows of the segment may match; None if all may."""
+        if self.allowed is None:
+            return None
+        inside = np.zeros(self.state.segments.tail(self.entry).row_ends[-1], bool)
         inside[np.array(self.allowed.to_array(), np.int64)] = True
         return inside
 
@@ -174,7 +205,7 @@ class SegmentVectors:
         pages = self.state.segments.tail(self.entry).index.pages
         return len(self.allowed) * pages.average_bytes < self.directory.bytes
 
-    def _compared(self) -> Candidates:
+    def _compare(self) -> Candidates:
         """Compare all matching rows with the query by their vectors."""
         assert self.allowed is not None
         ordinals = np.array(self.allowed.to_array(), np.uint32)
@@ -188,9 +219,11 @@ class SegmentVectors:
             vectors, known = vectors_of(stored, np.float64)
             far = distances(vectors, self.query.values, self.query.metric)
             parts.append(comparable(np.where(known, far, np.inf), self.query))
-        every: Distances = np.concatenate(parts).astype(np.float32)
-        found = np.isfinite(every)
-        return ordinals[found], every[found]
+        return ordinals, np.concatenate(parts).astype(np.float32)
+
+
+Plan = tuple[SegmentVectors, list[int]]
+"""A segment, and the lists that are read of it next."""
 
 
 def comparable(exact: npt.NDArray[np.float64], query: VectorQuery) -> npt.NDArray[np.float64]:
@@ -202,34 +235,6 @@ def comparable(exact: npt.NDArray[np.float64], query: VectorQuery) -> npt.NDArra
     length = float(query.values.astype(np.float64) @ query.values.astype(np.float64))
     with np.errstate(over="ignore", invalid="ignore"):
         return exact**2 - length
-
-
-class _Best:
-    """The nearest rows so far, with their exact distances."""
-
-    def __init__(self, request: SearchRequest, query: VectorQuery, k: int) -> None:
-        self._request, self._query, self.k = request, query, k
-        self.ranked = Ranked(Versions.empty(request.schema), np.zeros(0))
-
-    def bound(self) -> float:
-        """The distance from which on rows cannot be among the nearest."""
-        values = self.ranked.values
-        return float(values[-1]) if len(values) >= self.k else np.inf
-
-    def distances(self, rows: Versions) -> npt.NDArray[np.float64]:
-        """Return the exact distances of rows, infinite for those that do not match."""
-        column = rows.fields.get(self._query.column.number)
-        if column is None:
-            return np.full(len(rows), np.inf)
-        vectors, known = vectors_of(column, np.float64)
-        far = distances(vectors, self._query.values, self._query.metric)
-        matching = known & np.isfinite(far) & matches(rows, self._request)
-        return np.where(matching, far, np.inf)
-
-    def add(self, rows: Versions, far: npt.NDArray[np.float64]) -> None:
-        """Add current rows, none of which was added before."""
-        both = concat_versions([self.ranked.rows, rows], self._request.schema)
-        self.ranked = Ranked.best(both, np.concatenate([self.ranked.values, far]), self.k)
 
 
 @dataclass
@@ -244,27 +249,14 @@ class VectorRanking:
 
     def run(self) -> Ranked:
         """Return the nearest rows, the nearest first."""
-        self._best = self._nothing()
+        self._best = NearestRows(self.request, self.query, self.k)
         indexed = [] if self.request.exact else self._plan()
         if not indexed:
             self._everything()
         else:
             self.report.plan = "indexed"
             self._indexed(indexed)
-        return self._best.ranked
-
-    def _nothing(self) -> _Best:
-        return _Best(self.request, self.query, self.k)
-
-    def _gather(
-        self, call: Callable[[T], R], items: Sequence[T], is_known: Callable[[T], bool]
-    ) -> list[R]:
-        """Call with each item: those that have to be read in parallel, where reads wait."""
-        if self.state.segments.waits and len(items) > 1:
-            missing = [item for item in items if not is_known(item)]
-            if len(missing) > 1:
-                return self.state.runtime.map(call, items)
-        return [call(item) for item in items]
+        return self._best.ranked or Ranked(Versions.empty(self.request.schema), np.zeros(0))
 
     # --- plan -----------------------------------------------------------------------
     def _plan(self) -> list[SegmentVectors]:
@@ -273,8 +265,25 @@ class VectorRanking:
         if spec is None or not spec.centroids:
             return []
         entries = [entry for entry in state.entries if entry.rows and not entry.patches]
-        self._gather(self._prefetch, [*entries, None], self._is_prefetched)
-        found = [one for entry in entries if (one := self._open(entry)) is not None]
+        cache = state.segments.cache
+        keys = [("vectors", entry.id, spec.centroids) for entry in entries]
+        known: list[Any] = cache.peek_many(keys)
+        if None in known or not state.segments.has_centroids(spec):
+            state.gather(self._prefetch, [*entries, None], self._is_prefetched)
+        try:
+            centroids = state.segments.centroids(spec)
+        except (CorruptionError, NotFoundError) as error:
+            for entry in entries:
+                self.report.add_damage(entry.id, error)
+            return []
+        found = [
+            SegmentVectors(state, entry, index[0], index[1], centroids, self.query)
+            for entry, opened in zip(entries, known, strict=True)
+            if opened is not ABSENT and (index := opened or self._open(entry, spec)) is not None
+        ]
+        size = sum(one.directory.bytes for one in found)
+        for one in found:
+            one.fits = state.segments.bytes_kept(size) > 0
         return self._filtered(found)
 
     def _is_prefetched(self, entry: SegmentEntry | None) -> bool:
@@ -296,47 +305,33 @@ class VectorRanking:
         except (CorruptionError, NotFoundError):
             return
 
-    def _open(self, entry: SegmentEntry) -> SegmentVectors | None:
-        """Return the vector index of a segment; None if it has none that serves the query."""
-        query, segments = self.query, self.state.segments
-        assert query.spec is not None
-        tail = segments.tail(entry)
+    def _open(self, entry: SegmentEntry, spec: IndexSpec) -> VectorIndex | None:
+        """Return the vector index of a segment, decoded once; None if it has none that serves."""
+        tail, key = self.state.segments.tail(entry), ("vectors", entry.id, spec.centroids)
         for number, place in enumerate(tail.footer.indexes):
-            if place.spec.kind is not IndexKind.VECTOR or not place.is_built:
-                continue
-            if not place.spec.serves(query.spec):
-                continue
-            try:
-                directory = self._directory(tail, number)
-                centroids = segments.centroids(query.spec)
-            except (CorruptionError, NotFoundError) as error:
-                self.report.add_damage(entry.id, error)
-                return None
-            return SegmentVectors(
-                self.state, entry, place, directory, centroids, query, self._target
-            )
+            is_vector = place.spec.kind is IndexKind.VECTOR and place.is_built
+            if is_vector and place.spec.serves(spec):
+                try:
+                    data = tail.directory(number)
+                    directory = VectorDirectory.decode(data, tail.name, place.directory.offset)
+                except CorruptionError as error:
+                    self.report.add_damage(entry.id, error)
+                    return None
+                size = LIST_BYTES * len(directory.counts) + 2 * directory.scale.nbytes
+                self.state.segments.cache.put(key, (place, directory), size)
+                return place, directory
+        self.state.segments.cache.put(key, ABSENT, LIST_BYTES)
         return None
-
-    def _directory(self, tail: SegmentTail, number: int) -> VectorDirectory:
-        """Return the directory of an index, decoded once."""
-        offset = tail.footer.indexes[number].directory.offset
-
-        def load() -> tuple[VectorDirectory, int]:
-            directory = VectorDirectory.decode(tail.directory(number), tail.name, offset)
-            return directory, 2 * directory.counts.nbytes + 2 * directory.scale.nbytes
-
-        return self.state.segments.cache.get(("vectors", tail.name, offset), load)
 
     @cached_property
     def _target(self) -> npt.NDArray[np.float32]:
         return as_indexed(self.query.values, self.query.metric)
 
     @cached_property
-    def _order(self) -> npt.NDArray[np.int64]:
-        """All lists, the most promising first."""
+    def _probed(self) -> Probed:
         assert self.query.spec is not None
         centroids = self.state.segments.centroids(self.query.spec)
-        return centroids.nearest(self._target, by_product=self.query.metric == "dot")
+        return Probed(centroids, self._target, by_product=self.query.metric == "dot")
 
     def _filtered(self, found: list[SegmentVectors]) -> list[SegmentVectors]:
         """Apply the condition by the segments' filter indexes, where these say something of it."""
@@ -379,8 +374,8 @@ class VectorRanking:
         lists = {one.entry.id: one.probes for one in indexed}
         while True:
             indexed = self._read_lists(indexed, lists)
-            found = [one.candidates() for one in indexed]
-            done = self._verify(indexed, found)
+            rest = self._rest(indexed)
+            done = self._compare(indexed, rest)
             open_ones = [one for one in indexed if not one.is_exhausted]
             if done or not open_ones:
                 break
@@ -388,8 +383,7 @@ class VectorRanking:
         self.report.segments_indexed = len(indexed)
         self.report.segments_exact = sum(one.is_complete for one in indexed)
         self.report.lists = sum(one.lists_read for one in indexed)
-        self.report.candidates = sum(len(ordinals) for ordinals, _ in found)
-        rest = self._rest(indexed)
+        self.report.candidates = sum(one.candidates for one in indexed)
         self.report.segments_exhaustive = len(rest)
         for rows, current in self.state.unindexed(rest, self.request.projection):
             self._scanned(rows, None if current else rest)
@@ -403,177 +397,112 @@ class VectorRanking:
         self, indexed: list[SegmentVectors], lists: dict[str, int]
     ) -> list[SegmentVectors]:
         """Read so many lists of each segment; return those whose index is not damaged."""
-        numbers = {one.entry.id: one.numbers(self._order, lists[one.entry.id]) for one in indexed}
+        planned = [(one, one.next_lists(self._probed, lists[one.entry.id])) for one in indexed]
+        missing = self._take_known(planned, lists)
+        if not missing:
+            return indexed
 
-        def read(one: SegmentVectors) -> CorruptionError | None:
+        def read(plan: Plan) -> CorruptionError | None:
+            one, numbers = plan
             try:
-                one.read(numbers[one.entry.id], lists[one.entry.id])
+                one.read(numbers, lists[one.entry.id])
             except CorruptionError as error:
                 return error
             return None
 
-        def is_known(one: SegmentVectors) -> bool:
-            return one.is_known(numbers[one.entry.id])
+        def is_known(plan: Plan) -> bool:
+            return plan[0].is_known(lists[plan[0].entry.id])
 
-        kept = []
-        for one, error in zip(indexed, self._gather(read, indexed, is_known), strict=True):
-            if error is None:
-                kept.append(one)
-            else:
+        damaged = set()
+        errors = self.state.gather(read, missing, is_known)
+        for (one, _), error in zip(missing, errors, strict=True):
+            if error is not None:
+                damaged.add(one.entry.id)
                 self.report.add_damage(one.entry.id, error)
-        return kept
+        return [one for one in indexed if one.entry.id not in damaged]
 
-    def _verify(self, indexed: list[SegmentVectors], found: list[Candidates]) -> bool:
+    def _take_known(self, planned: Sequence[Plan], lists: dict[str, int]) -> list[Plan]:
+        """Add the lists that are in memory; return the plans of the other segments."""
+        by_list: list[Plan] = []
+        missing: list[Plan] = []
+        for one, numbers in planned:
+            is_by_list = not one.is_complete and not one.is_whole(lists[one.entry.id])
+            (by_list if is_by_list else missing).append((one, numbers))
+        known = self.state.segments.known_parts(
+            [(one.entry, one.place, one.directory.spans(numbers)) for one, numbers in by_list]
+        )
+        for (one, numbers), parts in zip(by_list, known, strict=True):
+            if parts is None:
+                missing.append((one, numbers))
+            else:
+                one.add(numbers, lists[one.entry.id], parts)
+        return missing
+
+    def _compare(self, indexed: list[SegmentVectors], rest: Sequence[SegmentEntry]) -> bool:
         """Compare the best candidates until enough of them count; return whether they do."""
-        pool = _CandidatePool(self, indexed)
-        enough = max(RERANK_MIN, RERANK_FACTOR * self.k)
-        candidates = _Nearest(found)
+        nearest = CandidateOrder(indexed, self._target)
+        entries = [one.entry for one in indexed]
+        pool = CandidatePool(self.state, self.request, self.query, entries, rest)
+        most = max(RERANK_MIN, RERANK_FACTOR * self.k)
+        enough = nearest.worth_reading(self.k, most) if self.request.where is None else most
         read, step = 0, enough
-        while read < len(candidates) and len(pool) < enough:
-            source, ordinals = candidates.part(read, read + step)
-            read, step = read + len(ordinals), 2 * step
-            pool.add(source, ordinals)
+        while len(pool) < enough:
+            some = nearest.part(read, read + step)
+            if not len(some):
+                break
+            read, step = read + len(some), max(RERANK_MIN, 2 * step)
+            pool.add(some.sources, some.ordinals)
             if pool.settle(self.k):
                 pool.settle(len(pool))  # some were replaced: the others are checked as well
-        self._best = pool.best()
+        self._best.ranked = pool.ranked(self.k)
         self.report.rows_read += read
         self.report.rows_stale += read - len(pool)
         # Probes are measured for the nearest rows: if most were replaced, the next are elsewhere.
         return len(pool) >= enough and 2 * len(pool) >= read
 
 
-class _Nearest:
-    """Candidates of all segments in the order of about their distances."""
+class CandidateOrder:
+    """The candidates of all segments in the order of about their distances."""
 
-    def __init__(self, found: Sequence[Candidates]) -> None:
-        self._far = np.concatenate([np.zeros(0, np.float32), *(far for _, far in found)])
-        self._ordinals = np.concatenate([np.zeros(0, np.uint32), *(some for some, _ in found)])
-        self._ends = np.cumsum([len(some) for some, _ in found])
-        self._order: npt.NDArray[np.int64] | None = None
+    def __init__(self, indexed: Sequence[SegmentVectors], target: Floats) -> None:
+        self._target = target
+        listed = [n for n, one in enumerate(indexed) if one.compared is None and one.numbers]
+        self._numbers = np.array(listed, np.int64)
+        self._coded = [indexed[n].coded() for n in listed]
+        self._compared = [(n, one.compared) for n, one in enumerate(indexed) if one.compared]
+        self._asked = 0
+        self._found = NearRows(np.zeros(0, np.int64), np.zeros(0, np.uint32), np.zeros(0, "<f4"))
 
-    def __len__(self) -> int:
-        return len(self._far)
+    def worth_reading(self, k: int, most: int) -> int:
+        """Return how many of the first rows may be among the k nearest, at most `most`."""
+        far = self._first(most).far
+        if self._compared or len(far) <= k:
+            return most
+        margin = code_margin(self._coded, self._target, float(far[k - 1]))
+        return int(np.searchsorted(far, far[k - 1] + margin, side="right"))
 
-    def part(self, start: int, end: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
-        """Return the sources and ordinals of the candidates with these ranks."""
-        if not start and end < len(self):
-            chosen = np.argpartition(self._far, end - 1)[:end]
-            self._order = None
-        else:
-            if self._order is None:
-                self._order = np.argsort(self._far, kind="stable")
-            chosen = self._order[start:end]
-        return np.searchsorted(self._ends, chosen, side="right"), self._ordinals[chosen]
+    def part(self, start: int, end: int) -> NearRows:
+        """Return the candidates with these ranks, as far as there are any."""
+        found = self._first(end)
+        return NearRows(found.sources[start:end], found.ordinals[start:end], found.far[start:end])
 
+    def _first(self, most: int) -> NearRows:
+        """Return the first candidates, at least so many if there are as many."""
+        if most > self._asked:
+            self._asked = most
+            self._found = self._ranked(most)
+        return self._found
 
-class _CandidatePool:
-    """Candidates whose vectors were read, by exact distance.
-
-    Whether a row is current and meets the condition is checked of rows of the result only, and of
-    those as far as its last: most are both, and the check costs as much as all the rest.
-    """
-
-    def __init__(self, ranking: VectorRanking, indexed: Sequence[SegmentVectors]) -> None:
-        self._ranking, self._state = ranking, ranking.state
-        self._entries = [one.entry for one in indexed]
-        self._rest = ranking._rest(indexed)
-        names = ranking.request.columns_read
-        self._columns = Projection.of(ranking.request.schema, names, None).numbers
-        self._rows = Versions.empty(ranking.request.schema)
-        self._source = np.zeros(0, np.int64)
-        self._ordinals = np.zeros(0, np.uint32)
-        self._far: npt.NDArray[np.float64] = np.zeros(0)
-        self._place = np.zeros(0, np.int64)
-        """Of each candidate in the checked rows; negative for those not checked."""
-
-    def __len__(self) -> int:
-        return int(np.isfinite(self._far).sum())
-
-    def add(self, source: npt.NDArray[np.int64], ordinals: npt.NDArray[np.uint32]) -> None:
-        """Read the vectors of candidates, those of all segments in parallel."""
-        order = np.lexsort((ordinals, source))
-        source, ordinals = source[order], ordinals[order]
-        parts = _parts(source)
-        query, segments = self._ranking.query, self._state.segments
-
-        def read(part: slice) -> npt.NDArray[np.float64]:
-            entry, some = self._entries[source[part.start]], ordinals[part]
-            column = self._state.values_at(entry, some, query.column.number, self._columns or ())
-            if column is None:
-                return np.full(len(some), np.inf)
-            vectors, known = vectors_of(column, np.float64)
-            return np.where(known, distances(vectors, query.values, query.metric), np.inf)
-
-        def is_known(part: slice) -> bool:
-            entry = self._entries[source[part.start]]
-            return segments.has_values(entry, ordinals[part], query.column.number)
-
-        far = self._ranking._gather(read, parts, is_known)
-        self._far = np.concatenate([self._far, *far])
-        self._far[~np.isfinite(self._far)] = np.inf
-        self._source = np.concatenate([self._source, source])
-        self._ordinals = np.concatenate([self._ordinals, ordinals])
-        self._place = np.concatenate([self._place, np.full(len(source), -1)])
-
-    def settle(self, k: int) -> int:
-        """Check the k nearest until all of them count; return how many did not.
-
-        Rows as far as the k-th are among them: of those, the result has the smaller keys.
-        """
-        stale = 0
-        while True:
-            nearest = self._nearest(k)
-            unchecked = nearest[self._place[nearest] < 0]
-            if not len(unchecked):
-                return stale
-            stale += self._check(np.sort(unchecked))
-
-    def _nearest(self, k: int) -> npt.NDArray[np.int64]:
-        """Return the places of the rows that are no farther than the k-th."""
-        finite = np.flatnonzero(np.isfinite(self._far)).astype(np.int64)
-        if len(finite) <= k:
-            return finite
-        far = self._far[finite]
-        near: npt.NDArray[np.int64] = finite[far <= np.partition(far, k - 1)[k - 1]]
-        return near
-
-    def _check(self, places: npt.NDArray[np.int64]) -> int:
-        """Read candidates as rows; return how many of them do not count."""
-        order = np.lexsort((self._ordinals[places], self._source[places]))
-        places = places[order]
-        source, ordinals = self._source[places], self._ordinals[places]
-        parts, schema = _parts(source), self._ranking.request.schema
-
-        def read(part: slice) -> Versions:
-            entry = self._entries[source[part.start]]
-            return self._state.rows_at(entry, ordinals[part], self._columns)
-
-        def is_known(part: slice) -> bool:
-            return self._state.segments.has_values(
-                self._entries[source[part.start]], ordinals[part], KEYS
-            )
-
-        found = self._ranking._gather(read, parts, is_known)
-        rows = concat_versions(found, schema)
-        counts = self._state.are_current(rows, self._entries, in_memory=False, homes=source)
-        counts &= ~self._state.are_looked_up(rows, self._rest)
-        counts &= matches(rows, self._ranking.request)
-        self._place[places] = len(self._rows) + np.arange(len(places))
-        self._far[places[~counts]] = np.inf
-        self._rows = concat_versions([self._rows, rows], schema) if len(self._rows) else rows
-        return int((~counts).sum())
-
-    def best(self) -> _Best:
-        """Return the nearest of the rows that were checked."""
-        best = self._ranking._nothing()
-        checked = np.flatnonzero(self._place >= 0)
-        far = np.full(len(self._rows), np.inf)
-        far[self._place[checked]] = self._far[checked]
-        best.ranked = Ranked.best(self._rows, far, best.k)
-        return best
-
-
-def _parts(source: npt.NDArray[np.int64]) -> list[slice]:
-    """Return the runs of equal numbers."""
-    starts = np.flatnonzero(np.diff(source, prepend=-1)).tolist()
-    return [slice(*pair) for pair in pairwise([*starts, len(source)])]
+    def _ranked(self, most: int) -> NearRows:
+        found = nearest_codes(self._coded, self._target, most)
+        sources = self._numbers[found.sources]
+        if not self._compared:
+            return NearRows(sources, found.ordinals, found.far)
+        compared = [rows for _, rows in self._compared]
+        places = [np.full(len(rows[0]), number) for number, rows in self._compared]
+        return NearRows.nearest(
+            np.concatenate([sources, *places]),
+            np.concatenate([found.ordinals, *(ordinals for ordinals, _ in compared)]),
+            np.concatenate([found.far, *(far for _, far in compared)]),
+            most,
+        )
