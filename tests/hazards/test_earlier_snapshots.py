@@ -84,7 +84,7 @@ def test_H65_damage_that_only_an_earlier_snapshot_notices_is_reported(world, wha
 
 
 def test_H65_a_manifest_that_only_a_sweep_of_an_earlier_life_loads(world):
-    """H65: a retained manifest of an earlier life is lost: repair skips it, and sweeps go on.
+    """H65: a retained manifest of an earlier life is lost: repair skips it, and sweeps continue.
 
     Root cause, a sibling: sweeps of a name begin with its earlier lives, and took the lost manifest
     for one that another sweep was deleting: ConflictError for ever, for the current life as well.

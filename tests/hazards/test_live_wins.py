@@ -14,7 +14,7 @@ from reef.formats.versions import Versions
 from reef.formats.wal_object import Job, OpKind, WalKind, WalObject
 from reef.jobs import BulkJob, backup, compact, fold, ingest, purge, rebuild, restore, verify
 from reef.jobs.fold.task import _pieces
-from reef.jobs.ingest.append import Unchanged
+from reef.jobs.ingest.condition import Unchanged
 from reef.jobs.purge.job import _Deletes
 from reef.manifest.edits import NEVER, hold_lsn_of
 from tests.support.backfills import Backfill

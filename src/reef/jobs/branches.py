@@ -4,9 +4,9 @@
               of each changed key: base, parent now, child now → which row stays
     rollback  now → a past state: the changes
 
-Changes are found by `reef.engine.history.diff`, in key order and without reading what both share,
-and staged as they are found, in bounded memory. The ingest is conditional (protocols §4): if the
-target was written meanwhile, nothing is visible, and the job starts over.
+Changes are found by `reef.engine.history.diff`, in key order and without reading the groups that
+both share, and staged as they are found, in bounded memory. The ingest is conditional (protocols
+§4): if the target was written meanwhile, nothing is visible, and the job starts over.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +42,7 @@ from reef.formats.versions import Versions, concat_versions
 from reef.formats.wal_object import JobSegment, OpKind
 from reef.jobs.compact.plan import split_keys
 from reef.jobs.fold.shuffle import Shuffler
-from reef.jobs.ingest.append import Unchanged
+from reef.jobs.ingest.condition import Unchanged
 from reef.jobs.ingest.job import BulkJob, sorted_rows, staged_rows
 from reef.jobs.ingest.staging import ROW_SEQ, Staging
 from reef.manifest.branching import check_is_branch
@@ -268,7 +268,7 @@ class MergeTask:
 
 @dataclass(frozen=True, slots=True)
 class MergedPart:
-    """The segments that a task staged, and what they change."""
+    """The segments that a task staged, and their changes."""
 
     staged: tuple[JobSegment, ...]
     changes: _Changes

@@ -7,14 +7,15 @@ never rows. The number of partitions follows from the number of rows and their s
 between them from the sample: the source is not evaluated again to find them.
 
 Over a plan that Spark can narrow, such as a scan of files with filters, the check is two jobs: one
-reads keys alone, which Spark counts itself, and Python receives a fair part of them; the other
-reads the first rows of each partition and stops there. Over any other plan, which would be
+reads keys alone, of which Python receives a fair part and all that are invalid; the other reads the
+first rows of each partition and stops there. Spark counts the rows: of a scan without filters from
+metadata, otherwise as the keys pass by. Over any other plan, which would be
 evaluated twice, it is one job: Python receives the whole of the first rows, and of all others the
 key and its hash.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -61,6 +62,8 @@ NARROW = (
     *("LogicalRelation", "DataSourceV2Relation", "DataSourceV2ScanRelation"),
 )
 """Nodes of plans over which Spark prunes columns, and a task that stops early has done little."""
+MERGED_HERE_MAX = 64
+"""The driver merges the reports of so many tasks; those of more are merged in another task."""
 ROW_NUMBER = (1 << 33) - 1
 """The bits of Spark's `monotonically_increasing_id` that count the rows of a partition."""
 
@@ -78,6 +81,7 @@ class Preflight:
     null_keys: int
     bad_length_keys: int
     longest_key: int
+    """Of a scan: the longest one of the sample, and of the keys with an invalid length."""
     bytes: int | None
     """Estimated size of the rows in memory, from the sample."""
     partitions: int
@@ -300,14 +304,23 @@ def is_narrow(df: Any) -> bool:
     """Whether a pass over a few columns or rows of a DataFrame costs little, by its plan."""
     if not hasattr(df, "_jdf"):  # Spark Connect does not show its plans
         return False
+    return all(
+        node.getClass().getSimpleName() in NARROW and node.deterministic() for node in _nodes(df)
+    )
+
+
+def _is_filtered(df: Any) -> bool:
+    return any(node.getClass().getSimpleName() == "Filter" for node in _nodes(df))
+
+
+def _nodes(df: Any) -> Iterator[Any]:
+    """Yield the nodes of the optimized plan."""
     nodes = [df._jdf.queryExecution().optimizedPlan()]
     while nodes:
         node = nodes.pop()
-        if node.getClass().getSimpleName() not in NARROW or not node.deterministic():
-            return False
+        yield node
         children = node.children()
         nodes += [children.apply(place) for place in range(children.size())]
-    return True
 
 
 def _whole_pieces(df: Any, plan: RowsPlan) -> Any:
@@ -339,41 +352,38 @@ def _sample_rows(df: Any, plan: RowsPlan) -> SampleReport:
 
     names = df.columns
     with batch_rows(df.sparkSession, SAMPLE_ROWS):
-        return _collected(numbered(df).mapInArrow(check, "message binary")).sample
+        return _merged(numbered(df).mapInArrow(check, "message binary")).sample
 
 
 def _sample_keys(df: Any, plan: RowsPlan) -> tuple[KeyCounts, KeySample]:
-    """Count all keys in Spark, and sample them in Python."""
+    """Sample the keys, and count the rows and the keys that cannot be stored."""
     from pyspark.sql import Observation
     from pyspark.sql import functions as fn
 
     pieces, number = _keys_of(df, plan)
-    observed = Observation()
-    length = fn.octet_length("key")
-    invalid = (length < 1) | (length > KEY_BYTES_MAX)
     keys = numbered(df).select(*pieces, number.alias("number"))
-    keys = keys.observe(
-        observed,
-        fn.count(fn.lit(1)).alias("rows"),
-        fn.count_if(fn.col("key").isNull()).alias("null_keys"),
-        fn.count_if(invalid).alias("bad_length"),
-        fn.max(length).alias("longest"),
-    )
+    counted = Observation() if _is_filtered(df) else None
+    if counted is not None:
+        keys = keys.observe(counted, fn.count(fn.lit(1)).alias("rows"))
+    length = fn.octet_length("key")
     (first, few), (second, fewer) = THINNED
     kept = (
         (fn.col("number") <= first)  # the row with each of these numbers reports that it exists
         | (fn.col("number") == second)
         | ((fn.col("number") < second) & (fn.col("hash") < hash_limit(few)))
         | (fn.col("hash") < hash_limit(fewer))
+        | fn.col("key").isNull()
+        | (length < 1)
+        | (length > KEY_BYTES_MAX)
     )
 
     def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield to_message(_PassReport(SampleReport(0, 0, ()), KeyCounts(), sample_keys(batches)))
+        yield to_message(_PassReport(SampleReport(0, 0, ()), *sample_keys(batches)))
 
     with larger_batches(df.sparkSession):
-        report = _collected(keys.where(kept).mapInArrow(check, "message binary"))
-    found = {name: count or 0 for name, count in observed.get.items()}
-    return KeyCounts(**found), report.keys
+        report = _merged(keys.where(kept).mapInArrow(check, "message binary"))
+    rows = df.count() if counted is None else counted.get["rows"]
+    return replace(report.counts, rows=rows), report.keys
 
 
 def hash_limit(part: int) -> int:
@@ -381,15 +391,19 @@ def hash_limit(part: int) -> int:
     return HASH_MIN + (1 << 64) // part
 
 
-def sample_keys(batches: Iterable[pa.RecordBatch]) -> KeySample:
-    """Sample the keys of one partition, of which Spark has left out most above a limit."""
-    keys = KeySample.empty()
+def sample_keys(batches: Iterable[pa.RecordBatch]) -> tuple[KeyCounts, KeySample]:
+    """Count and sample the keys of one partition, of which Spark has left out most above a limit,
+    but none that is invalid."""
+    counts, keys = KeyCounts(), KeySample.empty()
     last = 0
     for batch in batches:
+        counts = counts.merge(count_keys(batch.column("key")))
         last = max(last, pc.max(batch.column("number")).as_py() or 0)
         keys = keys.add(batch.select(["hash", "key"])).cut(TASK_KEYS, TASK_KEY_BYTES)
     limits = [hash_limit(part) for first, part in THINNED if last >= first]
-    return keys.merge(KeySample(SAMPLED.empty_table(), min(limits))) if limits else keys
+    if limits:
+        keys = keys.merge(KeySample(SAMPLED.empty_table(), min(limits)))
+    return counts, keys
 
 
 def _one_report(
@@ -402,11 +416,19 @@ def _one_report(
         return _collected(pieces.mapInArrow(check, "message binary"))
 
 
+def _merged(reports: Any) -> _PassReport:
+    """Merge the reports of the tasks of a narrow plan, which runs no job to be partitioned."""
+    if reports._jdf.queryExecution().toRdd().getNumPartitions() > MERGED_HERE_MAX:
+        return _collected(reports)
+    return _merge(bytes(row.message) for row in reports.collect())
+
+
 def _collected(reports: Any) -> _PassReport:
     """Merge the reports of tasks in one more task."""
 
     def merge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield to_message(_merge(batches))
+        messages = (message.as_py() for batch in batches for message in batch.column("message"))
+        yield to_message(_merge(messages))
 
     (row,) = reports.repartition(1).mapInArrow(merge, "message binary").collect()
     found: _PassReport = from_message(bytes(row["message"]))
@@ -435,12 +457,11 @@ def _check_partition(
     return _PassReport(sample, counts, keys)
 
 
-def _merge(batches: Iterable[pa.RecordBatch]) -> _PassReport:
+def _merge(messages: Iterable[bytes]) -> _PassReport:
     """Merge the reports of all tasks."""
     merged = _PassReport(SampleReport(0, 0, ()), KeyCounts(), KeySample.empty())
-    for batch in batches:
-        for message in batch.column("message"):
-            merged = merged.merge(from_message(message.as_py()))
+    for message in messages:
+        merged = merged.merge(from_message(message))
     return merged
 
 

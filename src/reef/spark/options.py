@@ -25,6 +25,7 @@ unlessChangedSince   GENERATION:LSN of a snapshot: fail with ConflictError if th
                  written since
 unlessChangedIn  the key ranges to which that applies: a JSON list of [start, end] in base64, where
                  the end may be null
+unlessChangedInFile   a file of the driver that has them when the write commits
 """
 
 import base64
@@ -35,6 +36,7 @@ import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reef import stores
@@ -42,7 +44,7 @@ from reef.config import IngestSettings
 from reef.engine.history.as_of import AsOf, ReadTarget, read_target
 from reef.engine.history.snapshots import resolve_snapshot
 from reef.engine.rows.batch import check_idempotency_key, check_live_wins
-from reef.errors import ErrorKind, InvalidInputError
+from reef.errors import ErrorKind, InternalError, InvalidInputError
 from reef.formats.schema import OPERATORS
 from reef.manifest.head import HeadFinder, locate
 from reef.paths import Namespace
@@ -352,6 +354,7 @@ WRITING = (
     "createOnly",
     "unlessChangedSince",
     "unlessChangedIn",
+    "unlessChangedInFile",
 )
 OLD_NAMES = {"orderColumn": "orderBy"}
 """Options that were renamed: the old names keep working."""
@@ -380,6 +383,8 @@ class SparkWriteOptions:
     merge_ops: Mapping[str, str] = field(default_factory=dict)
     """The operator of each column that merges change."""
     live_wins: bool = False
+    unless_file: str | None = None
+    """A file with the ranges of the condition, if they are known at the commit only."""
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> "SparkWriteOptions":
@@ -412,6 +417,7 @@ class SparkWriteOptions:
             _condition(given),
             parse_merge_ops(given.get("mergeOps", "")),
             live_wins,
+            given.get("unlessChangedInFile"),
         )
 
 
@@ -455,6 +461,14 @@ def _condition(given: Mapping[str, str]) -> tuple[int, int, tuple[KeyRange, ...]
     if match is None:
         raise _bad(f"the option unlessChangedSince={since!r} is not GENERATION:LSN")
     return int(match[1]), int(match[2]), (KeyRange(),) if ranges is None else _ranges(ranges)
+
+
+def read_ranges(file: str) -> tuple[KeyRange, ...]:
+    """Read the key ranges that the native reader has left for the commit."""
+    try:
+        return _ranges(Path(file).read_text())
+    except OSError as error:
+        raise InternalError(f"the condition of a write is missing: {error}") from error
 
 
 def _ranges(text: str) -> tuple[KeyRange, ...]:

@@ -35,11 +35,11 @@ from reef.engine.rows.batch import check_live_wins
 from reef.engine.rows.convert import EXPIRES_AT
 from reef.errors import ErrorKind, InternalError, InvalidInputError, NotFoundError
 from reef.formats.schema import Schema
-from reef.jobs.ingest.append import Unchanged
+from reef.jobs.ingest.condition import Unchanged
 from reef.jobs.ingest.job import BulkJob
 from reef.manifest.head import locate
 from reef.paths import Namespace
-from reef.spark.options import SparkWriteOptions, check_replacing
+from reef.spark.options import SparkWriteOptions, check_replacing, read_ranges
 from reef.spark.rows import RowsPlan, raise_all
 from reef.spark.session import error_boundary
 from reef.spark.staging import PartPlan, StagedPart, deduplicate, stage_part
@@ -257,6 +257,7 @@ class ReefWriter(DataSourceArrowWriter):
             raise
         self._handle = handle = job.hand_over()
         self._unless = None if write.unless is None else Unchanged(*write.unless)
+        self._unless_file = write.unless_file
         lease = SharedLease(
             handle.store,
             handle.namespace,
@@ -289,10 +290,15 @@ class ReefWriter(DataSourceArrowWriter):
             segments = deduplicate(job.staging, self._plan.rows, parts)
             if job.replace is not None:
                 segments += job.staging.stage([], job.replace)
-            job.commit(segments, interleaved=True, unless=self._unless)
+            job.commit(segments, interleaved=True, unless=self._condition())
         except BaseException:
             job.let_go()  # Spark calls abort next, in a process of its own
             raise
+
+    def _condition(self) -> Unchanged | None:
+        if self._unless is None or self._unless_file is None:
+            return self._unless
+        return replace(self._unless, ranges=read_ranges(self._unless_file))
 
     @error_boundary
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:

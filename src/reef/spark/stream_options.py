@@ -57,6 +57,7 @@ BATCH_WRITING = (
     "createOnly",
     "unlessChangedSince",
     "unlessChangedIn",
+    "unlessChangedInFile",
 )
 """Options of a batch write that a stream cannot have."""
 APPEND_BYTES = 4 << 20

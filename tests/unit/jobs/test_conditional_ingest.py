@@ -1,5 +1,7 @@
 """Conditional ingests: commit only if nothing that the job has read was written since (H76)."""
 
+import random
+
 import msgspec
 import pytest
 
@@ -9,7 +11,8 @@ from reef.errors import ConflictError
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.wal_object import OpKind
 from reef.jobs import fold
-from reef.jobs.ingest.append import Unchanged
+from reef.jobs.ingest import condition
+from reef.jobs.ingest.condition import KeyRanges, Unchanged
 from reef.jobs.ingest.job import BulkJob, staged_rows
 from reef.manifest.head import Publisher
 from reef.paths import Namespace
@@ -124,3 +127,61 @@ def test_H76_a_generation_that_is_not_retained_is_a_conflict(db):
     with pytest.raises(ConflictError, match="was garbage-collected"):
         commit(db, unless, a=b"2")
     assert contents(db) == {b"a": b"1"}
+
+
+ALPHABET = [bytes([letter]) for letter in b"abcdefgh"]
+
+
+def random_range(chance):
+    """Return a key, a range of keys, or one without an end."""
+    start, end = chance.choice(ALPHABET), chance.choice([*ALPHABET, None, None])
+    if end is None and chance.random() < 0.7:
+        end = start + b"\0"
+    return KeyRange(start, end if end is None or end > start else start + b"\0")
+
+
+def test_H76_ranges_are_searched_as_one_by_one():
+    """Keys, sorted keys and other ranges, against a search of all ranges."""
+    chance = random.Random(1)
+    for _ in range(300):
+        ranges = [random_range(chance) for _ in range(chance.randrange(5))]
+        found = KeyRanges.of(ranges)
+        assert list(found.starts) == sorted(set(found.starts))
+        for key in [b"", *ALPHABET, b"zz"]:
+            assert found.has(key) == any(one.has(key) for one in ranges), (ranges, key)
+        keys = sorted(chance.sample(ALPHABET, chance.randrange(5)))
+        hit = any(one.has(key) for one in ranges for key in keys)
+        assert found.has_one_of(keys) == hit, (ranges, keys)
+        other = random_range(chance)
+        assert found.overlap(other) == any(map(other.overlaps, ranges)), (ranges, other)
+
+
+@pytest.mark.parametrize(("keys", "conflicts"), [("aez", True), ("adz", False), ("ez", True)])
+def test_H76_a_load_is_a_change_of_its_keys(db, keys, conflicts):
+    """Its keys are read where those of the job are between its bounds; its first one is known."""
+    unless = position(db, KeyRange(b"b", b"b\0"), KeyRange(b"e", b"ee"))
+    commit(db, None, **dict.fromkeys(keys, b"other"))
+    if conflicts:
+        with pytest.raises(ConflictError, match="was changed at LSN"):
+            commit(db, unless, b=b"2")
+    else:
+        commit(db, unless, b=b"2")
+
+
+def test_H76_a_large_load_is_a_change_between_its_bounds(db, monkeypatch):
+    """A conflict too many is safe, and costs no read of its keys."""
+    monkeypatch.setattr(condition, "ROWS_READ_MAX", 1)
+    unless = position(db, KeyRange(b"b", b"b\0"))
+    commit(db, None, a=b"other", z=b"other")
+    with pytest.raises(ConflictError, match="was changed at LSN"):
+        commit(db, unless, b=b"2")
+
+
+def test_H76_a_load_that_was_compacted_and_swept_is_a_change(db):
+    """Its keys cannot be read any more: it may have had any of those between its bounds."""
+    unless = position(db, KeyRange(b"b", b"b\0"))
+    commit(db, None, a=b"other", z=b"other")
+    for found in db.store.list(f"{Namespace(NAME).segments}"):
+        db.store.delete(found.key)
+    with pytest.raises(ConflictError, match="was changed at LSN"):
+        commit(db, unless, b=b"2")

@@ -40,6 +40,14 @@ record KeyRanges(List<Range> ranges) {
     return result;
   }
 
+  static Range only(byte[] key) {
+    return new Range(key, Arrays.copyOf(key, key.length + 1)); // up to the smallest key above it
+  }
+
+  static KeyRanges between(byte[] first, byte[] last) {
+    return new KeyRanges(List.of(new Range(first, only(last).end)));
+  }
+
   private static KeyRanges one(String operator, byte[] key) {
     byte[] next = Arrays.copyOf(key, key.length + 1); // the smallest key above it
     return new KeyRanges(List.of(switch (operator) {

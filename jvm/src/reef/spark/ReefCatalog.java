@@ -50,6 +50,7 @@ public final class ReefCatalog implements StagingTableCatalog, SupportsNamespace
     options.asCaseSensitiveMap().forEach((option, value) -> {
       if (option.startsWith("store.")) bucket.put(option, value);
     });
+    SourceKeysRule.install();
   }
 
   @Override public String name() { return name; }

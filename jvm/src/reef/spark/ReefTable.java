@@ -17,13 +17,16 @@ import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.catalog.TableCapability;
 import org.apache.spark.sql.connector.catalog.TruncatableTable;
 import org.apache.spark.sql.connector.expressions.Transform;
+import org.apache.spark.sql.connector.metric.CustomMetric;
 import org.apache.spark.sql.connector.read.ScanBuilder;
+import org.apache.spark.sql.connector.write.BatchWrite;
 import org.apache.spark.sql.connector.write.LogicalWriteInfo;
 import org.apache.spark.sql.connector.write.RowLevelOperationBuilder;
 import org.apache.spark.sql.connector.write.RowLevelOperationInfo;
 import org.apache.spark.sql.connector.write.SupportsTruncate;
 import org.apache.spark.sql.connector.write.Write;
 import org.apache.spark.sql.connector.write.WriteBuilder;
+import org.apache.spark.sql.connector.write.streaming.StreamingWrite;
 import org.apache.spark.sql.internal.connector.SupportsStreamingUpdateAsAppend;
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.DataTypes;
@@ -47,7 +50,8 @@ final class ReefTable implements Table, SupportsMetadataColumns, SupportsRead, S
   private final boolean isWritable;
   private boolean isInCatalog;
   private ReadPlan plan;
-  private boolean isScannedElsewhere;
+  /** What a statement on this table depends on: a catalog loads a table for each statement. */
+  final Dependency dependency = new Dependency(this);
 
   ReefTable(String name, Map<String, String> options, StructType schema, Map<String, String> properties, boolean isWritable) {
     this.name = name;
@@ -139,10 +143,10 @@ final class ReefTable implements Table, SupportsMetadataColumns, SupportsRead, S
   public ScanBuilder newScanBuilder(CaseInsensitiveStringMap scanOptions) {
     CaseInsensitiveStringMap all = new CaseInsensitiveStringMap(with(scanOptions));
     if (!Engine.of(all).isNative()) {
+      dependency.addAll();
       Table python = Planner.python().getTable(schema, new Transform[0], Map.of());
       return ((SupportsRead) python).newScanBuilder(new CaseInsensitiveStringMap(forPython(with(scanOptions))));
     }
-    isScannedElsewhere = true;
     return nativeScan(scanOptions);
   }
 
@@ -152,17 +156,61 @@ final class ReefTable implements Table, SupportsMetadataColumns, SupportsRead, S
     check(plan().schema);
     ReefScanBuilder builder = new ReefScanBuilder(name, schema, plan(), all.getLong("splitBytes", SPLIT_BYTES));
     builder.reportsPartitioning = isInCatalog;
+    dependency.add(builder);
     return builder;
   }
 
-  /** Whether a query has planned a scan of this table, such as a subquery of a row-level statement. */
-  boolean isScannedElsewhere() {
-    return isScannedElsewhere;
+  boolean isInCatalog() {
+    return isInCatalog;
   }
 
   @Override
   public WriteBuilder newWriteBuilder(LogicalWriteInfo info) {
-    return sink(info.queryId(), info.schema(), forPython(with(info.options())));
+    Map<String, String> options = forPython(with(info.options()));
+    WriteBuilder sink = sink(info.queryId(), info.schema(), options);
+    return isInCatalog ? new SelfReadingSink(info, options, sink) : sink;
+  }
+
+  /**
+   * The sink of a statement that may read its own table, such as a MERGE with inserts alone, which Spark makes an append,
+   * or an INSERT OVERWRITE from the table itself. If it does, its commit is conditional. That is known when it runs.
+   */
+  private final class SelfReadingSink implements WriteBuilder, SupportsTruncate, SupportsStreamingUpdateAsAppend {
+    private final LogicalWriteInfo info;
+    private final Map<String, String> options;
+    private final WriteBuilder unconditional;
+    private boolean truncates;
+
+    SelfReadingSink(LogicalWriteInfo info, Map<String, String> options, WriteBuilder unconditional) {
+      this.info = info;
+      this.options = options;
+      this.unconditional = unconditional;
+    }
+
+    @Override
+    public WriteBuilder truncate() {
+      truncates = true;
+      ((SupportsTruncate) unconditional).truncate();
+      return this;
+    }
+
+    @Override
+    public Write build() {
+      Write write = unconditional.build();
+      return new Write() {
+        @Override public String description() { return write.description(); }
+        @Override public StreamingWrite toStreaming() { return write.toStreaming(); }
+        @Override public CustomMetric[] supportedCustomMetrics() { return write.supportedCustomMetrics(); }
+        @Override public BatchWrite toBatch() { return dependency.isEmpty() ? write.toBatch() : conditional(); }
+      };
+    }
+
+    private BatchWrite conditional() {
+      return dependency.conditional(options, all -> {
+        WriteBuilder sink = sink(info.queryId(), info.schema(), all);
+        return (truncates ? ((SupportsTruncate) sink).truncate() : sink).build().toBatch();
+      });
+    }
   }
 
   /** The Python sink for rows of a schema. */

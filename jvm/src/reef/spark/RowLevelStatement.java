@@ -1,8 +1,5 @@
 package reef.spark;
 
-import java.util.ArrayList;
-import java.util.Arrays;
-import java.util.List;
 import java.util.Map;
 import org.apache.spark.sql.connector.expressions.Expressions;
 import org.apache.spark.sql.connector.expressions.NamedReference;
@@ -26,13 +23,11 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 /**
  * DELETE, UPDATE or MERGE: changed rows by key, each with its operation in the column {@code _op}, committed as one
  * ingest by the Python sink. The commit is conditional: it fails if keys that the statement depends on were written since
- * the LSN that it has read, so no update of another writer is lost. It depends on the key ranges that its scan was
- * restricted to by predicates on the key; on the whole table if it reads it elsewhere too, such as in a subquery.
+ * the LSN that it has read, so no update of another writer is lost. Which keys these are is in {@link Dependency}.
  */
 final class RowLevelStatement implements SupportsDelta {
   private final ReefTable table;
   private final RowLevelOperationInfo info;
-  private final List<ReefScanBuilder> scans = new ArrayList<>();
 
   RowLevelStatement(ReefTable table, RowLevelOperationInfo info) {
     this.table = table;
@@ -47,7 +42,6 @@ final class RowLevelStatement implements SupportsDelta {
   public ScanBuilder newScanBuilder(CaseInsensitiveStringMap options) {
     ReefScanBuilder scan = table.nativeScan(options);
     scan.takesRuntimeFilters = false;
-    scans.add(scan);
     return scan;
   }
 
@@ -63,21 +57,9 @@ final class RowLevelStatement implements SupportsDelta {
     };
   }
 
-  /** The ranges that the statement depends on; known once all its scans were planned. */
-  private KeyRanges dependsOn() {
-    if (table.isScannedElsewhere() || scans.isEmpty()) return KeyRanges.ALL;
-    KeyRanges all = new KeyRanges(List.of());
-    for (ReefScanBuilder scan : scans) {
-      all = all.or(KeyRanges.of(new Pruner(table.plan().schema), Arrays.asList(scan.pushedPredicates())));
-    }
-    return all;
-  }
-
   private BatchWrite sink(LogicalWriteInfo write, StructType changes) {
     Map<String, String> options = ReefTable.forPython(table.with(write.options()));
-    options.put("unlessChangedSince", table.plan().generation + ":" + table.plan().lsn);
-    options.put("unlessChangedIn", dependsOn().json());
-    return ReefTable.sink(write.queryId(), changes, options).build().toBatch();
+    return table.dependency.conditional(options, all -> ReefTable.sink(write.queryId(), changes, all).build().toBatch());
   }
 
   /** The write. Its condition depends on all scans, so the sink is made when the statement runs. */

@@ -31,6 +31,8 @@ class Source(Protocol):
 
     def _batches(self, scan: Scan, limit: int | None = None) -> pa.RecordBatchReader: ...
 
+    def _count(self, scan: Scan) -> int: ...
+
 
 Columns = Sequence[str] | Mapping[str, pc.Expression] | None
 

@@ -66,7 +66,7 @@ class ScanOptions(TypedDict, total=False):
 
 
 class ForkAware(ABC):
-    """A handle that survives a fork: the child loads again what belongs to its parent (H51)."""
+    """A handle that survives a fork: the child reloads all that belongs to its parent (H51)."""
 
     _runtime: Runtime
 

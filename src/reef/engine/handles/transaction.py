@@ -294,7 +294,7 @@ class Footprints:
 
 
 def write_set_of(batches: Sequence[AnyOps]) -> WriteSet:
-    """Return what some batches write."""
+    """Return the keys and ranges that some batches write."""
     keys: set[bytes] = set()
     ranges: list[KeyRange] = []
     for ops in batches:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from reef.engine.read.skipping import filter_indexes, matching_rows
+from reef.engine.read.skipping import count_matching, filter_indexes
 from reef.engine.read.view import Scan
 from reef.engine.where import ArrowFilter, Predicate, Where
 from reef.errors import CorruptionError
@@ -83,11 +83,10 @@ def _count(scan: Scan, entry: SegmentEntry, where: Where) -> int | None:
     """Return how many rows of a segment match; None if its indexes do not know all of it."""
     try:
         indexes = filter_indexes(scan.segments, entry)
-        rows = matching_rows(where, indexes) if _is_known(where, indexes) else None
+        return count_matching(where, indexes, entry.rows) if _is_known(where, indexes) else None
     except CorruptionError as error:
         _log.warning("segment %s is counted without its indexes: %s", entry.id, error)
         return None
-    return None if rows is None else len(rows)
 
 
 def _is_known(where: Where, indexes: dict[int, FilterIndex]) -> bool:

@@ -38,7 +38,6 @@ import msgspec
 
 from reef.engine.context import NamespaceContext
 from reef.engine.handles.database import Database
-from reef.engine.handles.transaction import Reads, WriteSet, write_set_of
 from reef.engine.history.as_of import with_skipped
 from reef.engine.log.log import LogRules, SlotGone, Verdict, replay_headers
 from reef.engine.log.tail import HeaderTask, Missing, Peeked, run_header_task
@@ -60,15 +59,15 @@ from reef.formats.wal_object import (
     WalHeader,
     WalKind,
     WalObject,
-    decode_ops,
     encode_ops,
 )
+from reef.jobs.ingest.condition import KeysWritten, Unchanged
 from reef.manifest.dedup import DedupWindow
 from reef.paths import Namespace
 from reef.runtime import Stopwatch
 from reef.stores import Outcome, Store
 from reef.telemetry import operation
-from reef.types import KeyRange, Receipt
+from reef.types import Receipt
 
 ENDS = (WalKind.INGEST, WalKind.ABORT)
 LOSSES_BEFORE_AIMING = 3
@@ -88,47 +87,6 @@ class Ended:
     lsn: int
     committed: bool
     write_id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Unchanged:
-    """The condition of an ingest: no object behind an LSN has written keys in some ranges."""
-
-    generation: int
-    """Generation that was read. A lease keeps it, and the log from its floor on."""
-    lsn: int
-    """The last LSN that was read."""
-    ranges: tuple[KeyRange, ...] = (KeyRange(),)
-
-    @property
-    def hint(self) -> str:
-        """The next step after a conflict."""
-        again = "Nothing was written. Run it again"
-        if KeyRange() not in self.ranges:
-            return again
-        return f"{again}, or restrict it to a range of keys: it depends on all of them"
-
-    def is_violated_by(self, found: WalObject, schemas: Sequence[Schema]) -> bool:
-        """Return whether a counting object has written keys of the ranges."""
-        reads = Reads(ranges=list(self.ranges))
-        if found.header.kind is WalKind.INGEST and found.header.job is not None:
-            return _write_set_of_job(found.header.job).touches(reads)
-        if not found.header.kind.has_rows:
-            return False
-        known = {schema.id: schema for schema in schemas}
-        schema = known.get(found.header.schema_id)
-        if schema is None:  # a newer one: its keys cannot be decoded here
-            return True
-        name = f"LSN {found.header.lsn}"
-        batches = [decode_ops(record, schema, name) for record in found.records]
-        return write_set_of(batches).touches(reads)
-
-
-def _write_set_of_job(job: Job) -> WriteSet:
-    ranges = [KeyRange(s.min_key, s.max_key + b"\0") for s in job.segments]
-    if job.replace is not None:
-        ranges.append(KeyRange(*job.replace))
-    return WriteSet(frozenset(), (), tuple(ranges), 0)
 
 
 @dataclass(slots=True)
@@ -315,13 +273,14 @@ class Appender:
         is; whether it still is, is checked after the slots were read.
         """
         try:
+            written = KeysWritten(self._store, self._names, seen.manifest.schemas)
             if self._checked is None:
                 read = self._heads.load(condition.generation)
                 self._checked = LogRules(with_skipped(read, seen.manifest))
             for slot in self._log.replay(self._checked, seen.open_slot):
                 if slot.lsn <= condition.lsn or slot.verdict is not Verdict.APPLIES:
                     continue
-                if slot.object and condition.is_violated_by(slot.object, seen.manifest.schemas):
+                if slot.object and written.touch(slot.object, condition.keys):
                     raise ConflictError(
                         f"{self._names.name} was changed at LSN {slot.lsn}, after the job has "
                         f"read it at LSN {condition.lsn}",

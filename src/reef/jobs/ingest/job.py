@@ -50,7 +50,8 @@ from reef.formats.schema import Schema
 from reef.formats.versions import Versions
 from reef.formats.wal_object import JOB_DIGEST, Job, JobSegment, OpKind, Ops, WalKind, encode_ops
 from reef.jobs.arguments import check_arguments
-from reef.jobs.ingest.append import Appender, JobState, Unchanged, UnfoldedLog
+from reef.jobs.ingest.append import Appender, JobState, UnfoldedLog
+from reef.jobs.ingest.condition import Unchanged
 from reef.jobs.ingest.staging import (
     ROW_SEQ,
     Staging,
