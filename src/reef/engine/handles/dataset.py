@@ -31,8 +31,6 @@ class Source(Protocol):
 
     def _batches(self, scan: Scan, limit: int | None = None) -> pa.RecordBatchReader: ...
 
-    def _count(self, scan: Scan) -> int: ...
-
 
 Columns = Sequence[str] | Mapping[str, pc.Expression] | None
 
@@ -204,7 +202,8 @@ class Scanner(ds.Scanner):  # type: ignore[misc]
         """Return the number of rows without reading other columns than those of the filter."""
         schema, where = self._scan.manifest.schema, self._scan.projection.where
         counted = replace(self._scan, projection=Projection.of(schema, [], where))
-        return self._handle._count(counted)
+        with self._handle._batches(counted) as batches:
+            return sum(len(batch) for batch in batches)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         return self.to_reader().__arrow_c_stream__(requested_schema)
