@@ -530,10 +530,7 @@ def set_centroids(manifest: Manifest, spec: IndexSpec, centroids: str) -> Manife
     """
     if spec not in manifest.indexes:
         return None
-    refuse_condemned_keys(manifest, [f"segments/{centroids_name(centroids)}"])
-    trained = msgspec.structs.replace(spec, centroids=centroids, home=None)
-    indexes = tuple(trained if known == spec else known for known in manifest.indexes)
-    return msgspec.structs.replace(manifest, indexes=indexes)
+    return msgspec.structs.replace(manifest, indexes=_trained(manifest, spec, centroids))
 
 
 def retrain_index(manifest: Manifest, spec: IndexSpec, centroids: str) -> Manifest | None:
@@ -544,10 +541,16 @@ def retrain_index(manifest: Manifest, spec: IndexSpec, centroids: str) -> Manife
     own = [s for s in manifest.indexes if (s.kind, s.column) == (spec.kind, spec.column)]
     if own != [spec]:
         return None
+    indexes = (*_trained(manifest, spec, centroids), spec)
+    return msgspec.structs.replace(manifest, indexes=indexes)
+
+
+def _trained(manifest: Manifest, spec: IndexSpec, centroids: str) -> tuple[IndexSpec, ...]:
+    """Return the indexes with centroids for one of them, which no sweep may have condemned."""
     refuse_condemned_keys(manifest, [f"segments/{centroids_name(centroids)}"])
     trained = msgspec.structs.replace(spec, centroids=centroids, home=None)
     indexes = tuple(trained if known == spec else known for known in manifest.indexes)
-    return msgspec.structs.replace(manifest, indexes=(*indexes, spec))
+    return indexes
 
 
 def forget_replaced_centroids(manifest: Manifest) -> Manifest | None:
