@@ -11,6 +11,7 @@ EQUIVALENT = "equivalent"
 
 AREAS = (
     "backup",
+    "branches",
     "catalog",
     "commit",
     "completions",

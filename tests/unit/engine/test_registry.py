@@ -252,6 +252,25 @@ def test_a_rebuild_corrects_wrong_entries(bucket):
     assert entries(bucket)["b"]["changes"] == {}
 
 
+def test_a_rebuild_leaves_changes_of_running_processes_open(bucket):
+    """Their publish may come after the rebuild has read the manifest."""
+    db, registry = opened(bucket), Registry(bucket)
+    db.create("a")
+    registry._open_change("a", "just now")
+    registry.rebuild()
+    assert list(entries(bucket)["a"]["changes"]) == ["just now"]
+
+
+def test_an_entry_with_an_open_change_shows_no_drop(bucket):
+    """The process that undrops it may have published, and not closed its change yet."""
+    db, registry = opened(bucket), Registry(bucket)
+    db.create("a")
+    db.drop("a")
+    assert registry.has_drop("a")
+    registry._open_change("a", "an undrop")
+    assert not registry.has_drop("a")
+
+
 class Death(BaseException):
     """Passes through everything, as the end of a process does."""
 

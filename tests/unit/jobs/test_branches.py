@@ -13,7 +13,9 @@ from reef.engine.handles import bucket_snapshots
 from reef.engine.handles.database import Database
 from reef.engine.registry import Registry
 from reef.jobs import compact, fold, ingest
+from reef.jobs.branches import POINTS_MAX, _Changes
 from reef.stores import Wrapper
+from reef.types import KeyRange
 
 SCHEMA = pa.schema([("id", pa.string()), ("x", pa.int64()), ("tags", pa.list_(pa.string()))])
 
@@ -505,6 +507,31 @@ def test_a_rollback_restores_a_state_in_one_commit(db):
     assert db.info("main").generation > generation
     assert rows_of(db, "main", as_of={"lsn": lsn}) == changed
     assert db.rollback("main", generation).lsn == 0, "nothing is left to do"
+
+
+def test_a_write_during_a_rollback_is_not_lost(db, monkeypatch):
+    """H76: the commit is conditional; the rollback starts over and undoes the write as well."""
+    before, generation = rows_of(db, "main"), db.info("main").generation
+    put(db, "main", k1=b"1")
+    commit, sent = reef.jobs.BulkJob.commit, []
+
+    def late(self, *args, **kwargs):
+        sent.append(put(db, "main", new=b"late") if not sent else None)
+        return commit(self, *args, **kwargs)
+
+    monkeypatch.setattr(reef.jobs.BulkJob, "commit", late)
+    report = db.rollback("main", generation)
+    assert len(sent) == 2
+    assert (report.written, report.deleted) == (1, 1)
+    assert rows_of(db, "main") == before
+
+
+def test_more_changed_keys_than_are_counted_one_by_one_are_a_range():
+    """H76: from the first to the last, whatever is between them."""
+    changes = _Changes(keys=[b"a", b"c"], first=b"a", last=b"z")
+    assert changes.ranges() == (KeyRange(b"a", b"a\0"), KeyRange(b"c", b"c\0"))
+    changes.keys *= POINTS_MAX
+    assert changes.ranges() == (KeyRange(b"a", b"z\0"),)
 
 
 def test_a_rollback_to_a_snapshot(db):

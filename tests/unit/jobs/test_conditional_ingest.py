@@ -9,7 +9,7 @@ import reef
 from reef.engine.rows.input import to_ops
 from reef.errors import ConflictError
 from reef.formats.schema import DEFAULT_SCHEMA
-from reef.formats.wal_object import OpKind
+from reef.formats.wal_object import OpKind, WalObject
 from reef.jobs import fold
 from reef.jobs.ingest import condition
 from reef.jobs.ingest.condition import KeyRanges, Unchanged
@@ -73,6 +73,27 @@ def test_H76_a_change_since_is_a_conflict(db, change):
     with pytest.raises(ConflictError, match="was changed at LSN"):
         commit(db, unless, a=b"2")
     assert contents(db) == before
+
+
+def test_H76_a_load_that_replaces_a_range_is_a_change_of_all_of_it(db):
+    """H76: it deletes keys of which it has no row, and which are in no bounds of its segments."""
+    with BulkJob(db, NAME, replace=KeyRange(b"a", b"n")) as job:
+        begun = position(db, KeyRange(b"b", b"c"))
+        job.commit(job.staging.stage([rows(m=b"new")], KeyRange(b"a", b"n")))
+    with pytest.raises(ConflictError, match="was changed at LSN"):
+        commit(db, begun, b=b"2")
+    assert contents(db) == {b"m": b"new"}
+
+
+def test_H76_an_object_of_an_unknown_schema_may_have_changed_any_key(db):
+    """H76: its keys cannot be decoded with the columns that were read."""
+    with db.writer(NAME, background=False) as writer:
+        lsn = writer.put("z", b"1").lsn
+    names = Namespace(NAME)
+    found = WalObject.decode(db.store.get(names.wal_object(lsn)), "the put")
+    keys = KeyRanges.of([KeyRange(b"a", b"b")])
+    assert not condition.KeysWritten(db.store, names, (DEFAULT_SCHEMA,)).touch(found, keys)
+    assert condition.KeysWritten(db.store, names, ()).touch(found, keys)
 
 
 def test_H76_a_change_elsewhere_is_none(db):

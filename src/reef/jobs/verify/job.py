@@ -153,7 +153,8 @@ class _Check:
     def _without_snapshots(self, error: CorruptionError) -> EarlierDamage:
         """Return the damage where no manifest says which snapshots there were."""
         number, problem = self.context.names.incarnation, self._end_problem(error)
-        problem = replace(problem, message=f"{problem.message}; its snapshots are lost")
+        message = f"{problem.message}; its snapshots are lost"
+        problem = replace(problem, message=message, severity=Severity.WARNING)
         return EarlierDamage(number, (), frozenset(), (), (problem,), end_is_damaged=True)
 
     def _end_problem(self, error: CorruptionError) -> Problem:
