@@ -180,7 +180,7 @@ def test_writers_wait_while_too_many_rows_have_no_search_index():
                 writer.put(f"{part}-{number}", {"n": number})
             fold(db, NAME)
         writer.refresh()
-        with pytest.raises(UnavailableError, match="at most 25 rows .*, found 30"):
+        with pytest.raises(UnavailableError, match=r"at most 25 rows .*, found 30"):
             writer.put("more", {"n": 1})
         compact(db, NAME, full=True)
         writer.refresh()
