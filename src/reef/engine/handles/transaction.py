@@ -395,6 +395,8 @@ class Transaction(Readable):
         self._check_reads()
         return table
 
+    _counts_by_index = False
+
     def _pieces(self, scan: Scan) -> Iterator[Versions]:
         """Yield the pieces of a scan. The whole range counts as read, including absent keys."""
         self._reads.ranges.append(scan.wanted)

@@ -88,7 +88,7 @@ from reef.jobs.repair.plan import RepairPlan, RepairPlanner
 from reef.jobs.repair.report import RepairReport
 from reef.jobs.verify.chain import Problem, check_opened
 from reef.jobs.verify.job import EarlierDamage, NamespaceSurvey, check_earlier, problems_of, survey
-from reef.manifest.head import newest_incarnation
+from reef.manifest.head import newest_incarnation, with_inherited_log
 from reef.manifest.invariants import check_loaded, check_next
 from reef.manifest.repairs import Restart, apply_repairs, restart_after
 from reef.paths import Namespace, is_segment, number_of
@@ -312,7 +312,8 @@ def end_earlier(context: NamespaceContext, current: Manifest) -> list[str]:
     done = lost_ends(context)
     store_record(context, current)
     for number in _not_ended(context):
-        earlier = context.at(number)
+        names = with_inherited_log(context.store, context.names.at(number))
+        earlier = NamespaceContext(context.store, names)
         fence_off(earlier, frozenset())
         record = read_successor(context.at(number + 1))
         if record is not None:

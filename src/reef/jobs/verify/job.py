@@ -204,8 +204,11 @@ class _Check:
         return int(current_time_s(self.context.store) * 1000)
 
     def _find(self) -> ManifestHead:
+        """Return the newest intact manifest; a branch's leads to the log that it inherits."""
         heads = self.context.fresh().heads
-        return heads.find(fallback=True, dropped=True)
+        found = heads.find(fallback=True, dropped=True)
+        self.context = NamespaceContext(self.context.store, heads.names)
+        return found
 
     def _alive(self, head: Manifest) -> list[SnapshotEntry]:
         if not head.snapshots:
