@@ -87,8 +87,6 @@ _MODULES = {
     "reef.jobs.backup.restore": (
         "RestoreReport",
         "restore",
-    ),
-    "reef.jobs.backup.restore": (
         "BackupCheck",
         "list_backups",
         "verify_backup",

@@ -1,6 +1,6 @@
 """Use the backups of a set: list them, check every object that they need, restore a namespace.
 
-List the backups of a set, and check every object that they need.
+Verification reads, or looks for, all of:
 
     descriptors   the checksum of each
     manifests     the checksum of each, and the sum of the set hashes
