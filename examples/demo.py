@@ -237,7 +237,7 @@ def bulk_load(shop: Shop) -> None:
     sent = shop.rows + (shop.rows + CORRECTED - 1) // CORRECTED
     with shop.step(f"Load {sent:,} rows on Spark while a live writer updates") as note:
         before = len(acknowledgements(path)[0])
-        seen: set[int] = set()
+        seen = {0}
 
         def progress(event: Any) -> None:
             if event.stage == "checked":
@@ -277,12 +277,13 @@ def stream_orders(shop: Shop) -> None:
     with shop.step("Upsert the orders of a web shop with a stream") as note:
         write_web_orders(shop.work / "web")
         query = start_stream(shop)
-        batches = -1
-        while not query.awaitTermination(0.2):
-            if query.lastProgress and query.lastProgress.batchId > batches:
-                batches = query.lastProgress.batchId
-                note(f"micro-batch {batches}: {query.lastProgress.numInputRows:,} rows")
-        note(f"{len(query.recentProgress)} micro-batches, each one commit next to the live writer")
+        shown, ended = 0, False
+        while not ended:
+            ended = query.awaitTermination(0.2)
+            for progress in query.recentProgress[shown:]:
+                note(f"micro-batch {progress.batchId}: {progress.numInputRows:,} rows")
+                shown += 1
+        note(f"{shown} micro-batches, each one commit next to the live writer")
         repeated = start_stream(shop)  # as after a crash: it continues from its checkpoint
         repeated.awaitTermination()
         read = sum(progress.numInputRows for progress in repeated.recentProgress)
@@ -526,6 +527,7 @@ def explore(shop: Shop) -> None:
     for command in (
         f"{reef_command} stats {shop.url} orders{options}",
         f"{reef_command} scan {shop.url} orders --prefix c00000/ --limit 5{options}",
+        f'{reef_command} sql {shop.url} "SELECT state, count(*) FROM orders GROUP BY 1"{options}',
         f"{reef_command} snapshot list {shop.url} orders{options}",
         f"{reef_command} verify {shop.url} orders --deep{options}",
     ):

@@ -268,7 +268,7 @@ class CatalogNames:
         return f"{self.segments}seg-{seq:020}-{write_id}"
 
     def segments_after(self, seq: int) -> str:
-        """Return what sorts behind all segments of this number, and before those of the next."""
+        """Return a name behind all segments of this number, and before those of the next."""
         return f"{self.segments}seg-{seq:020}~"
 
     def checkpoint(self, checkpoint_id: str) -> str:

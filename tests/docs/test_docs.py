@@ -172,6 +172,15 @@ def test_all_blocks_are_of_a_kind_that_is_tested(page):
     assert kinds <= {"python", "sh", ""}
 
 
+def test_every_table_has_a_head():
+    """Rows without one, for instance after an empty line, would be shown as they are written."""
+    for page in PAGES:
+        text = BLOCK.sub("", page.read_text())
+        for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+            rows = table.splitlines()
+            assert re.fullmatch(r"\|[-:| ]+\|", rows[1] if len(rows) > 1 else ""), (page, rows[0])
+
+
 def test_every_store_option_is_documented():
     """The stores page lists each option of s3://, and only those."""
     from dataclasses import fields

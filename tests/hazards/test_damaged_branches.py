@@ -11,8 +11,8 @@ import pytest
 from reef.formats.manifest import encode_manifest
 from reef.jobs import compact, fold, rebuild, repair, verify
 from reef.manifest.roots import UNKNOWN_GENERATION
-from tests.property.damage_machine import compact_these
 from tests.support.damage import flip
+from tests.support.rebuild import compact_these
 from tests.support.sweep_world import NAME
 from tests.unit.engine.test_branches import (
     BEFORE,
@@ -312,7 +312,7 @@ def test_H18_the_head_of_a_branch_after_a_sweep_is_derived_with_its_inherited_se
         writer.put("after", b"1")
     fold(branch.db, CHILD)
     own = frozenset(s.id for s in head_of(branch, CHILD).segments if s.home is None)
-    compact_these(branch.db, own, 10_000, name=CHILD)
+    compact_these(branch.db, lambda s: s.id in own, name=CHILD)
     sweep_out(branch, CHILD, rounds=3)
     assert any(s.home for s in head_of(branch, CHILD).segments)
     newest = manifests(branch, CHILD)[-1]

@@ -85,7 +85,7 @@ def test_H18_a_manifest_of_a_newer_release_is_not_damaged(world):
 
 
 def test_H18_the_end_of_a_damaged_earlier_chain_is_published_again(world):
-    """H18: the same of an earlier incarnation: whoever opens the name gets the current one."""
+    """H18: the same of an earlier incarnation: a reader of the name gets the current one."""
     world.db.drop(NAME)
     world.db.create(NAME)
     put(world, n=b"new")

@@ -84,7 +84,7 @@ def test_H65_damage_that_only_an_earlier_snapshot_notices_is_reported(world, wha
 
 
 def test_H65_a_manifest_that_only_a_sweep_of_an_earlier_life_loads(world):
-    """H65: a retained manifest of an earlier life is lost: repair skips it, and sweeps go on.
+    """H65: a retained manifest of an earlier life is lost: repair skips it, and sweeps continue.
 
     Root cause, a sibling: sweeps of a name begin with its earlier lives, and took the lost manifest
     for one that another sweep was deleting: ConflictError for ever, for the current life as well.
@@ -171,6 +171,53 @@ def test_H65_an_earlier_life_without_any_intact_manifest_is_given_up(world):
         world.sweep_twice(dropped_s=0.0, retain_generations_s=0.0)
     assert not list(world.bucket.list(USERS.segments))
     assert world.rows() == {b"n": b"new"}
+
+
+@pytest.fixture
+def branch():
+    """A name whose first life was a branch, of rows that are in the log of its origin, with a
+    snapshot; its second life has no origin."""
+    world = World()
+    world.db.create("origin")
+    with world.db.writer("origin") as writer:
+        writer.put(b"a", b"1")
+    world.db.branch("origin", NAME)
+    put(world, b=b"2")
+    world.db.snapshot(NAME, name="of the branch")
+    return world
+
+
+OF_THE_BRANCH = {"of the branch": {b"a": b"1", b"b": b"2"}}
+
+
+def test_H65_a_snapshot_of_an_earlier_life_that_was_a_branch_is_intact(branch):
+    """H65: its log is inherited, and read where the origin has it.
+
+    Root cause: verify looked for those slots in the folder of the branch, reported them as missing,
+    and a repair released the snapshot. Found by a machine that crosses features.
+    """
+    branch.db.drop(NAME)
+    branch.db.create(NAME)
+    assert verify(branch.db, NAME, deep=True).problems == []
+    done = branch.run(lambda: repair(branch.db, NAME, apply=True))
+    assert done.actions == ()
+    assert readable(branch) == OF_THE_BRANCH
+
+
+def test_H65_the_end_of_an_earlier_life_that_was_a_branch_is_fenced_behind_its_log(branch):
+    """H65: a sibling: if the drop of such a life is lost, the fences of a repair follow the
+    inherited log, where a writer of that life would write next."""
+    branch.db.drop(NAME)
+    branch.db.create(NAME)
+    put(branch, n=b"new")
+    chain = [info.key for info in branch.bucket.list(USERS.manifests)]
+    branch.bucket.delete_many(chain[-2:])
+    before = set(branch.bucket.list(USERS.wal))
+    branch.run(lambda: repair(branch.db, NAME, apply=True))
+    fences = [one.key for one in branch.bucket.list(USERS.wal) if one not in before]
+    assert fences
+    assert min(fences) > max(one.key for one in before)
+    assert readable(branch) == OF_THE_BRANCH
 
 
 def test_H65_a_snapshot_that_is_released_during_a_verify_is_no_damage(world):

@@ -38,12 +38,11 @@ from reef.engine.rows.input import to_ops
 from reef.errors import InvalidInputError
 from reef.formats.wal_object import OpKind, WalObject
 from reef.jobs import BulkJob, compact, fold, ingest, rebuild, repair, sweep, verify
-from reef.jobs.compact.plan import STRATEGIES, CompactPlan
 from reef.jobs.ingest.job import sorted_rows, staged_rows
 from reef.manifest.head import HeadFinder, newest_incarnation
 from reef.paths import Namespace, number_of
 from reef.testing import Simulation
-from tests.support.compaction import SMALL
+from tests.support.rebuild import compact_these
 from tests.support.sweep_world import World
 
 NAME = "rows"
@@ -335,7 +334,8 @@ class Machine:
         present = self.head().segments
         ids = {s.id for s in present if everything or self.random.random() < 0.6}
         if ids:
-            compact_these(self.db, ids, self.random.choice([50, 200, 10_000]))
+            size = self.random.choice([50, 200, 10_000])
+            compact_these(self.db, lambda s: s.id in ids, bytes_each=size, name=NAME)
             self.log(f"merge {len(ids)} of {len(present)} into {self.shape()}")
             self.writer.refresh()
 
@@ -462,23 +462,6 @@ def batch_of(ops):
         else:
             batch.delete_range(*given)
     return batch
-
-
-def compact_these(db, ids, bytes_each, name=NAME):
-    """Merge some segments in one job."""
-    STRATEGIES["chosen"] = lambda segments, _: CompactPlan(
-        1, tuple(s for s in segments if s.id in ids)
-    )
-    sizes = {
-        "segment_bytes": bytes_each,
-        "segment_bytes_min": 1,
-        "segment_bytes_max": 2 * bytes_each,
-        "rounds_max": 1,
-    }
-    try:
-        return compact(db, name, strategy="chosen", **{**SMALL, **sizes})
-    finally:
-        del STRATEGIES["chosen"]
 
 
 def damage(store, key, how, choices):

@@ -56,32 +56,39 @@ def catalog(spark, url, request):
 
 
 @pytest.fixture(scope="session")
-def java_program(java17, tmp_path_factory):
-    """Compile a program of tests/spark/jvm, which sees the reader's own classes.
+def java_classes(java17, tmp_path_factory):
+    """Compile the programs of tests/spark/jvm, once; return the class path to run them."""
+    classes = tmp_path_factory.mktemp("classes")
+    path = f"{reef.spark.jar_path()}:{spark_jars()}/*:{classes}"
+    sources = (Path(__file__).parent / "jvm").glob("*.java")
+    subprocess.run(["javac", "-nowarn", "-cp", path, "-d", classes, *sources], check=True)
+    return path
 
-    Returns a call that takes its name, and returns a call that runs it with arguments. The
-    attribute `command` of that is its command line.
+
+@pytest.fixture(scope="session")
+def java_program(java17, java_classes):
+    """Return a call that takes the name of a program, which sees the reader's own classes.
+
+    It returns a call that runs the program with arguments; its attribute `command` is the command
+    line.
     """
 
-    def compiled(name):
-        classes = tmp_path_factory.mktemp(name)
-        path = f"{reef.spark.jar_path()}:{spark_jars()}/*:{classes}"
-        sources = (Path(__file__).parent / "jvm").glob("*.java")
-        subprocess.run(["javac", "-nowarn", "-cp", path, "-d", classes, *sources], check=True)
+    def program(name):
         opened = ["java.nio", "java.lang", "java.util", "sun.nio.ch"]
         opens = [f"--add-opens=java.base/{module}=ALL-UNNAMED" for module in opened]
-        program = [str(java17.path()), "-Xmx96m", *opens, "-cp", path, f"reef.spark.{name}"]
+        java = [str(java17.path()), "-Xmx96m", "-Xshare:auto", "-XX:TieredStopAtLevel=1"]
+        command = [*java, *opens, "-cp", java_classes, f"reef.spark.{name}"]
 
         def run(*arguments):
             return subprocess.run(
-                [*program, *map(str, arguments)],
+                [*command, *map(str, arguments)],
                 capture_output=True,
                 text=True,
                 timeout=300,
                 check=False,
             )
 
-        run.command = program
+        run.command = command
         return run
 
-    return compiled
+    return program

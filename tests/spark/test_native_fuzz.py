@@ -49,7 +49,7 @@ def test_an_uncompressed_segment_survives_any_bytes(db, url, fuzz, seed):
 
 
 def test_a_compressed_segment_survives_any_bytes(db, fuzz, tmp_path):
-    """The same with blocks that are compressed: streams that lie about their lengths."""
+    """The same with blocks that are compressed: streams with false lengths."""
     written(db, 5)
     reef.jobs.fold(db, "t", group_bytes=2000)
     (info,) = db.store.list("namespaces/t/segments/")

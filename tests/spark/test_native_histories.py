@@ -14,6 +14,7 @@ import pytest
 import reef
 import reef.jobs
 from reef.formats import segment_writer
+from reef.formats.segment_index import hash_key
 from reef.spark.planner import respond
 from tests.spark.data import Planned
 from tests.spark.test_native import SCHEMA, WIDE, random_step, row_of
@@ -104,7 +105,10 @@ def random_predicates(choices):
         "y": choices.random,
     }
     names = choices.sample(sorted(values), choices.randrange(1, 3))
-    return [(choices.choice(OPERATORS), name, values[name]()) for name in names]
+    predicates = [(choices.choice(OPERATORS), name, values[name]()) for name in names]
+    if choices.random() < 0.3:
+        predicates[0] = ("IN", "id", [values["id"]() for _ in range(choices.randrange(1, 20))])
+    return predicates
 
 
 def matches(row, names, predicates):
@@ -114,7 +118,10 @@ def matches(row, names, predicates):
     kinds |= {"<=": "__le__", ">": "__gt__", ">=": "__ge__"}
     for operator, name, value in predicates:
         found = row[names.index(name)]
-        if found is None or not getattr(values[name](found), kinds[operator])(value):
+        if operator == "IN":
+            if values[name](found) not in value:
+                return False
+        elif found is None or not getattr(values[name](found), kinds[operator])(value):
             return False
     return True
 
@@ -182,9 +189,11 @@ def test_reads_take_what_they_need(read_plans, sized, tmp_path):
         {"predicates": [("IN", "id", ["k000007", f"k{LAST:06}"])]},
         {"runtime": [("IN", "id", ["k000007", "k000008"])]},
         {"predicates": [(">=", "id", "k002000"), ("<", "id", "k002010")]},
+        {"predicates": [("IN", "id", [f"k{n:06}x" for n in range(3)])]},
     ]
     plan = plan_of(tmp_path / "bucket")
-    every, column, few, keys, joined, between = read_plans([{"plan": plan, **r} for r in requests])
+    results = read_plans([{"plan": plan, **request} for request in requests])
+    every, column, few, keys, joined, between, absent = results
     pages, stored = every["metrics"]["pagesRead"], every["metrics"]["bytesRead"]
     assert len(every["rows"]) == len(column["rows"]) == LAST + 1
     assert pages >= 12
@@ -194,6 +203,7 @@ def test_reads_take_what_they_need(read_plans, sized, tmp_path):
     for narrow in (keys, joined, between):
         assert narrow["metrics"]["pagesRead"] <= 2
         assert narrow["metrics"]["bytesRead"] < 0.25 * stored
+    assert not absent["rows"]  # by the filter: a page has keys on both sides of them
     assert {"k000007", f"k{LAST:06}"} <= ids(keys)
     assert {"k000007", "k000008"} <= ids(joined)
     assert {f"k{n:06}" for n in range(2000, 2010)} <= ids(between)
@@ -202,6 +212,14 @@ def test_reads_take_what_they_need(read_plans, sized, tmp_path):
 def ids(result):
     """Return the keys of rows that the program has read."""
     return {bytes.fromhex(row[0]).decode() for row in result["rows"]}
+
+
+def test_hashes_of_keys_are_those_of_python(java_program):
+    """Of every length up to the one from which the filter is not used."""
+    choices = random.Random(3)
+    keys = [choices.randbytes(length) for length in range(241)]
+    done = java_program("HashProbe")(*(f"x{key.hex()}" for key in keys))
+    assert [int(line) for line in done.stdout.split()] == [hash_key(key) for key in keys]
 
 
 def test_a_key_is_planned_from_the_manifest(read_plans, sized, tmp_path):

@@ -37,17 +37,20 @@ def probe(java_program):
 
 @pytest.fixture
 def fetch(probe):
-    """Return a call that reads bytes 10 to 14 from a server with a script of statuses."""
+    """Return a call that reads bytes 10 to 14 from a server with a script of statuses.
+
+    Or of other `arguments`: none asks whether the object exists, by a request for its first byte.
+    """
     servers = []
 
-    def run(*script):
+    def run(*script, arguments=(10, 5), expected="bytes=10-14"):
         handler = type("Handler", (ScriptedStore,), {"script": list(script), "ranges": []})
         server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         servers.append(server)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        done = probe(f"http://127.0.0.1:{server.server_port}/a.seg?signature=secret", 10, 5)
+        done = probe(f"http://127.0.0.1:{server.server_port}/a.seg?signature=secret", *arguments)
         assert done.returncode == 0, done.stderr
-        assert set(handler.ranges) == {"bytes=10-14"}
+        assert set(handler.ranges) == {expected}
         assert not handler.script
         return done.stdout
 
@@ -85,3 +88,18 @@ def test_a_store_without_ranges_is_refused(fetch):
 def test_a_range_past_the_end_is_an_error(fetch):
     """The manifest has a size that the object has not."""
     assert "segments/a.seg: ends before 15" in fetch(416)
+
+
+@pytest.mark.parametrize(
+    ("status", "response"),
+    [
+        (206, "exists"),
+        (416, "exists"),
+        (404, "does not exist"),
+        (403, "failed"),
+        (503, "failed"),
+    ],
+)
+def test_only_a_definite_response_says_whether_an_object_exists(fetch, status, response):
+    """An empty object has no first byte; a refusal says nothing."""
+    assert fetch(status, arguments=(), expected="bytes=0-0").startswith(response)

@@ -116,6 +116,19 @@ def test_a_state_that_was_not_seen_for_long_is_planned_again(prober, table, url,
         assert prober() is expected
 
 
+def test_a_state_is_probed_by_signed_urls(prober, seaweedfs):
+    """Without credentials; a state over HTTP ends with the next write, as one in a directory."""
+    seaweedfs.make_bucket("reused")
+    options, url = {**seaweedfs.options(), "listing": "unsorted"}, "s3://reused/here"
+    db = reef.open(url, **options)
+    db.create("t", SCHEMA)
+    given = {f"store.{name}": str(value) for name, value in options.items()}
+    assert prober(plan_of(url, **given))
+    with db.writer("t", background=False) as writer:
+        writer.upsert([row_of(random.Random(1), 1)])
+    assert not prober()
+
+
 @pytest.mark.parametrize("past", [{"generation": "1"}, {"asOfTime": "2099-01-01T00:00:00Z"}])
 def test_past_states_are_planned_each_time(prober, table, url, past):
     """A generation does not change, but its retention ends; Python decides that."""
@@ -126,7 +139,7 @@ def test_past_states_are_planned_each_time(prober, table, url, past):
 
 # --- the protocol -------------------------------------------------------------------------
 
-GRACE, CLOCK_MAX, SLOTS, GENERATIONS = 2, 4, 1, 3
+GRACE, CLOCK_MAX, SLOTS, GENERATIONS = 2, 3, 1, 3
 """Times are in half graces."""
 TERMS = (1, 6)
 """Of leases: shorter and longer than it takes to sweep an object."""

@@ -11,7 +11,7 @@ from reef.jobs.ingest.job import sorted_rows, staged_rows
 
 
 class Backfill:
-    """A load that has begun, and commits when it is told its rows."""
+    """A load that has begun, and commits when it is given its rows."""
 
     def __init__(self, db, namespace, **options):
         self.job = BulkJob(db, namespace, live_wins=True, **options)

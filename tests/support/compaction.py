@@ -6,8 +6,9 @@ import pyarrow as pa
 from reef.formats.segment import Lineage
 from reef.formats.segment_writer import SegmentWriter
 from reef.formats.versions import RangeTombstone, Versions
-from reef.formats.wal_object import Job, JobSegment, OpKind, WalKind
+from reef.formats.wal_object import Job, OpKind, WalKind
 from reef.jobs.compact.plan import STRATEGIES, CompactPlan
+from reef.jobs.ingest.staging import job_segment_of
 from reef.manifest.head import locate, newest_incarnation
 from reef.manifest.roots import staged_id
 from tests.support.bulk_jobs import append
@@ -61,19 +62,7 @@ def ingest_rows(db, name, rows, tombstones=()):
     ranges = [RangeTombstone(start, end, 0, 0) for start, end in tombstones]
     writer = SegmentWriter(schema, 0, Lineage(segment_id, 0), range_tombstones=ranges)
     store.upload(newest_incarnation(store, name).segment(segment_id), writer.write([rows]))
-    footer, summary = writer.summary.footer, writer.summary
-    segment = JobSegment(
-        segment_id,
-        summary.size,
-        summary.checksum,
-        footer.rows,
-        footer.tombstones,
-        summary.tail_bytes,
-        footer.min_key,
-        footer.max_key,
-        footer.set_hash,
-        footer.patches,
-    )
+    segment = job_segment_of(segment_id, writer.summary)
     return append(store, name, WalKind.INGEST, Job(job_id, segments=(segment,)))
 
 

@@ -83,7 +83,7 @@ def dying(db, job, publishes=0):
     return segment_ids(db) - before
 
 
-def compact_these(db, pick, *, level=1, bytes_each=10_000):
+def compact_these(db, pick, *, level=1, bytes_each=10_000, name=NAME):
     """Merge the segments that are picked, contiguous or not."""
     STRATEGIES["chosen"] = lambda segments, _: CompactPlan(
         level, tuple(s for s in segments if pick(s))
@@ -95,7 +95,7 @@ def compact_these(db, pick, *, level=1, bytes_each=10_000):
         "rounds_max": 1,
     }
     try:
-        return compact(db, NAME, strategy="chosen", **{**SMALL, **sizes})
+        return compact(db, name, strategy="chosen", **{**SMALL, **sizes})
     finally:
         del STRATEGIES["chosen"]
 

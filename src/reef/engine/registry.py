@@ -362,7 +362,7 @@ class Registry:
         return namespace_state(self._store, name) if entry["changes"] else entry["state"]
 
     def has_drop(self, name: str) -> bool:
-        """Whether a namespace is registered as dropped, without a look at its manifests.
+        """Whether a namespace is registered as dropped, without reading its manifests.
 
         Where those are lost this is the only trace of the drop.
         """

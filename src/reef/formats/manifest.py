@@ -424,7 +424,7 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     alias: Alias | None = None
     """Set if the name was given to another namespace: this one has no rows of its own."""
     indexes: tuple[IndexSpec, ...] = ()
-    """The search indexes that segments get; what they have is in their own footers."""
+    """The search indexes that new segments get; the footer of a segment names those that it has."""
 
     def name_in(self, folder: str) -> str:
         """Return the current name of a namespace whose objects are stored in this folder."""

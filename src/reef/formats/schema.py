@@ -344,7 +344,7 @@ def cast_column(array: pa.Array, field_type: pa.DataType) -> pa.Array:
     return array if array.type == field_type else array.cast(field_type)
 
 
-# --- what users give ----------------------------------------------------------------
+# --- types from users ----------------------------------------------------------------
 
 
 def normal_type(data_type: pa.DataType) -> pa.DataType:

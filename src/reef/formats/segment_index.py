@@ -242,7 +242,7 @@ class SegmentIndex:
         return frozenset(one for one, two in pairs if self._summary(one) == other._summary(two))
 
     def _summary(self, group: int) -> tuple[Any, ...]:
-        """Return what must be the same of two groups with equal hashes."""
+        """Return the facts that two groups with equal hashes must share."""
         lengths = {n: int(runs[group]) for n, runs in self.column_blocks.items() if runs[group]}
         numbers = (self.rows, self.lsn_min, self.lsn_max, self.key_blocks)
         counts = [int(of_groups[group]) for of_groups in numbers]

@@ -5,7 +5,7 @@
     data        for each list, in the order of the centroids:
                 u32 crc32c | u32 ordinals | float32 squared lengths | uint8 codes, row by row
 
-A code stands for `offset + code * scale`. Distances to codes rank the candidates; the distances in
+A code means `offset + code * scale`. Distances to codes rank the candidates; the distances in
 results are computed from the stored vectors. For the metric cosine all vectors have length 1 here;
 those of length 0, and those with a NaN or an infinity, have no distance and are in no list.
 

@@ -4,9 +4,9 @@
               of each changed key: base, parent now, child now → which row stays
     rollback  now → a past state: the changes
 
-Changes are found by `reef.engine.history.diff`, in key order and without reading what both share,
-and staged as they are found, in bounded memory. The ingest is conditional (protocols §4): if the
-target was written meanwhile, nothing is visible, and the job starts over.
+Changes are found by `reef.engine.history.diff`, in key order and without reading the groups that
+both share, and staged as they are found, in bounded memory. The ingest is conditional (protocols
+§4): if the target was written meanwhile, nothing is visible, and the job starts over.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -268,7 +268,7 @@ class MergeTask:
 
 @dataclass(frozen=True, slots=True)
 class MergedPart:
-    """The segments that a task staged, and what they change."""
+    """The segments that a task staged, and their changes."""
 
     staged: tuple[JobSegment, ...]
     changes: _Changes

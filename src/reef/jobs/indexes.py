@@ -1,4 +1,4 @@
-"""Search indexes for the segments that exist: train the centroids, and rewrite what lacks an index.
+"""Search indexes for the segments that exist: train centroids, rewrite those without an index.
 
     1  train     of a vector index without centroids, from a sample of the rows, if there are enough
                  rows; put them under a new name, then name them in the manifest by CAS

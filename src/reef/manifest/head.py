@@ -362,10 +362,10 @@ def newest_incarnation(store: Store, name: str) -> Namespace:
         numbers.append(located.incarnation)
     if located is not None and located.incarnation == max(numbers):
         return located
-    return _as_branch(store, names.at(max(numbers)))
+    return with_inherited_log(store, names.at(max(numbers)))
 
 
-def _as_branch(store: Store, names: Namespace) -> Namespace:
+def with_inherited_log(store: Store, names: Namespace) -> Namespace:
     """Return names that lead to the inherited log, as the newest readable manifest states it.
 
     Otherwise the inherited slots of a branch with a damaged head would be taken for lost ones.

@@ -142,7 +142,7 @@ class Needs:
         self.kept_logs.append((manifest.wal_floor - 1, last_lsn))
 
     def keep_everything(self) -> None:
-        """Keep every object: a branch exists, and what it needs is unknown."""
+        """Keep every object: a branch exists, and the objects that it needs are unknown."""
         self.is_unknown, self.wal_floor = True, 0
 
     def add_log(self, manifest: Manifest) -> None:

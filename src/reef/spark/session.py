@@ -353,7 +353,7 @@ def error_boundary(method: Callable[Parameters, Result]) -> Callable[Parameters,
 
 @cache
 def _exempt_imports_from_collection() -> None:
-    """Leave what is imported by now out of garbage collections, once per Python worker of Spark.
+    """Leave all modules loaded by now out of garbage collections, once per Python worker of Spark.
 
     A worker runs a full collection after each task, which takes 30 ms of CPU with pyarrow and Reef
     imported: more than most calls of Reef.

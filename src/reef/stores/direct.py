@@ -5,7 +5,7 @@ directory they do nothing to a read that succeeds, except for the meter, which c
 may go to the kernel directly if these hold, and is counted by the same meter:
 
     the store is a directory below `Meter`, `Throttle`, `Retry`, `ReadBack` and `Proved` alone
-    no request is throttled at the moment
+    no request is throttled now
     the file is open already, its name still leads to it, and it was not changed
 
 In any other case, and whenever a read fails or finds damage, there is no result here: the caller

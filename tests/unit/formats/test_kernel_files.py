@@ -191,7 +191,7 @@ def test_other_policies_are_not_passed_by(tmp_path):
 
 
 class Pinging(Meter):
-    """A policy of somebody else."""
+    """A policy that a caller brings."""
 
 
 @FEW

@@ -32,6 +32,8 @@ final class PinnedState {
         return thread;
       });
   private static final int BEATS = 3;
+  /** An older state is planned again, since its URLs expire some time. */
+  private static final long AGE_MAX_MS = 3_600_000;
   /** Of all plans: objects never change, so a tail that was read once is good for later queries. */
   private static final TailCache CACHE = new TailCache(32L << 20);
 
@@ -57,6 +59,7 @@ final class PinnedState {
   private final long ttlMs;
   private final Map<String, String> options;
   private final ScheduledFuture<?> beat;
+  private final Stopwatch planned;
   private volatile Stopwatch newest;
   private volatile Stopwatch renewed;
   private int holders;
@@ -76,6 +79,7 @@ final class PinnedState {
     leaseId = json.get("lease").get("id").asText();
     ttlMs = json.get("lease").get("ttl_ms").asLong();
     this.options = new HashMap<>(options);
+    planned = asked;
     newest = asked;
     renewed = asked;
     beat = HEARTBEAT.scheduleWithFixedDelay(this::renew, ttlMs / BEATS, ttlMs / BEATS, TimeUnit.MILLISECONDS);
@@ -90,7 +94,7 @@ final class PinnedState {
   /** Whether this is the newest state of the namespace, by a few requests and no call of Python. */
   boolean isNewest() {
     Stopwatch started = new Stopwatch();
-    if (probes.isEmpty() || renewed.elapsedMs() > ttlMs / 2) return false;
+    if (probes.isEmpty() || renewed.elapsedMs() > ttlMs / 2 || planned.elapsedMs() > AGE_MAX_MS) return false;
     boolean isRemote = probes.get(0).location.url.startsWith("http");
     if (!(isRemote ? probes.parallelStream() : probes.stream()).allMatch(Probe::holds)) return false;
     if (newest.elapsedMs() > graceMs / 2) return false; // counted after the probes: a slow miss proves nothing

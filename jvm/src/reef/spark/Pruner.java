@@ -28,9 +28,10 @@ import org.apache.spark.unsafe.types.UTF8String;
 final class Pruner {
   private final ReefSchema schema;
   private final Map<Predicate, Optional<byte[][]>> keyLists = new IdentityHashMap<>();
-  /** By predicate and group, for the tail that was asked about last. */
+  /** For the tail that was asked about last: by predicate and group, and keys by list. */
   private final Map<Predicate, Boolean[]> groupMatches = new IdentityHashMap<>();
-  private SegmentTail groupsOf;
+  private final Map<Predicate, byte[][]> listedKeys = new IdentityHashMap<>();
+  private SegmentTail knownOf;
   private final Map<Predicate, Optional<ReefSchema.Field>> understoodFields = new IdentityHashMap<>();
 
   Pruner(ReefSchema schema) {
@@ -59,18 +60,44 @@ final class Pruner {
   boolean mayMatch(Predicate predicate, SegmentTail tail, int page) {
     if (predicate instanceof And and) return mayMatch(and.left(), tail, page) && mayMatch(and.right(), tail, page);
     if (predicate instanceof Or or) return mayMatch(or.left(), tail, page) || mayMatch(or.right(), tail, page);
-    if (predicate.name().equals("IN") && sortedKeys(predicate) != null) return mayMatchKey(predicate, tail.firstKeys[page], tail.lastKeys[page]);
+    if (predicate.name().equals("IN") && sortedKeys(predicate) != null) {
+      return hasKeyWithin(keysIn(predicate, tail), tail.firstKeys[page], tail.lastKeys[page]);
+    }
     ReefSchema.Field field = understoodField(predicate);
     if (field == null) return true;
     if (field.number() == ReadColumns.KEY) return mayMatchKey(predicate, tail.firstKeys[page], tail.lastKeys[page]);
     int[] lengths = tail.columnLengths.get(field.number());
     if (lengths == null || lengths[page] == 0) return false; // all null: no comparison holds
-    if (groupsOf != tail) groupMatches.clear();
-    groupsOf = tail;
+    begin(tail);
     int group = tail.groupOf[page];
     Boolean[] known = groupMatches.computeIfAbsent(predicate, ignored -> new Boolean[tail.pages]);
     if (known[group] == null) known[group] = mayMatchGroup(predicate, field, tail, group);
     return known[group];
+  }
+
+  private void begin(SegmentTail tail) {
+    if (knownOf == tail) return;
+    groupMatches.clear();
+    listedKeys.clear();
+    knownOf = tail;
+  }
+
+  /** The keys of an IN that a segment may have, by its filter. */
+  private byte[][] keysIn(Predicate in, SegmentTail tail) {
+    begin(tail);
+    return listedKeys.computeIfAbsent(in, ignored -> {
+      byte[][] keys = sortedKeys(in);
+      byte[] last = tail.lastKeys[tail.pages - 1];
+      int from = place(keys, tail.firstKeys[0]);
+      int to = place(keys, Arrays.copyOf(last, last.length + 1)); // the smallest key above it
+      return tail.filter().among(Arrays.copyOfRange(keys, from, to));
+    });
+  }
+
+  /** Returns how many of some sorted keys are below one. */
+  private static int place(byte[][] keys, byte[] key) {
+    int found = Arrays.binarySearch(keys, key, Arrays::compareUnsigned);
+    return found >= 0 ? found : -found - 1;
   }
 
   private ReefSchema.Field understoodField(Predicate predicate) {
@@ -115,8 +142,7 @@ final class Pruner {
   }
 
   private static boolean hasKeyWithin(byte[][] keys, byte[] first, byte[] last) {
-    int found = Arrays.binarySearch(keys, first, Arrays::compareUnsigned);
-    int next = found >= 0 ? found : -found - 1;
+    int next = place(keys, first);
     return next < keys.length && Arrays.compareUnsigned(keys[next], last) <= 0;
   }
 

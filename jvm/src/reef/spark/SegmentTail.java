@@ -53,6 +53,10 @@ final class SegmentTail {
   final Map<Integer, ColumnVector> smallest = new TreeMap<>();
   final Map<Integer, ColumnVector> largest = new TreeMap<>();
   final List<RangeTombstone> tombstones;
+  /** The filter block as it is stored, and where. */
+  private final byte[] filterData;
+  private final long filterOffset;
+  private KeyFilter filter;
   private final boolean expires;
   private final boolean hasMerges;
 
@@ -111,6 +115,18 @@ final class SegmentTail {
     tombstones = footer.get("range_tombstones") == null
         ? List.of()
         : RangeTombstone.decode(block(tail, base, footer, "range_tombstones", Block.RANGE_TOMBSTONES), name, base);
+    int[] place = place(tail, base, footer, "filter");
+    filterData = Arrays.copyOfRange(tail, place[0], place[0] + place[1]);
+    filterOffset = base + place[0];
+  }
+
+  /** The filter of the keys, checked when it is first used: only lists of keys need it. */
+  synchronized KeyFilter filter() {
+    if (filter == null) {
+      Block block = Block.decode(filterData, 0, filterData.length, Block.FILTER, name, filterOffset);
+      filter = new KeyFilter(block, name, filterOffset);
+    }
+    return filter;
   }
 
   /** Whether each row is the only version of its key, and never expires; deletes and patches are counted elsewhere. */
@@ -206,13 +222,19 @@ final class SegmentTail {
   }
 
   private Block block(byte[] tail, long base, Map<String, Object> footer, String part, int kind) {
+    int[] place = place(tail, base, footer, part);
+    return Block.decode(tail, place[0], place[1], kind, name, base + place[0]);
+  }
+
+  /** Returns where a block starts in the tail, and its length. */
+  private int[] place(byte[] tail, long base, Map<String, Object> footer, String part) {
     List<?> place = (List<?>) footer.get(part);
     long offset = (Long) place.get(0);
     long length = (Long) place.get(1);
     if (offset < base || length < 0 || offset + length > base + tail.length) {
       throw new CorruptObjectException(name, offset, part + " is outside of the tail");
     }
-    return Block.decode(tail, (int) (offset - base), (int) length, kind, name, offset);
+    return new int[] {(int) (offset - base), (int) length};
   }
 
   /** Key bounds of groups are delta-encoded: bytes shared with the key before, then the rest. */

@@ -1,1 +1,1 @@
-"""Writing to the log: open a writer, queue, send, settle, complete, resync (protocols §2, §3)."""
+"""Writing to the log: open a writer, queue, send, prove, complete, resync (protocols §2, §3)."""

@@ -263,7 +263,7 @@ class GroupQueue:
 
 @dataclass(eq=False, slots=True)
 class InflightObject:
-    """A WAL object that was sent and is not settled yet."""
+    """A WAL object that was sent and whose outcome is not known yet."""
 
     header: WalHeader
     body: bytes

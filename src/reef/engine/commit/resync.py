@@ -5,7 +5,7 @@ and list the log from the writer's next LSN, never by probing from the lost slot
 void object may have been collected there, and its slot would appear open (H64). A fence of a higher
 epoch in the listing means fenced. The rest is applied in LSN order.
 
-**Resolve** decides what became of a write, by the rules of every reader:
+**Resolve** decides the outcome of a write, by the rules of every reader:
 
 committed   the object is in its slot and counts, or its key is in the window
 rejected    the slot holds another object, or the object is void, or another object has committed

@@ -1,8 +1,7 @@
 """Branches of namespaces: create one at a point in time, and compare states (protocols §8)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -57,12 +56,6 @@ def _locate_source(
 def _history(namespaces: Namespaces, heads: HeadFinder) -> History:
     segments = SegmentStore(namespaces.store, heads.names, ByteCache(0, namespaces.metrics))
     return History(namespaces.store, heads.names, segments, heads, dropped=True)
-
-
-def branch_job(name: str) -> Callable[..., Any]:
-    """Return a job of `reef.jobs.branches`, a layer above; it is loaded on first use."""
-    job: Callable[..., Any] = getattr(import_module("reef.jobs.branches"), name)
-    return job
 
 
 # --- differences ----------------------------------------------------------------------

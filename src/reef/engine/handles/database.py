@@ -30,7 +30,7 @@ from reef.engine.commit.committer import Committer
 from reef.engine.commit.open_writer import UnclosedRole, check_role_is_free, open_writer
 from reef.engine.commit.resync import Outcomes
 from reef.engine.display import html_table
-from reef.engine.handles.branches import branch_job, differences, make_branch
+from reef.engine.handles.branches import differences, make_branch
 from reef.engine.handles.bucket_snapshots import (
     BucketSnapshot,
     find_all,
@@ -130,9 +130,18 @@ def renamed_keyword(**renamed: str) -> Callable[[Callable[P, T]], Callable[P, T]
     return decorate
 
 
-def index_job(name: str) -> Callable[..., Any]:
-    """Return a job of `reef.jobs.indexes`, a layer above; it is loaded on first use."""
-    job: Callable[..., Any] = getattr(import_module("reef.jobs.indexes"), name)
+JOBS = {
+    "build_indexes": "reef.jobs.indexes",
+    "merge_branch": "reef.jobs.branches",
+    "rollback": "reef.jobs.branches",
+}
+"""The methods of a database that are jobs. Jobs are built on databases, so this is the one place
+where the engine names the layer above it."""
+
+
+def load_job(name: str) -> Callable[..., Any]:
+    """Return one of `JOBS`; its module is imported on first use."""
+    job: Callable[..., Any] = getattr(import_module(JOBS[name]), name)
     return job
 
 
@@ -246,7 +255,7 @@ class Database:
 
         changed = publisher.publish(edit)
         if add_index is not None and build:
-            index_job("build_indexes")(self, namespace)
+            load_job("build_indexes")(self, namespace)
             changed = publisher.heads.find().manifest
         return namespace_info(namespace, changed)
 
@@ -694,7 +703,7 @@ class Database:
         is not disturbed. With `executor=reef.spark.executor(spark)` Spark compares key ranges.
         """
         self._prove_store()
-        return branch_job("merge_branch")(self, child, parent, on_conflict, executor)
+        return load_job("merge_branch")(self, child, parent, on_conflict, executor)
 
     def history(self, namespace: str) -> list[GenerationRecord]:
         """Return the retained generations, newest first: when, up to which LSN, what changed.
@@ -713,7 +722,7 @@ class Database:
         commit, which readers and change streams see as such; the history stays. Returns a report.
         """
         self._prove_store()
-        return branch_job("rollback")(self, namespace, to)
+        return load_job("rollback")(self, namespace, to)
 
     def snapshots(self, namespace: str) -> list[Snapshot]:
         """Return the unexpired snapshots of a namespace, oldest first.

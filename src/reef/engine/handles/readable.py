@@ -8,6 +8,7 @@ re-planned on a newer generation where that gives the same rows.
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from importlib import import_module
 from itertools import chain, islice
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reef.engine.read.caches import MISSING, RowCache
+from reef.engine.read.counting import count_by_index
 from reef.engine.read.memtable import Entry
 from reef.engine.read.runs import PIECE_ROWS, PIECE_ROWS_MAX
 from reef.engine.read.scan import EVERYTHING, Projection
@@ -64,7 +66,7 @@ class ScanOptions(TypedDict, total=False):
 
 
 class ForkAware(ABC):
-    """A handle that survives a fork: the child loads again what belongs to its parent (H51)."""
+    """A handle that survives a fork: the child reloads all that belongs to its parent (H51)."""
 
     _runtime: Runtime
 
@@ -275,9 +277,30 @@ class Readable(ABC):
         end: bytes | str | None = None,
         prefix: bytes | str | None = None,
     ) -> int:
-        """Return the number of rows, of all or of those that match. Reads no value columns."""
-        with self.scan_arrow(start, end, prefix=prefix, where=where, columns=[]) as batches:
-            return sum(len(batch) for batch in batches)
+        """Return the number of rows, of all or of those that match.
+
+        Reads no value columns but those in the condition. If they have filter indexes, segments
+        whose rows have one version each are counted by these.
+        """
+        view = self._view()
+        projection = Projection.of(view.manifest.schema, [], where)
+        scan = self._scan(view, KeyRange.of(start, end, prefix), projection, False)
+        return self._count(scan)
+
+    def _count(self, scan: Scan) -> int:
+        """Return the number of matching rows of a scan that reads no columns."""
+        count, scans = 0, [scan]
+        if self._counts_by_index:
+            with suppress(NotFoundError):  # a segment was swept: the scan reads a newer generation
+                count, scans = count_by_index(scan)
+        for part in scans:
+            with self._batches(part) as batches:
+                count += sum(len(batch) for batch in batches)
+        self._view()  # raises if what was counted may not be read any more
+        return count
+
+    _counts_by_index = True
+    """Whether `count` may leave out rows that it need not read: a transaction records its reads."""
 
     def to_arrow(self, **scan: Unpack[ScanOptions]) -> pa.Table:
         """Return the rows as an Arrow table; takes the arguments of `scan_arrow`."""

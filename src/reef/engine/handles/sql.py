@@ -220,7 +220,7 @@ class _Statement:
         if len(statements) != 1:
             raise InvalidInputError(
                 f"a query is one statement, this is {len(statements)}",
-                hint="Run them one after the other",
+                hint="Run them one after the other" if statements else "",
             )
         kind = str(statements[0].type).rpartition(".")[2]
         if kind not in QUERIES:

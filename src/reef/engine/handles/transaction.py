@@ -294,7 +294,7 @@ class Footprints:
 
 
 def write_set_of(batches: Sequence[AnyOps]) -> WriteSet:
-    """Return what some batches write."""
+    """Return the keys and ranges that some batches write."""
     keys: set[bytes] = set()
     ranges: list[KeyRange] = []
     for ops in batches:
@@ -386,6 +386,8 @@ class Transaction(Readable):
         table = super().get_many(encoded, columns)
         self._check_reads()
         return table
+
+    _counts_by_index = False
 
     def _pieces(self, scan: Scan) -> Iterator[Versions]:
         """Yield the pieces of a scan. The whole range counts as read, including absent keys."""

@@ -171,7 +171,7 @@ def not_equal(a: pa.Table, b: pa.Table) -> pa.BooleanArray:
 def _same(a: pa.Array, b: pa.Array) -> pa.BooleanArray:
     """Return which values are the same: null is null, NaN is NaN, and 0.0 is not -0.0.
 
-    Zeros of both signs are different values to whoever divides by them, and in lists.
+    Zeros of both signs are different values: a division by them differs, and lists compare them.
     """
     if pa.types.is_nested(a.type):
         pairs = zip(a.to_pylist(), b.to_pylist(), strict=True)

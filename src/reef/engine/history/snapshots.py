@@ -5,7 +5,7 @@ manifest that records it and pins itself. So a snapshot contains everything that
 before the call. A `Snapshot` handle holds no connection and no lease; it can be pickled, and the
 snapshot outlives it.
 
-`generation_records` lists the retained generations, and what each of them changed.
+`generation_records` lists the retained generations, and the changes of each.
 """
 
 from collections.abc import Iterator

@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -195,6 +196,35 @@ def rows_at_most(where: Where, indexes: dict[int, FilterIndex]) -> int | None:
         return None if one is None or other is None else one + other
 
     return where.fold(of_leaf, both, either, lambda known: None if known else 0)
+
+
+def count_matching(where: Where, indexes: dict[int, FilterIndex], rows: int) -> int | None:
+    """Return how many of a segment's rows meet a condition whose columns all have indexes.
+
+    Of predicates on one column the directory knows most. None if they are on several, and so
+    many rows may match that a scan reads them faster.
+    """
+
+    def of_leaf(leaf: Predicate | ArrowFilter) -> dict[int, list[Predicate]] | None:
+        return {leaf.number: [leaf]} if isinstance(leaf, Predicate) else None
+
+    def both(one: Any, other: Any) -> Any:
+        if one is None or other is None:
+            return None
+        return {n: [*one.get(n, ()), *other.get(n, ())] for n in one.keys() | other.keys()}
+
+    predicates = where.fold(of_leaf, both, lambda _one, _other: None, lambda _known: None)
+    if predicates is not None and len(predicates) == 1:
+        ((number, some),) = predicates.items()
+        index = indexes[number]
+        whole, partly = _selected(some, index)
+        count = int(index.directory.counts[whole].sum())
+        return count + len(index.rows([], partly, lambda values: _all(some, values)))
+    most = rows_at_most(where, indexes)
+    if most is None or most > max(SCANNED_MIN, SCANNED_SHARE * rows):
+        return None
+    found = matching_rows(where, indexes)
+    return None if found is None else len(found)
 
 
 @dataclass(frozen=True, slots=True)

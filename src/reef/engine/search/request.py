@@ -163,16 +163,28 @@ def _text(manifest: Manifest, text: Any) -> TextSearch:
     if not isinstance(text, tuple | list) or [type(part) for part in text] != [str, str]:
         raise _invalid(f"text={_short(text)} is not (column, query)")
     name, query = text
-    column = next((c for c in manifest.schema.fields if c.name == name), None)
-    if column is None or not pa.types.is_string(column.arrow):
-        texts = [c.name for c in manifest.schema.fields if pa.types.is_string(c.arrow)]
-        hint = f"Columns of text: {', '.join(texts) or 'none'}"
-        raise _invalid(f"there is no column of text named {name!r}", hint)
-    specs = [s for s in manifest.indexes if (s.kind, s.column) == (IndexKind.TEXT, column.number)]
-    spec = specs[0] if specs else None
+    column = _column(manifest, name, "text", pa.types.is_string)
+    spec = _spec(manifest, IndexKind.TEXT, column)
     options = {} if spec is None else text_options(spec)
     parsed = Analyzer(TextOptions.parse(options)).query(query)
     return TextSearch(column, parsed, options, spec)
+
+
+def _column(
+    manifest: Manifest, name: str, noun: str, has_type: Callable[[pa.DataType], bool]
+) -> Field:
+    """Return the column of a search; InvalidInputError if there is none of that name and type."""
+    columns = {c.name: c for c in manifest.schema.fields if has_type(c.arrow)}
+    if name not in columns:
+        hint = f"Columns of {noun}: {', '.join(columns) or 'none'}"
+        raise _invalid(f"there is no column of {noun} named {name!r}", hint)
+    return columns[name]
+
+
+def _spec(manifest: Manifest, kind: IndexKind, column: Field) -> IndexSpec | None:
+    """Return the index of a kind that a column has, if any."""
+    specs = (s for s in manifest.indexes if (s.kind, s.column) == (kind, column.number))
+    return next(specs, None)
 
 
 def _vector(manifest: Manifest, vector: Any, probes: Any) -> VectorQuery:
@@ -181,13 +193,8 @@ def _vector(manifest: Manifest, vector: Any, probes: Any) -> VectorQuery:
     if not isinstance(vector, tuple | list) or len(vector) != 2 or not isinstance(vector[0], str):
         raise _invalid(f"vector={_short(vector)} is not (column, values)")
     name, values = vector
-    column = next((c for c in manifest.schema.fields if c.name == name), None)
-    if column is None or not pa.types.is_fixed_size_list(column.arrow):
-        vectors = [c.name for c in manifest.schema.fields if pa.types.is_fixed_size_list(c.arrow)]
-        hint = f"Columns of vectors: {', '.join(vectors) or 'none'}"
-        raise _invalid(f"there is no column of vectors named {name!r}", hint)
-    specs = [s for s in manifest.indexes if (s.kind, s.column) == (IndexKind.VECTOR, column.number)]
-    spec = specs[0] if specs else None
+    column = _column(manifest, name, "vectors", pa.types.is_fixed_size_list)
+    spec = _spec(manifest, IndexKind.VECTOR, column)
     metric = "l2" if spec is None else str(spec.options.get("metric", "l2"))
     query = _numbers(column, values)
     if metric == "cosine" and not query.any():

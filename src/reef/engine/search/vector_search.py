@@ -12,7 +12,7 @@ Only step 3 approximates: every row in the result is current, meets the conditio
 distance. An index that cannot be read is reported once and its segment searched row by row.
 `recall="exact"` reads all rows.
 
-Each step is one round of requests, for all segments at once; what is in memory takes none.
+Each step is one round of requests, for all segments at once; objects in memory take none.
 
 With a filter, the number of rows of a segment that may match decides how its index is read. Of
 many, more lists are read, the more rows the filter excludes. Few are all compared with the query:

@@ -310,7 +310,7 @@ def readable_manifests(context: NamespaceContext) -> list[Manifest]:
 def damaged_generations(context: NamespaceContext) -> list[int]:
     """Return the generations of all manifests, if every one of them is damaged; else none.
 
-    One of a newer release is intact: only that release can tell what it states.
+    One of a newer release is intact: only that release can read its content.
     """
     heads = context.fresh().heads
     listed = [number_of(info.key) for info in context.store.list(context.names.manifests)]

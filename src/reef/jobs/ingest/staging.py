@@ -106,7 +106,7 @@ class Staging:
                 writer.range_tombstones = (RangeTombstone(start, end, 0, 0),)
 
         self.store.upload(self.namespace.segment(segment_id), writer.write(pieces()))
-        return _job_segment(segment_id, writer.summary)
+        return job_segment_of(segment_id, writer.summary)
 
 
 class _StagedRows:
@@ -157,7 +157,8 @@ def _cut_pieces(piece: Versions) -> Iterator[Versions]:
         yield piece.slice(start, min(start + PIECE_ROWS, len(piece)))
 
 
-def _job_segment(segment_id: str, summary: SegmentSummary) -> JobSegment:
+def job_segment_of(segment_id: str, summary: SegmentSummary) -> JobSegment:
+    """Return the entry of a segment in its job's objects, from its footer."""
     footer = summary.footer
     return JobSegment(
         segment_id,

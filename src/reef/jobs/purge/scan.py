@@ -215,7 +215,7 @@ def _equal(named: Sequence[bytes | None], keys: pa.Array) -> int:
 
 
 def _bounds(named: Sequence[bytes | None], keys: pa.Array) -> int:
-    """Return how many bounds of ranges are one of the keys, or what follows it directly."""
+    """Return how many bounds of ranges are one of the keys, or its direct successor."""
     following = pc.binary_join_element_wise(keys, pa.scalar(b"\0"), pa.scalar(b""))
     return _equal(named, pa.concat_arrays([keys, following]))
 

@@ -24,7 +24,7 @@ Publish manifests in place of lost ones: the head, and the ends of earlier incar
 A damaged head is followed by a generation made from the newest intact one (H18):
 
     1  copy the newest intact manifest; list the damaged generations as skipped
-    2  add what other readable generations know (`reef.manifest.repairs`, H70)
+    2  add the facts of other readable generations (`reef.manifest.repairs`, H70)
     3  add what the log shows since: epochs, parallel writes and schemas of its fences. An epoch
        rises by at most one per generation, so the next one is above all that were ever used
     4  if segments or log objects that the copy needs were swept since, derive segments and floor
@@ -88,7 +88,7 @@ from reef.jobs.repair.plan import RepairPlan, RepairPlanner
 from reef.jobs.repair.report import RepairReport
 from reef.jobs.verify.chain import Problem, check_opened
 from reef.jobs.verify.job import EarlierDamage, NamespaceSurvey, check_earlier, problems_of, survey
-from reef.manifest.head import newest_incarnation
+from reef.manifest.head import newest_incarnation, with_inherited_log
 from reef.manifest.invariants import check_loaded, check_next
 from reef.manifest.repairs import Restart, apply_repairs, restart_after
 from reef.paths import Namespace, is_segment, number_of
@@ -312,7 +312,8 @@ def end_earlier(context: NamespaceContext, current: Manifest) -> list[str]:
     done = lost_ends(context)
     store_record(context, current)
     for number in _not_ended(context):
-        earlier = context.at(number)
+        names = with_inherited_log(context.store, context.names.at(number))
+        earlier = NamespaceContext(context.store, names)
         fence_off(earlier, frozenset())
         record = read_successor(context.at(number + 1))
         if record is not None:
@@ -555,7 +556,7 @@ class _Repair:
         return check_earlier(self.context, self.executor, found.head, deep=True)
 
     def _repair_earlier(self, head: Manifest) -> None:
-        """Publish damaged ends of earlier incarnations again, and release what cannot be read:
+        """Publish damaged ends of earlier incarnations again, and release unreadable ones:
         sweeps would keep the rest of its objects, or fail, and nothing but a snapshot reads those.
         """
         for found in self.unreadable:

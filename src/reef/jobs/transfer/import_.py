@@ -301,7 +301,7 @@ def _schema_of(found: Found, key: str | None) -> tuple[pa.Schema, str]:
         raise InvalidInputError(
             f"file {first}, column {key}: there is no such column, only {', '.join(names)}",
             kind=ErrorKind.INVALID_KEY,
-            hint="Name the key column with key=",
+            hint="Name the key column with key=, on the command line with --key",
             column=key,
         )
     try:

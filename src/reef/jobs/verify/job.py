@@ -19,7 +19,7 @@ After a drop and a re-creation nothing but snapshots, and branches, which check 
 reads an earlier incarnation. So each snapshot is opened as a reader opens it: its manifest, the log
 from its floor to its last LSN, and the segments that both name. A generation that several snapshots
 pin is read once. Sweeps also load the manifests that the dropped head retains, and those that its
-cursors name; without one of them they cannot tell what is needed, and collect nothing.
+cursors name; without one of them the needed objects are unknown, and nothing is collected.
 
 The newest manifest of an earlier incarnation is its end. If it is damaged, its snapshots can be
 listed, from the next older one that is intact, but neither read nor released, and no sweep deletes
@@ -97,7 +97,7 @@ class EarlierDamage:
 
     @property
     def is_needed(self) -> bool:
-        """Whether anything needs what is damaged."""
+        """Whether anything needs the damaged object."""
         return self.end_is_damaged or self.releases_anything
 
     @property
@@ -137,7 +137,7 @@ class _Check:
     deep: bool
 
     def run(self) -> EarlierDamage | None:
-        """Return what cannot be read; None if all can."""
+        """Return the damage of earlier incarnations; None if there is none."""
         try:
             head = self._find()
         except CorruptionError as error:
@@ -204,8 +204,11 @@ class _Check:
         return int(current_time_s(self.context.store) * 1000)
 
     def _find(self) -> ManifestHead:
+        """Return the newest intact manifest; a branch's leads to the log that it inherits."""
         heads = self.context.fresh().heads
-        return heads.find(fallback=True, dropped=True)
+        found = heads.find(fallback=True, dropped=True)
+        self.context = NamespaceContext(self.context.store, heads.names)
+        return found
 
     def _alive(self, head: Manifest) -> list[SnapshotEntry]:
         if not head.snapshots:

@@ -309,7 +309,7 @@ class RetryingRegister(Register):
 
 
 def end_of(prefix: str) -> str:
-    """Return what sorts after every key with this prefix: no key has this character."""
+    """Return a key that sorts after every key with this prefix: no key has this character."""
     return prefix + "\U0010ffff"
 
 

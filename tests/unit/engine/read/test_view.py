@@ -15,8 +15,9 @@ from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.segment import Lineage
 from reef.formats.segment_writer import SegmentWriter
 from reef.formats.versions import RangeTombstone, Versions
-from reef.formats.wal_object import Job, JobSegment, OpKind, WalKind
+from reef.formats.wal_object import Job, OpKind, WalKind
 from reef.jobs import fold
+from reef.jobs.ingest.staging import job_segment_of
 from reef.paths import Namespace
 from tests.support.bulk_jobs import append, ingest
 from tests.unit.engine.model import KEYS, LAST, Model, batches, keys, ranges, values
@@ -109,18 +110,7 @@ def stage(store, rows, deletes):
         {1: pa.array([rows[key] for key in ordered], pa.binary())},
     )
     store.upload(USERS.segment(segment_id), writer.write([versions]))
-    summary, footer = writer.summary, writer.summary.footer
-    return JobSegment(
-        segment_id,
-        summary.size,
-        summary.checksum,
-        footer.rows,
-        footer.tombstones,
-        summary.tail_bytes,
-        footer.min_key,
-        footer.max_key,
-        footer.set_hash,
-    )
+    return job_segment_of(segment_id, writer.summary)
 
 
 @pytest.mark.parametrize("folded", [False, True])

@@ -292,7 +292,7 @@ def test_a_segment_without_any_vector_has_no_result():
 
 @pytest.mark.parametrize("recall", [None, "exact"])
 def test_distances_of_float64_vectors_are_computed_in_float64(recall):
-    """Rows that float32 cannot tell apart are ranked by their stored values."""
+    """Rows that float32 cannot distinguish are ranked by their stored values."""
     db = small(pa.float64(), [[[1e8 + 2, 0.0], [1e8 + 1, 0.0]]])
     with db.reader(NAME) as reader:
         result = reader.search(vector=("v", [1e8, 0]), k=2, columns=[], recall=recall)
