@@ -75,8 +75,8 @@ soak: $(READY) servers ## ten minutes of everything, with kill -9, on a real S3 
 soak-rate: $(READY) ## 20 minutes of 1,000 commits a second with a bounded log (H75)
 	$(BIN)/python -m tests.soak.commit_rate --url memory://
 
-evidence: $(READY) servers ## full-size versions of what the tests run small, kept in the ledger
-	$(BIN)/python -m benchmarks.evidence
+evidence: $(READY) servers ## full-size versions of what the tests run small, kept in the ledger; ONLY=kills for some
+	$(BIN)/python -m benchmarks.evidence $(ONLY)
 
 spark-versions: $(READY) $(JAR) ## the core of Reef on Spark 4.1, 4.2 and 4.3, and without the jar
 	$(BIN)/python -m tests.spark.versions

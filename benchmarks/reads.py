@@ -114,7 +114,9 @@ def _wide(found: Contest) -> None:
     """Rows of 12 columns, a vector among them."""
     rows, group = found.rows, "wide rows"
     found.run(group, "uniform get", "get", _each(rows.uniform), calls=200)
+    found.run(group, "missing key", "get", _each(rows.missing), calls=200)
     found.run(group, "get_many of 1,000", "get_many", _each(_lists(rows, 1000)), calls=3)
+    found.run(group, "scan of 100 rows", "scan", _scans(rows), calls=20)
     scan = {"units": rows.count, "calls": 1}
     every = found.run(group, "full scan, per row", "full", _whole(rows), **scan)
     one = found.run(

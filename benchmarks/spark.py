@@ -35,7 +35,13 @@ import pyarrow.parquet as pq
 import reef
 import reef.spark
 from benchmarks.spark_live import check_live
-from benchmarks.spark_profile import carried_alone, cpu_seconds, read_alone, report_load
+from benchmarks.spark_profile import (
+    carried_alone,
+    cpu_seconds,
+    read_alone,
+    report_load,
+    report_query,
+)
 from benchmarks.spark_reads import Reads
 
 TABLE = Path(__file__).parent.parent / "docs" / "benchmarks-spark.md"
@@ -286,6 +292,8 @@ def run(bench: Bench, master: str, count: int) -> list[str]:
     emit("\nWhat the time goes into:\n")
     emit(report_load(bench.reports[-1]))
     emit(read_alone(bench.url, "t1"))
+    wide = str(bench.path / "wide-sorted")
+    emit(report_query(bench.spark, bench.url, "wide", ["c2", "c7"], wide))
     emit(carried_alone(bench.spark, bench.rows))
     emit(bench.point_reads())
     return page

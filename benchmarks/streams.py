@@ -4,6 +4,8 @@
                1,000, 100,000 and 1,000,000 rows; the median micro-batch, without the first ones
     latency    from a micro-batch's commit, by the date of its object, to a reader that sees it
     requests   of one micro-batch in the steady state, by kind
+    ways       micro-batches of several sizes in the log itself and as segments: where `appendBytes`
+               should be (`--only ways` measures nothing else)
 
 With `--keep` the table goes to docs/benchmarks-streams.md. Exits with 1 if a query has lost rows.
 """
@@ -11,12 +13,14 @@ With `--keep` the table goes to docs/benchmarks-streams.md. Exits with 1 if a qu
 import argparse
 import pickle
 import platform
+import random
 import shutil
 import statistics
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,7 +33,8 @@ import reef
 import reef.spark
 from reef.spark import options, stream_sink
 from reef.spark.stream_source import ReefStreamReader
-from reef.telemetry import RequestMeter
+from reef.telemetry import RequestKind, RequestMeter
+from reef.testing import wrappers
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks-streams.md"
 SIZES = {1000: 12, 100_000: 8, 1_000_000: 5}
@@ -38,6 +43,11 @@ WARM = 2
 STEADY, CYCLE = 64, 32
 """Requests are the mean of the last CYCLE of STEADY micro-batches: from one fold to the next."""
 SINKS = ("reef", "parquet")
+WAYS_MIB = (0.25, 1, 4, 16, 32)
+WAYS = 1 << 40, 1
+"""The options `appendBytes` with which everything is appended, and everything staged."""
+FOLDED = 16
+"""Appended micro-batches from one fold to the next."""
 
 
 # --- throughput -----------------------------------------------------------------------
@@ -183,13 +193,16 @@ def _text(counts: dict[str, int]) -> str:
 class _Metered:
     """Counts the requests of everything that opens a store by the options of a query."""
 
-    def __init__(self) -> None:
+    def __init__(self, latency: str | None = None) -> None:
         self.meter = RequestMeter()
+        self._latency = latency
         self._open = options.TableLocation.open
 
     def __enter__(self) -> RequestMeter:
-        meter = self.meter
-        options.TableLocation.open = lambda self: reef.stores.open(self.url, meter=meter)  # type: ignore[method-assign]
+        meter, latency = self.meter, self._latency
+        options.TableLocation.open = lambda self: wrappers.open_store(  # type: ignore[method-assign]
+            self.url, meter=meter, latency=latency
+        )
         return meter
 
     def __exit__(self, *error: object) -> None:
@@ -197,6 +210,15 @@ class _Metered:
 
 
 def _requests(place: Path, size: int, rows: int) -> dict[str, int]:
+    with _Metered() as meter:
+        for batch, _ in enumerate(_micro_batches(place, size, rows, STEADY)):
+            if batch == STEADY - CYCLE - 1:
+                meter.reset()
+        return {kind: round(count / CYCLE) for kind, count in meter.requests().items()}
+
+
+def _micro_batches(place: Path, size: int, rows: int, count: int) -> Iterator[float]:
+    """Write micro-batches by two tasks; yield the seconds of each, as if both ran at once."""
     from pyspark.sql import types as st
 
     given = {"path": str(place), "namespace": "t", "key": "id", "appendbytes": str(size)}
@@ -204,26 +226,64 @@ def _requests(place: Path, size: int, rows: int) -> dict[str, int]:
     columns = st.StructType(
         [st.StructField("id", st.StringType()), st.StructField("v", st.StringType())]
     )
+    values = random.Random(0).randbytes(50 * rows).hex()
     share, stream_sink.SHARE_BYTES_MIN = stream_sink.SHARE_BYTES_MIN, 1
     current = stream_sink.StreamTask.current
     try:
-        with _Metered() as meter:
-            for batch in range(STEADY):
-                if batch == STEADY - CYCLE:
-                    meter.reset()
+        for batch in range(count):
+            took, messages = [], list[Any]()
+            for part in range(2):
+                task = stream_sink.StreamTask("q", "run", str(batch), part, 0)
+                stream_sink.StreamTask.current = lambda task=task: task  # type: ignore[method-assign,assignment,misc]
+                numbers = range(part * rows // 2, (part + 1) * rows // 2)
+                table = pa.table(
+                    {
+                        "id": [f"{batch:08}{n:08}" for n in numbers],
+                        "v": [values[100 * n : 100 * n + 100] for n in numbers],
+                    }
+                )
+                start_s = time.perf_counter()
                 sink = reef.spark.ReefSource(given).streamWriter(columns, False)
-                messages: list[Any] = []
-                for part in range(2):
-                    task = stream_sink.StreamTask("q", "run", str(batch), part, 0)
-                    stream_sink.StreamTask.current = lambda task=task: task  # type: ignore[method-assign,assignment,misc]
-                    ids = [f"{part}{batch}{n:014}" for n in range(rows // 2)]
-                    table = pa.table({"id": ids, "v": ["x" * 100] * len(ids)})
-                    messages.append(sink.write(iter(table.to_batches())))
-                reef.spark.ReefSource(given).streamWriter(columns, False).commit(messages, batch)
-            return {kind: round(count / CYCLE) for kind, count in meter.requests().items()}
+                messages.append(sink.write(iter(table.to_batches())))
+                took.append(time.perf_counter() - start_s)
+            start_s = time.perf_counter()
+            reef.spark.ReefSource(given).streamWriter(columns, False).commit(messages, batch)
+            yield max(took) + time.perf_counter() - start_s
     finally:
         stream_sink.SHARE_BYTES_MIN = share
         stream_sink.StreamTask.current = current  # type: ignore[method-assign]
+
+
+# --- appended or staged ---------------------------------------------------------------
+
+
+def ways(home: Path) -> list[str]:
+    """Return a row of the table for each size of micro-batches: appended, and staged.
+
+    On a store with the delays of S3, over a whole cycle of folds.
+    """
+    lines = []
+    for mib in WAYS_MIB:
+        cells = [_way(home / f"way-{mib}-{size}", size, int(mib * 2**20) // 116) for size in WAYS]
+        lines.append(f"| {mib} MiB | {' | '.join(cells)} |")
+        print(lines[-1], flush=True)
+    return lines
+
+
+def _way(place: Path, size: int, rows: int) -> str:
+    with _Metered("s3-standard") as meter:
+        cpu_s = time.process_time()
+        took = list(_micro_batches(place, size, rows, FOLDED))
+        cpu_s = time.process_time() - cpu_s
+        counts = meter.counts()
+    shutil.rmtree(place)
+    requests = sum(count.requests for count in counts.values()) / FOLDED
+    written = counts[RequestKind.PUT].bytes / FOLDED / rows / 116
+    median, mean = statistics.median(took), statistics.mean(took)
+    return (
+        f"{median:.2f} s, {mean:.2f} s with folds, {requests:.0f} requests, "
+        f"{cpu_s / FOLDED:.2f} s of CPU, {written:.1f} × written"
+    )
 
 
 def _read_requests(place: Path) -> dict[str, int]:
@@ -256,7 +316,12 @@ def main() -> int:
     arguments.add_argument("--rounds", type=int, default=2)
     arguments.add_argument("--seconds", type=float, default=40.0, help="of each latency run")
     arguments.add_argument("--keep", action="store_true", help="write the page in docs/")
+    arguments.add_argument("--only", choices=["ways"], help="measure nothing else")
     given = arguments.parse_args()
+    if given.only:
+        with tempfile.TemporaryDirectory() as folder:
+            ways(Path(folder))
+        return 0
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     builder = builder.config("spark.log.level", "ERROR").config("spark.sql.shuffle.partitions", "2")
     spark = reef.spark.configure(builder).getOrCreate()
@@ -288,6 +353,15 @@ def main() -> int:
             "| micro-batch | requests |",
             "|---|---|",
             *requests(home),
+            "",
+            "Micro-batches in the log itself, and as segments of 2 tasks, on a store with the "
+            "delays of S3: the time from rows to commit, without the processes of Spark; "
+            f"{FOLDED} micro-batches, with the folds between them. `written` is relative to the "
+            "rows. The default of `appendBytes` follows from this.",
+            "",
+            "| micro-batch | appended | staged |",
+            "|---|---|---|",
+            *ways(home),
         ]
     if given.keep:
         PAGE.write_text("\n".join(lines) + "\n")

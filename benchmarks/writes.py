@@ -194,17 +194,20 @@ MIXES: dict[str, dict[str, float]] = {
 
 def mixes(sizes: Sizes) -> list[Result]:
     """Measure mixes of Zipf reads and durable single writes, by a writer that reads its own."""
-    rows = Rows(sizes.rows // 4)
-    rounds = sizes.rounds
-    with contest(rows, CACHED, (Reef, Rocks, Lmdb), sizes) as found:
-        found.reef.get = found.reef.writer.get
-        found.reef.reader = found.reef.writer
-        for name, mix in MIXES.items():
-            works = {engine: _mixed(found.engines[engine], rows, mix) for engine in found.engines}
-            calls = sizes.calls(200)
-            case = Case("mixes", name, works, size=CACHED, calls=calls, rounds=rounds, mixed=True)
-            found.results.append(measure(_metered(case, found.reef)))
-    return found.results
+    rows, results = Rows(sizes.rows // 4), list[Result]()
+    for size in (CACHED, LARGE):
+        with contest(rows, size, (Reef, Rocks, Lmdb), sizes) as found:
+            found.reef.get = found.reef.writer.get
+            found.reef.reader = found.reef.writer
+            results += [_mix(found, name, mix) for name, mix in MIXES.items()]
+    return results
+
+
+def _mix(found: Contest, name: str, mix: dict[str, float]) -> Result:
+    rows, sizes = found.rows, found.sizes
+    works = {engine: _mixed(found.engines[engine], rows, mix) for engine in found.engines}
+    case = Case("mixes", name, works, size=found.size, calls=sizes.calls(200), mixed=True)
+    return measure(_metered(replace(case, rounds=sizes.rounds), found.reef))
 
 
 def _mixed(engine: Any, rows: Rows, mix: dict[str, float]) -> Work:

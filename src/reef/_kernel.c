@@ -18,6 +18,7 @@
 #define Py_LIMITED_API 0x030B0000
 #endif
 #include <Python.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,6 +43,8 @@
 #define KEY_HEAD 72
 #define COLUMN_HEAD 24
 #define KIND_MAX 3
+#define KIND_DELETE 1
+#define FIRST_PARTIAL 3
 #define RATIO_MAX 1024
 #define RATIO_SLACK (64 * 1024)
 #define CODEC_NONE 0
@@ -51,6 +54,7 @@
 #define COLUMNS_MAX 1024
 #define PAGE_BYTES_MAX (16 << 20) /* of a page that is read here, all its blocks together */
 #define SPARE_BYTES (1 << 20) /* of memory that is kept from call to call */
+#define SPARES 3
 #define RELEASE_BYTES (256 * 1024) /* shorter work would wait longer for the GIL than it takes */
 
 static inline uint16_t u16_at(const uint8_t *p) { uint16_t v; memcpy(&v, p, 2); return v; }
@@ -1741,22 +1745,27 @@ typedef struct {
     size_t room;
 } Scratch;
 
-static Scratch spare;
+static Scratch spares[SPARES];
 
 static Scratch take_scratch(void)
 {
-    Scratch mine = spare;
-    spare.bytes = NULL;
-    spare.room = 0;
+    Scratch mine = {0};
+    for (int n = 0; mine.bytes == NULL && n < SPARES; n++)
+        if (spares[n].bytes != NULL) {
+            mine = spares[n];
+            spares[n].bytes = NULL;
+        }
     return mine;
 }
 
 static void put_back(Scratch *mine)
 {
-    if (spare.bytes == NULL && mine->room <= SPARE_BYTES)
-        spare = *mine;
-    else
-        free(mine->bytes);
+    for (int n = 0; mine->room <= SPARE_BYTES && n < SPARES; n++)
+        if (spares[n].bytes == NULL) {
+            spares[n] = *mine;
+            return;
+        }
+    free(mine->bytes);
 }
 
 /* Make room for so many bytes, without keeping those that are there. No GIL needed. */
@@ -2232,12 +2241,295 @@ end:
     return result;
 }
 
+/* --- one row ------------------------------------------------------------------------------ */
+
+enum { PAYLOAD, BYTES, TEXT, SIGNED, UNSIGNED, FLOAT, VECTOR };
+
+/* A column of which one value is read. */
+typedef struct {
+    int64_t number, type, width, items; /* the width is that of `join_column` */
+} ValueColumn;
+
+/* Where the bytes of a value were put. */
+typedef struct {
+    size_t at, size;
+    enum { IS_VALUE, IS_NULL, IS_PAYLOAD, IS_STORED } how;
+} Value;
+
+/* One row of a page: its stamp, and the bytes of its values one after the other. */
+typedef struct {
+    Scratch stored, payload, bytes;
+    size_t used;
+    int64_t first, last, lsn, read;
+    uint32_t seq;
+    int kind;
+    Value values[64];
+} Row;
+
+static int keep_value(Row *row, Value *value, const uint8_t *bytes, size_t size)
+{
+    if (size > row->bytes.room - row->used) {
+        size_t room = 2 * (row->used + size) + 1024;
+        if (!resized(&row->bytes.bytes, room))
+            return 0;
+        row->bytes.room = room;
+    }
+    value->at = row->used;
+    value->size = size;
+    memcpy(row->bytes.bytes + row->used, bytes, size);
+    row->used += size;
+    return 1;
+}
+
+/* Check a stored block, and decompress it; 0 if undecided. */
+static int unpack_block(Row *row, const uint8_t *stored, size_t size, int kind,
+    const uint8_t **payload, size_t *raw)
+{
+    Block block;
+    if (!open_block(stored, size, kind, &block))
+        return 0;
+    *raw = block.raw_length;
+    *payload = block.stored;
+    if (block.codec == CODEC_NONE)
+        return 1;
+    if (*raw > PAGE_BYTES_MAX)
+        return 0;
+    uint8_t *target = scratch_of(&row->payload, *raw);
+    *payload = target;
+    return target != NULL && lz4_decode(block.stored, block.length, target, *raw);
+}
+
+static const uint8_t *read_block(Row *row, const SegmentFile *file, const int64_t *bounds, int n)
+{
+    int64_t start = bounds[2 * n + 1], end = bounds[2 * n + 2];
+    uint8_t *stored = scratch_of(&row->stored, (size_t)(end - start));
+    row->read += end - start;
+    return stored != NULL && read_whole(file->fd, stored, start, end) ? stored : NULL;
+}
+
+/* Find the only version of a key in a page. 1: it is there, or none is; 0: undecided; -1: several, or a
+ * partial one. */
+static int find_row(
+    Row *row, const SegmentFile *file, const int64_t *bounds, int kind, const Py_buffer *key)
+{
+    const uint8_t *stored = read_block(row, file, bounds, 0), *payload;
+    size_t raw;
+    KeyPage page;
+    if (stored == NULL ||
+        !unpack_block(row, stored, (size_t)(bounds[2] - bounds[1]), kind, &payload, &raw) ||
+        !open_key_page(payload, raw, bounds[0], &page) ||
+        !find_in_page(&page, key->buf, (size_t)key->len, &row->first, &row->last))
+        return 0;
+    if (row->last - row->first > 1)
+        return -1;
+    if (row->first < row->last) {
+        memcpy(&row->lsn, page.lsns + 8 * row->first, 8);
+        row->seq = u32_at(page.seqs + 4 * row->first);
+        row->kind = page.kinds[row->first];
+    }
+    return row->kind <= KIND_DELETE ? 1 : -1;
+}
+
+/* Read the value of a column; 0 if undecided. */
+static int read_value(Row *row, const SegmentFile *file, const int64_t *bounds, int kind, int n,
+    const ValueColumn *column)
+{
+    Value *value = &row->values[n];
+    size_t size = (size_t)(bounds[2 * n + 4] - bounds[2 * n + 3]), raw;
+    const uint8_t *stored, *payload;
+    ColumnPage page;
+    value->how = IS_NULL;
+    if (!size)
+        return 1;
+    if ((stored = read_block(row, file, bounds, n + 1)) == NULL)
+        return 0;
+    if (size >= BLOCK_HEAD && stored[9] == CODEC_ZSTD) {
+        value->how = IS_STORED;
+        return keep_value(row, value, stored, size);
+    }
+    if (!unpack_block(row, stored, size, kind, &payload, &raw))
+        return 0;
+    int64_t first = -1, last = -1;
+    if (column->type != PAYLOAD &&
+        open_column_page(payload, raw, bounds[0], (int)column->number, column->width, &page)) {
+        if (!is_valid(&page, (uint32_t)row->first))
+            return 1;
+        first = page.offsets ? i32_at(page.offsets + 4 * row->first)
+                             : row->first * (int64_t)page.width;
+        last = page.offsets ? i32_at(page.offsets + 4 * row->first + 4) : first + page.width;
+    }
+    if (first < 0 || first > last || last > page.data_size) { /* Python decodes it */
+        value->how = IS_PAYLOAD;
+        return keep_value(row, value, payload, raw);
+    }
+    value->how = IS_VALUE;
+    return keep_value(row, value, page.data + first, (size_t)(last - first));
+}
+
+/* Read the row of a key; the states are those of `find_row`. No GIL needed. */
+static int read_row(Row *row, const SegmentFile *file, const int64_t *bounds, const int kinds[2],
+    const Py_buffer *key, const ValueColumn *columns)
+{
+    if (!is_current(file))
+        return -1;
+    int state = find_row(row, file, bounds, kinds[0], key);
+    if (state != 1 || row->first == row->last || row->kind == KIND_DELETE)
+        return state;
+    for (int n = 0; n < file->columns; n++)
+        if (!read_value(row, file, bounds, kinds[1], n, &columns[n]))
+            return 0;
+    return 1;
+}
+
+static PyObject *number_of(const uint8_t *bytes, int64_t type, size_t width)
+{
+    int64_t number = 0;
+    if (type == FLOAT) {
+        float single;
+        double whole;
+        memcpy(&single, bytes, sizeof single);
+        if (width == sizeof single)
+            return PyFloat_FromDouble((double)single);
+        memcpy(&whole, bytes, sizeof whole);
+        return PyFloat_FromDouble(whole);
+    }
+    memcpy(&number, bytes, width);
+    if (type == UNSIGNED)
+        return PyLong_FromUnsignedLongLong((unsigned long long)number);
+    unsigned unused = 64 - 8 * (unsigned)width;
+    return PyLong_FromLongLong((long long)((int64_t)((uint64_t)number << unused) >> unused));
+}
+
+/* A value as Python has it; None if it is undecided, which is another object than a null. */
+static PyObject *value_object(const Row *row, const Value *value, const ValueColumn *column)
+{
+    const uint8_t *bytes = row->bytes.bytes + value->at;
+    size_t width = column->items ? value->size / (size_t)column->items : value->size;
+    if (value->how != IS_VALUE || column->type == BYTES)
+        return PyBytes_FromStringAndSize((const char *)bytes, (Py_ssize_t)value->size);
+    if (column->type == TEXT)
+        return PyUnicode_DecodeUTF8((const char *)bytes, (Py_ssize_t)value->size, "strict");
+    if (column->type != VECTOR)
+        return number_of(bytes, column->type, width);
+    PyObject *list = PyList_New((Py_ssize_t)column->items);
+    for (int64_t n = 0; list != NULL && n < column->items; n++) {
+        PyObject *item = number_of(bytes + (size_t)n * width, FLOAT, width);
+        if (item == NULL) {
+            Py_DECREF(list);
+            return NULL;
+        }
+        PyList_SetItem(list, (Py_ssize_t)n, item);
+    }
+    return list;
+}
+
+static PyObject *row_values(
+    const Row *row, const ValueColumn *columns, int count, unsigned long long left[2])
+{
+    PyObject *values = PyTuple_New(count);
+    for (int n = 0; values != NULL && n < count; n++) {
+        const Value *value = &row->values[n];
+        if (value->how >= IS_PAYLOAD)
+            left[value->how - IS_PAYLOAD] |= 1ull << n;
+        PyObject *item = value->how == IS_NULL ? Py_NewRef(Py_None)
+                                               : value_object(row, value, &columns[n]);
+        if (item == NULL) {
+            Py_DECREF(values);
+            return NULL;
+        }
+        PyTuple_SetItem(values, n, item);
+    }
+    return values;
+}
+
+/* Whether numbers have a width that is read here, and vectors as many as their width says. */
+static int columns_are_known(const ValueColumn *columns, int count)
+{
+    for (int n = 0; n < count; n++) {
+        const ValueColumn *column = &columns[n];
+        int64_t width = column->type == VECTOR ? -column->width : column->width;
+        int64_t items = column->type == VECTOR ? column->items : 1;
+        int is_variable = column->type == BYTES || column->type == TEXT;
+        if (column->type < PAYLOAD || column->type > VECTOR || column->number < 0)
+            return 0;
+        if (column->type == PAYLOAD || (is_variable && !column->width && !column->items))
+            continue;
+        if (is_variable || items < 1 || width < 1 || width > OFFSET_MAX || width % items ||
+            column->items != (column->type == VECTOR ? items : 0))
+            return 0;
+        int64_t each = width / items;
+        int is_float = column->type == FLOAT || column->type == VECTOR;
+        if (!(each == 4 || each == 8 || (!is_float && (each == 1 || each == 2))))
+            return 0;
+    }
+    return 1;
+}
+
+PyDoc_STRVAR(get_values_doc,
+    "get_values(fd, path, identity, bounds, columns, page, kinds, key)\n--\n\n"
+    "Return (row, lsn, seq, kind, values, payloads, stored, size) of a key in a page of an open\n"
+    "file, -1 as its row if it has none. None if undecided: it has several versions or a partial\n"
+    "one, or the path no longer names the file; False if other rows of the page will be, too.\n\n"
+    "The first five arguments and `kinds` are those of `get_row`, but `columns` has four int64 of\n"
+    "each column: number, type (0 payload, 1 bytes, 2 text, 3 signed, 4 unsigned, 5 float,\n"
+    "6 vector of floats), width as in `join_column`, and values of a vector, or 0. Bits of\n"
+    "`payloads` say which values are payloads of their pages, those of `stored` which are blocks\n"
+    "as they are stored. `size` is how many bytes were read.");
+
+static PyObject *get_values(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    SegmentFile file = {0};
+    Py_buffer key, columns;
+    long long number;
+    int kinds[2], state = 0;
+    if (!PyArg_ParseTuple(args, "iyy*y*y*L(ii)y*:get_values", &file.fd, &file.path,
+            &file.identity, &file.bounds, &columns, &number, &kinds[0], &kinds[1], &key))
+        return NULL;
+    Row row;
+    memset(&row, 0, offsetof(Row, values));
+    const ValueColumn *known = columns.buf;
+    file.columns = (int)(columns.len / (Py_ssize_t)sizeof *known);
+    PyObject *values = NULL, *result = NULL;
+    unsigned long long left[2] = {0, 0};
+    const int64_t *bounds = NULL;
+    if (columns.len < 64 * (Py_ssize_t)sizeof *known && columns_are_known(known, file.columns))
+        bounds = bounds_of(&file, number);
+    if (bounds != NULL) {
+        row.stored = take_scratch();
+        row.payload = take_scratch();
+        row.bytes = take_scratch();
+        Py_BEGIN_ALLOW_THREADS
+        state = read_row(&row, &file, bounds, kinds, &key, known);
+        Py_END_ALLOW_THREADS
+    }
+    int has_values = state == 1 && row.first < row.last && row.kind != KIND_DELETE;
+    if (has_values && (values = row_values(&row, known, file.columns, left)) == NULL) {
+        if (PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) {
+            PyErr_Clear();
+            state = 0;
+        }
+    }
+    if (state == 1 && !PyErr_Occurred())
+        result = Py_BuildValue("(LLIiOKKL)", row.first < row.last ? (long long)row.first : -1LL,
+            (long long)row.lsn, row.seq, row.kind, values ? values : Py_None, left[0], left[1],
+            (long long)row.read);
+    else if (!PyErr_Occurred())
+        result = state ? undecided() : Py_NewRef(Py_False);
+    Py_XDECREF(values);
+    put_back(&row.bytes);
+    put_back(&row.payload);
+    put_back(&row.stored);
+    PyBuffer_Release(&columns);
+    PyBuffer_Release(&key);
+    release_file(&file);
+    return result;
+}
+
 #endif
 
 /* --- merging ------------------------------------------------------------------------------ */
 
 #define PARTS_MAX 16
-#define FIRST_PARTIAL 3
 #define MERGED_ROWS_RELEASE 20000 /* fewer would wait longer for the GIL than they take */
 
 /* One sorted part of a merge, and the row that is next. */
@@ -2761,6 +3053,7 @@ static PyObject *merge_rows(PyObject *Py_UNUSED(module), PyObject *args)
 static PyMethodDef methods[] = {
 #ifndef _WIN32
     {"file_identity", file_identity, METH_VARARGS, file_identity_doc},
+    {"get_values", get_values, METH_VARARGS, get_values_doc},
     {"get_row", get_row, METH_VARARGS, get_row_doc},
     {"read_rows", read_rows, METH_VARARGS, read_rows_doc},
     {"read_ranges", read_ranges, METH_VARARGS, read_ranges_doc},

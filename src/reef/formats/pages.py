@@ -150,6 +150,34 @@ class KernelColumns(NamedTuple):
         )
 
 
+def encode_value_columns(fields: Sequence[Field]) -> bytes:
+    """Return how the kernel reads one value of each of some columns: number, type, width, items.
+
+    Of other types it returns the payload of the page.
+    """
+    words: list[int] = []
+    for field in fields:
+        kind, width, items = VALUE_KINDS.get(field.type, PAYLOAD_KIND), 0, 0
+        data_type = field.arrow
+        if data_type.id == FIXED_SIZE_LIST and data_type.value_type.id in FLOATS:
+            kind, items = VECTOR_KIND, data_type.list_size
+        if kind != PAYLOAD_KIND:
+            width = _stored_width(data_type) or 0
+        words += field.number, kind, width, items
+    return np.array(words, np.int64).tobytes()
+
+
+PAYLOAD_KIND, VECTOR_KIND = 0, 6
+VALUE_KINDS = {
+    **{"binary": 1, "string": 2},
+    **dict.fromkeys(("int8", "int16", "int32", "int64"), 3),
+    **dict.fromkeys(("uint8", "uint16", "uint32", "uint64"), 4),
+    **dict.fromkeys(("float32", "float64"), 5),
+}
+"""Types of which the kernel returns a value as Python has it."""
+FLOATS = frozenset({pa.float32().id, pa.float64().id})
+
+
 def search_keys(
     payloads: list[Buffer], rows: Numbers, keys: list[bytes], places: Numbers
 ) -> bytes | None:

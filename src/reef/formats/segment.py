@@ -26,7 +26,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import lt
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -53,6 +53,7 @@ from reef.formats.pages import (
     KeyPage,
     decode_column_pages,
     decode_key_pages,
+    encode_value_columns,
     join_column,
     join_keys,
     search_keys,
@@ -206,7 +207,8 @@ Picks = npt.NDArray[np.int32]
 """Rows of pages: pairs of the place of a page among some, and a row in it."""
 
 
-class PageLayout(NamedTuple):
+@dataclass(slots=True)
+class PageLayout:
     """Where the blocks of some columns are in all pages of a segment."""
 
     bounds: bytes
@@ -216,6 +218,23 @@ class PageLayout(NamedTuple):
     """Whether there is one column, and its values are bytes."""
     read: KernelColumns | None
     """For reads of many rows; None if the kernel leaves them to Python."""
+    values: bytes | None
+    """For reads of one row; None if a page was of a shape that the kernel leaves to Python."""
+    _places: tuple[Schema, tuple[int, ...] | None] | None = None
+
+    def places_under(self, schema: Schema) -> tuple[int, ...] | None:
+        """Return the place of each column of a schema among these, -1 of those that are not here;
+        None if one has another type there.
+        """
+        known = self._places
+        if known is None or known[0] is not schema:
+            fields = self.read.fields if self.read is not None else ()
+            at = {field.number: place for place, field in enumerate(fields)}
+            types = schema.types()
+            same = all(types.get(field.number) == field.arrow for field in fields)
+            places = tuple(at.get(number, -1) for number in types)
+            known = self._places = schema, places if same else None
+        return known[1]
 
 
 @dataclass(frozen=True)
@@ -346,9 +365,14 @@ class SegmentTail:
             bounds = np.ascontiguousarray(np.vstack(table).T).tobytes()
             fields = [self.fields[number] for number in numbers[1:]]
             is_bytes = len(fields) == 1 and fields[0].type == "binary"
-            known = PageLayout(bounds, len(fields), is_bytes, KernelColumns.of(fields))
+            values = encode_value_columns(fields)
+            known = PageLayout(bounds, len(fields), is_bytes, KernelColumns.of(fields), values)
             self._layouts[numbers] = known
         return known
+
+    def leave_values_to_python(self, numbers: tuple[int, ...]) -> None:
+        """Note that pages with these columns are of a shape whose rows the kernel does not read."""
+        self.layout(numbers).values = None
 
     @cached_property
     def left_to_python(self) -> set[tuple[int, ...]]:

@@ -283,6 +283,11 @@ def _plan(schema: Schema) -> bytes | None:
     return np.array([*widths, 8], np.int64).tobytes()
 
 
+def can_merge(schema: Schema) -> bool:
+    """Whether the kernel merges rows with these columns."""
+    return getattr(kernel.native, "merge_rows", None) is not None and _widths_of(schema) is not None
+
+
 def row_buffers(rows: Versions, schema: Schema) -> RowBuffers | None:
     """Return the buffers of sorted rows; None if the kernel cannot merge their columns."""
     keys = rows.keys
@@ -298,6 +303,20 @@ def row_buffers(rows: Versions, schema: Schema) -> RowBuffers | None:
     columns.append(_column_buffers(rows.expires_at_ms))
     places = (offsets, data, keys.offset, len(keys), rows.lsns, rows.seqs)
     return places, rows.kinds, tuple(columns)
+
+
+def buffers_read(found: Sequence[Any], places: Sequence[int], lsn: int) -> RowBuffers:
+    """Return rows that the kernel has read, for `merge_rows`.
+
+    `places` has for each column of the schema its place among those that were read, -1 for others.
+    With `lsn` all rows have this one.
+    """
+    offsets, data, lsns, seqs, kinds, *columns = found[:-1]
+    count = len(kinds)
+    if lsn:
+        lsns = np.full(count, lsn, np.int64)
+    chosen = tuple([None if place < 0 else (*columns[place], 0) for place in places])
+    return (offsets, data, 0, count, lsns, seqs), kinds, (*chosen, None)
 
 
 def _column_buffers(array: pa.Array | None) -> tuple[Any, ...] | None:

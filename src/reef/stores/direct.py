@@ -50,7 +50,8 @@ class DirectReads:
         return self._directory.open_file(key) is not None
 
     def call(self, name: str, key: str, *arguments: Any) -> Any:
-        """Return the result of a function of the kernel for an open file; None if undecided.
+        """Return the result of a function of the kernel for an open file; None or False if it has
+        none.
 
         Its last item is the number of bytes that were read, which are counted as one request.
         """
@@ -61,7 +62,7 @@ class DirectReads:
         runtime, meter = self._meter.runtime, self._meter
         start_s = runtime.monotonic_s()
         found = function(opened.file.descriptor, opened.path, opened.identity, *arguments)
-        if found is not None:
+        if found:
             seconds = self._seconds
             if seconds is None:
                 seconds = self._seconds = meter.metrics.histogram(HISTOGRAMS[GET_KIND])

@@ -322,7 +322,8 @@ class operation:  # noqa: N801 - it is used like a function, in a `with`
     def __exit__(self, *error: object) -> None:
         if self._end_span is not None:
             self._end_span(self.requests, *error)
-        self._metrics.requests_of(self._name).record(self.requests)
+        known = self._metrics._requests.get(self._name)
+        (known or self._metrics.requests_of(self._name)).record(self.requests)
         if self._outer is not None:
             _current.reset(self._outer)
             if type(outer := self._outer.old_value) is operation:
@@ -401,7 +402,8 @@ class RequestMeter:
             counts[1] += bytes
         running = _current.get()
         if running is not None and requests:
-            running.add(requests)
+            with _adding:  # as `operation.add`, without a call for each request
+                running.requests += requests
 
     def counts(self) -> dict[RequestKind, RequestCount]:
         with self._lock:

@@ -42,7 +42,7 @@ final class SegmentFuzz {
       }
     }
     Map<String, Object> footer = footer();
-    for (String part : List.of("index", "pages", "range_tombstones")) {
+    for (String part : List.of("index", "pages", "range_tombstones", "filter")) {
       if (footer.get(part) instanceof List<?> place) blocks.add(new long[] {(Long) place.get(0), (Long) place.get(1)});
     }
     expected = hash(pristine);
@@ -133,6 +133,7 @@ final class SegmentFuzz {
     ReadColumns columns = columns();
     List<Integer> pages = IntStream.range(0, read.pages).boxed().toList();
     if (pages.isEmpty()) return 0;
+    read.filter().among(new byte[][] {read.firstKeys[0], "absent".getBytes()}); // of a hostile filter, any result
     PageRange range = PageRange.of(read, ObjectLocation.inline(NAME, data), 0, pages, columns);
     long hash = 1;
     ReefPartition partition = new ReefPartition(new byte[0], null, null, List.of(range), read.tombstones);

@@ -21,7 +21,7 @@ from reef.engine.read.segments import BLOCK_KINDS, SegmentStore
 from reef.errors import CorruptionError, NotFoundError
 from reef.files import OS
 from reef.formats.coding import Codec
-from reef.formats.schema import DEFAULT_SCHEMA
+from reef.formats.schema import DEFAULT_SCHEMA, Schema
 from reef.formats.segment import Lineage, decode_tail
 from reef.formats.segment_index import hash_key, hash_keys
 from reef.formats.segment_writer import SegmentWriter
@@ -102,7 +102,8 @@ def test_a_row_is_read_as_in_python(data, python, monkeypatch, tmp_path_factory)
     schema = data.draw(schemas())
     rows = data.draw(versions(schema).filter(len))
     body = encoded(rows, schema, data.draw, monkeypatch)
-    segments, entry, path = in_directory(tmp_path_factory.mktemp("d"), body)
+    cache_bytes = data.draw(st.sampled_from([0, 300, 1 << 20]))  # kept, and read once by once
+    segments, entry, path = in_directory(tmp_path_factory.mktemp("d"), body, cache_bytes)
     damage(path, data.draw)
     known = rows.keys.to_pylist()
     columns = data.draw(st.sampled_from([None, *[[f.number] for f in schema.fields]]))
@@ -186,8 +187,8 @@ def test_other_policies_are_not_passed_by(tmp_path):
     other.find(entry, keys[3], hash_key(keys[3]))
     throttle._note_refusal("read", NAMESPACE.segment(entry.id), 0.0)
     assert other.find(entry, keys[3], hash_key(keys[3]))[0].values == {1: values[3]}
-    assert calls[0] is not None
-    assert calls[1] is None
+    assert None not in calls[:2], "to read values, and then the page that is kept"
+    assert calls[2:] == [None, None]
 
 
 class Pinging(Meter):
@@ -220,6 +221,105 @@ def test_hostile_bounds_are_not_followed(data, tmp_path_factory):
         assert type(found[5][0]) in {bytes, type(None)}
     file.close()
     assert native.get_row(*arguments, columns, page, BLOCK_KINDS, key, True) is None
+
+
+TYPED = {
+    **{"a": pa.binary(), "b": pa.string(), "c": pa.int8(), "d": pa.uint64(), "e": pa.float32()},
+    **{"f": pa.list_(pa.float32(), 3), "g": pa.list_(pa.float64(), 2), "h": pa.bool_()},
+    **{"i": pa.timestamp("us", "UTC"), "j": pa.int32(), "k": pa.list_(pa.int64())},
+}
+
+
+def typed_segment(codec):
+    """Return a schema of most types, a segment of it, its keys, and its rows by number."""
+    schema = Schema.of(pa.schema([("id", pa.binary()), *TYPED.items()]))
+    count, keys = 400, [b"key-%04d" % n for n in range(400)]
+    values = {
+        "a": lambda n: b"x" * (n % 9),
+        "b": lambda n: "é" * (n % 5),
+        "c": lambda n: n % 256 - 128,
+        "d": lambda n: 2**64 - 1 - n,
+        "e": lambda n: n / 3,
+        "f": lambda n: [n, n / 7, -n],
+        "g": lambda n: [n * 1e300, -0.0],
+        "h": lambda n: n % 2 == 0,
+        "i": lambda n: n * 10**9,
+        "j": lambda n: -n,
+        "k": lambda n: [n] * (n % 3),
+    }
+    arrays = {
+        name: pa.array([None if n % 13 == 5 else values[name](n) for n in range(count)], data_type)
+        for name, data_type in TYPED.items()
+    }
+    rows = Versions(
+        pa.array(keys, pa.binary()),
+        np.arange(count, dtype=np.int64) + 5,
+        np.zeros(count, np.uint32),
+        np.array([n % 11 == 3 for n in range(count)], np.uint8),
+        {field.number: arrays[field.name] for field in schema.fields},
+    )
+    writer = SegmentWriter(schema, 0, Lineage("01S", 0), codec=codec, group_bytes=4096)
+    return b"".join(writer.write([rows])), schema, keys
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_rows_of_most_types_are_not_left_to_python(codec, tmp_path, python, monkeypatch):
+    """One call reads a row that is not kept: numbers, texts and vectors as values, others decoded
+    from their payload, blocks of other codecs as well."""
+    body, _, keys = typed_segment(codec)
+    segments, entry, _ = in_directory(tmp_path, body)
+    expected = [python(segments.find, entry, key, hash_key(key)) for key in keys]
+    assert sum(1 for (found,) in expected if not found.values) == 37, "deletes"
+    with monkeypatch.context() as patched:
+        patched.setattr(segments, "_read_row", None)
+        patched.setattr(segments, "_read_missing", None)
+        for key, rows in zip(keys, expected, strict=True):
+            assert segments.find(entry, key, hash_key(key)) == rows
+        assert segments.find(entry, b"key-0004x", 0) == []
+
+
+def test_a_full_cache_keeps_a_page_that_is_read_again(tmp_path):
+    """The first read of a page takes its values alone; the second one before long keeps it."""
+    body, keys, _ = plain_segment(30_000)
+    segments, entry, _ = in_directory(tmp_path, body, 400_000)
+    for key in keys[:: len(keys) // 100]:
+        segments.find(entry, key, hash_key(key))
+    cache, near = segments.cache, hash_key(keys[-1])
+    assert cache._is_full
+    before = set(cache._values)
+    segments.find(entry, keys[-1], near)
+    assert set(cache._values) == before
+    segments.find(entry, keys[-1], near)
+    assert len(set(cache._values) - before) == 2, "keys and values of the page"
+
+
+@FEW
+@given(data=st.data())
+def test_hostile_columns_of_a_row_do_no_harm(data, tmp_path_factory):
+    """Whatever bounds, types, widths and items: values, None or False, and never a crash."""
+    body, _, keys = typed_segment(data.draw(st.sampled_from(Codec)))
+    path = str(tmp_path_factory.mktemp("d") / "file")
+    with open(path, "wb") as file:
+        file.write(body)
+    tail = decode_tail(body, len(body), "seg")
+    layout = tail.layout(tail.numbers)
+    words = st.sampled_from([0, 1, 2, 3, 4, 5, 6, 7, 8, -4, -8, 12, 16, 64, -1, 1 << 31, 1 << 62])
+    columns, bounds = bytearray(layout.values), bytearray(layout.bounds)
+    for changed in data.draw(st.sampled_from([[], [columns], [bounds], [columns, bounds]])):
+        for _ in range(data.draw(st.integers(1, 3))):
+            place = data.draw(st.integers(0, min(len(changed), 200) // 8 - 1)) * 8
+            changed[place : place + 8] = struct.pack("<q", data.draw(words))
+    cut = data.draw(st.integers(0, 6)) * 8
+    file, identity = OS.open(path), OS.identity(path)
+    identity = data.draw(st.sampled_from([identity, identity, identity[:8], b""]))
+    page = data.draw(st.sampled_from([0, 0, 0, 1, -1, 1 << 40]))
+    found = native.get_values(
+        *(file.descriptor, path.encode(), identity, bytes(bounds)),
+        *(bytes(columns[: len(columns) - cut]), page, BLOCK_KINDS),
+        data.draw(st.sampled_from([*keys[:20], b"", b"zzz"])),
+    )
+    if found:
+        assert found[4] is None or type(found[4]) is tuple
 
 
 @FEW

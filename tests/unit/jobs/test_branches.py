@@ -242,6 +242,14 @@ def test_snapshots_can_be_compared(db):
             db.diff("main", wrong)
 
 
+def test_a_snapshot_of_a_namespace_that_was_renamed(db):
+    """It is found by its folder, since its former name leads nowhere."""
+    pin = db.snapshot("main")
+    db.rename("main", "renamed")
+    put(db, "renamed", k1=b"other")
+    assert found(db.diff(pin, "renamed")) == [("update", b"k1", b"0", b"other")]
+
+
 def test_zeros_of_both_signs_differ():
     """They are different values, alone as in a list, so that a merge carries the change."""
     db = reef.open("memory://")

@@ -278,6 +278,15 @@ def test_a_snapshot_pins_until_it_is_released(world):
     assert world.db.snapshots(NAME) == []
 
 
+def test_a_purge_that_is_refused_releases_no_snapshot(world):
+    """A load with `live_wins` is open; the snapshots were gone, and the rows were not."""
+    world.db.snapshot(NAME, "kept")
+    BulkJob(world.db, NAME, live_wins=True)
+    with pytest.raises(reef.ConflictError, match="live_wins is open"):
+        erase(world, release_snapshots=True)
+    assert [snapshot.name for snapshot in world.db.snapshots(NAME)] == ["kept"]
+
+
 def test_snapshots_of_other_rows_are_not_released(world):
     """Only those whose objects hold the keys are in the way."""
     with world.db.writer(NAME, background=False) as writer:

@@ -9,7 +9,7 @@ import pyarrow as pa
 from reef.engine.handles.pinned import PinnedReader
 from reef.engine.history.as_of import ConcurrentSweep, History, ReadTarget, read_target
 from reef.engine.history.diff import Difference, DifferingRows, Side, differing
-from reef.engine.history.snapshots import Snapshot, resolve_snapshot
+from reef.engine.history.snapshots import Snapshot, current_name, resolve_snapshot
 from reef.engine.log.log import SlotGone
 from reef.engine.namespaces import BranchPoint, Namespaces
 from reef.engine.read.caches import ByteCache
@@ -81,7 +81,8 @@ def _opened(db: "Database", state: State, stack: ExitStack) -> PinnedReader:
     if isinstance(state, PinnedReader):
         return state
     if isinstance(state, Snapshot):
-        return stack.enter_context(db.reader(state.namespace, snapshot=state))
+        name = current_name(db.store, state)
+        return stack.enter_context(db.reader(name, snapshot=state))
     return stack.enter_context(db.reader(state, pin=True))
 
 

@@ -9,7 +9,6 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from copy import deepcopy
 from importlib import import_module
 from itertools import chain, islice
 from operator import index
@@ -21,7 +20,6 @@ import pyarrow.compute as pc
 from reef.engine.read.caches import MISSING, RowCache
 from reef.engine.read.counting import count_by_index
 from reef.engine.read.memtable import Entry
-from reef.engine.read.runs import PIECE_ROWS, PIECE_ROWS_MAX
 from reef.engine.read.scan import EVERYTHING, Projection
 from reef.engine.read.view import Scan, View, look_up, resume_after_sweeps
 from reef.engine.rows.batch import check_text, encode_key, encode_keys
@@ -51,6 +49,10 @@ BATCH_ROWS = 4096
 PYTHON_ROWS_FIRST, PYTHON_ROWS = 128, 1024
 """Arrow rows converted to Python at a time: the conversion holds the GIL."""
 FOUND = "_found"
+NESTED = frozenset({list, dict})
+SIZED = NESTED | {bytes, str}
+NUMBER_BYTES, ITEM_BYTES = 32, 60
+"""About the memory of a number or date, and of an item of a list besides its value."""
 
 
 class ScanOptions(TypedDict, total=False):
@@ -394,13 +396,8 @@ class Readable(ABC):
         reverse: bool,
         limit: int | None = None,
     ) -> Scan:
-        rows_first = PIECE_ROWS if limit is None else min(limit, PIECE_ROWS_MAX)
         return view.scan(
-            wanted,
-            self._now_ms(),
-            reverse=reverse,
-            projection=projection,
-            rows_first=rows_first,
+            wanted, self._now_ms(), reverse=reverse, projection=projection, limit=limit
         )
 
     def _pieces(self, scan: Scan) -> Iterator[Versions]:
@@ -451,7 +448,24 @@ def _copy_result(row: Any) -> Any:
     """Return a copy that the caller may change without affecting the cache."""
     if type(row) is dict:
         return row.copy()
-    return deepcopy(dict(row)) if type(row) is _NestedRow else row
+    return _copy_nested(dict(row)) if type(row) is _NestedRow else row
+
+
+def _copy_nested(value: Any) -> Any:
+    """Return a copy of a list or dict, and of those in it."""
+    if type(value) is dict:
+        return {
+            name: _copy_nested(item) if type(item) in NESTED else item
+            for name, item in value.items()
+        }
+    if type(_first_of(value)) not in NESTED:
+        return value.copy()
+    return [None if item is None else _copy_nested(item) for item in value]
+
+
+def _first_of(values: list[Any]) -> Any:
+    """Return the first value of a list that is not None; all others have its type."""
+    return next((value for value in values if value is not None), None)
 
 
 def _rows_of(
@@ -475,12 +489,10 @@ def _values_of(part: pa.RecordBatch, schema: Schema, columns: Sequence[str] | No
     if columns is None and schema.is_plain:
         return python_list(part.column(1))
     rest = part if columns is None else part.select(list(columns))
-    values: list[Any] = (
-        rest.to_pylist(maps_as_pydicts="strict")
-        if columns is None or columns
-        else [{} for _ in range(len(part))]
-    )
-    return values
+    if not rest.num_columns:
+        return [{} for _ in range(len(part))]
+    names, lists = rest.schema.names, map(python_list, rest.columns)
+    return [dict(zip(names, values, strict=True)) for values in zip(*lists, strict=True)]
 
 
 def _rebatch(batches: Iterable[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
@@ -529,10 +541,15 @@ def _need(package: str) -> Any:
 
 
 def _bytes_of(row: Any) -> int:
-    if type(row) is bytes:
+    """Return about the memory of a row or of one of its values."""
+    kind = type(row)
+    if kind is bytes or kind is str:
         return len(row)
     if isinstance(row, dict):
         return sum(map(_bytes_of, row.values())) + 100 * len(row)
-    if isinstance(row, list):
-        return sum(map(_bytes_of, row)) + 60 * len(row)
-    return len(row) if isinstance(row, bytes | str) else 32
+    if kind is not list:
+        return NUMBER_BYTES
+    is_sized = type(_first_of(row)) in SIZED
+    return ITEM_BYTES * len(row) + (
+        sum(map(_bytes_of, row)) if is_sized else NUMBER_BYTES * len(row)
+    )

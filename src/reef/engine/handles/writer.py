@@ -577,8 +577,9 @@ class Writer(ProcessBound, Readable):
         if when == ():
             return self._commit(encoded, idempotency_key, None, None, patched, wait=wait)
         conditions = checked(when, self._committer.tail.schema)
-        for condition in conditions:  # warm up, so that deciding needs no request
-            self._read(partial(View.newest, key=condition.key))
+        keys = [condition.key for condition in conditions]
+        if keys:  # warm up, so that deciding needs no request
+            self._read(lambda view: view.get_each(keys, self._now_ms()))
         decide = (lambda: self._decide(conditions)) if conditions else None
         record = [condition._record() for condition in conditions] or None
         return self._commit(encoded, idempotency_key, decide, record, patched, wait=wait)

@@ -35,7 +35,15 @@ from reef.manifest.edits import (
     find_snapshot,
     is_active,
 )
-from reef.manifest.head import Edit, HeadFinder, ManifestHead, Publisher, locate, refuse_dropped
+from reef.manifest.head import (
+    Edit,
+    HeadFinder,
+    ManifestHead,
+    Publisher,
+    locate,
+    locate_folder,
+    refuse_dropped,
+)
 from reef.manifest.roots import expired_snapshots
 from reef.paths import Namespace
 from reef.stores import Store
@@ -232,6 +240,11 @@ def resolve_snapshot(store: Store, name: str, snapshot: Any) -> tuple[HeadFinder
         raise damage[0]
     refuse_dropped(current.names, current.found.manifest)
     return current, find_snapshot(current.found.manifest, wanted, now_ms)
+
+
+def current_name(store: Store, snapshot: Snapshot) -> str:
+    """Return the name of a snapshot's namespace, which may have had another one then."""
+    return locate_folder(store, snapshot._names.folder).names.name
 
 
 def _id_in(names: Namespace, snapshot: Snapshot) -> str:

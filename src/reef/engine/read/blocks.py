@@ -184,9 +184,16 @@ def values_at(
     tail: SegmentTail, page: int, row: int, columns: Iterable[tuple[int, Buffer]]
 ) -> dict[int, Any]:
     """Return the values of a row by column, as Python has them."""
-    values: dict[int, Any] = {}
-    for number, payload in columns:
-        if payload and number != KEYS:
-            value = tail.value(page, number, payload, row)
-            values[number] = to_python(value) if isinstance(value, pa.Scalar) else value
-    return values
+    return {
+        number: value_at(tail, page, number, payload, row)
+        for number, payload in columns
+        if number != KEYS
+    }
+
+
+def value_at(tail: SegmentTail, page: int, number: int, payload: Buffer, row: int) -> Any:
+    """Return a value as Python has it; None in a page without a block of the column."""
+    if not payload:
+        return None
+    value = tail.value(page, number, payload, row)
+    return to_python(value) if isinstance(value, pa.Scalar) else value

@@ -37,16 +37,39 @@ class ByteCache:
         self._misses = metrics.counter(f"{name}.misses")
         self._size = metrics.gauge(f"{name}.bytes")
         self.bytes = 0
+        self._is_full = False
+        self._seen: tuple[set[int], set[int]] = set(), set()
+        """Hashes of keys whose values were not kept: the newest ones, and as many before."""
+
+    def is_fleeting(self, key: Hashable, values: int) -> bool:
+        """Whether a value is not here, and should not be kept once it is loaded, with others: so
+        many `values` in all.
+
+        A full cache keeps values that are read again before as many others as it holds. So reads
+        of much more than fits leave in it those that are asked for more often.
+        """
+        if not self._is_full or key in self._values:
+            return not self.bytes_max
+        newest, before = self._seen
+        hashed = hash(key)  # two that are the same do no harm
+        if hashed in newest or hashed in before:
+            return False
+        newest.add(hashed)
+        if 2 * values * len(newest) > len(self._values):
+            self._seen = set(), newest
+        self._misses.value += values
+        return True
 
     def peek(self, key: Hashable) -> Any | None:
         """Return the value, or None where there is none: a hit or a miss all the same."""
-        with self._lock:
-            found = self._values.get(key)
-            if found is not None:
-                self._values.move_to_end(key)
+        found = self._values.get(key)
         if found is None:
             self._misses.value += 1
             return None
+        try:  # noqa: SIM105 - each read comes here; one call needs no lock
+            self._values.move_to_end(key)
+        except KeyError:  # evicted meanwhile
+            pass
         self._hits.value += 1
         return found[0]
 
@@ -92,6 +115,7 @@ class ByteCache:
                 values[key] = (value, size)
                 self.bytes += size
                 while self.bytes > bytes_max:
+                    self._is_full = True
                     self.bytes -= values.popitem(last=False)[1][1]
             self._size.value = self.bytes
 

@@ -35,6 +35,7 @@ from reef.engine.read.blocks import (
     decode_spans,
     entry_at,
     select_blocks,
+    value_at,
     values_at,
 )
 from reef.engine.read.caches import ByteCache
@@ -53,8 +54,15 @@ from reef.formats.schema import Schema
 from reef.formats.segment import IndexPlace, SegmentTail, check_identity, decode_tail
 from reef.formats.segment_index import KEYS, of_pages
 from reef.formats.vector_index import CentroidSet, decode_centroids
-from reef.formats.versions import Versions, concat_versions
+from reef.formats.versions import (
+    RowBuffers,
+    Versions,
+    buffers_read,
+    concat_versions,
+    row_buffers,
+)
 from reef.paths import Namespace
+from reef.runtime import Runtime
 from reef.stores import Store
 from reef.stores.base import coalesce, reread_if_damaged
 from reef.stores.direct import DirectReads
@@ -138,6 +146,11 @@ class SegmentStore:
         self._direct = DirectReads.of(store)
 
     @property
+    def runtime(self) -> Runtime:
+        """That of the store: clocks and threads."""
+        return self._store.runtime
+
+    @property
     def cache(self) -> ByteCache:
         """Holds decoded parts of segments, by keys that name their object."""
         return self._cache
@@ -159,7 +172,10 @@ class SegmentStore:
         self, entries: tuple[SegmentEntry, ...], ingested: Sequence[SegmentEntry], key: bytes
     ) -> list[SegmentEntry]:
         """Return the segments whose bounds include a key, the newest first."""
-        having = self._ranges_of(entries).having(key)
+        ranges = self._ranges
+        if ranges.entries is not entries:
+            ranges = self._ranges_of(entries)
+        having = ranges.having(key)
         if ingested:
             having += [e for e in ingested if e.min_key <= key <= e.max_key]
         if len(having) > 1:
@@ -305,17 +321,22 @@ class SegmentStore:
         return self._cache.get(("centroids", spec.centroids), load)
 
     # --- by key -------------------------------------------------------------------
-    def find(  # noqa: C901 - each get comes here, and each call costs
+    def find(  # noqa: C901, PLR0912 - each get comes here, and each call costs
         self, entry: SegmentEntry, key: bytes, key_hash: int, columns: Sequence[int] | None = None
     ) -> list[Entry]:
         """Return the versions of a key, newest first, with these columns; all by default."""
         tail = self.tail(entry)
-        if not tail.filter.may_have(key_hash):
-            return []
-        page = tail.page_of(key)
+        page = tail.page_of(key) if tail.filter.may_have(key_hash) else -1
         if page < 0:
             return []
-        numbers = tail.numbers if columns is None else (KEYS, *columns)
+        numbers = tail.numbers
+        if columns is not None:  # those that were added since are not in the segment
+            numbers = (KEYS, *[number for number in columns if number in tail.fields])
+        first, count = (entry.id, KEYS, page), len(numbers)
+        if self._direct is not None and self._cache.is_fleeting(first, count):
+            known = self._read_values(entry, tail, page, key, numbers)
+            if known is not None:
+                return known
         keys = [(entry.id, number, page) for number in numbers]
         payloads: list[Any] = [None] * len(keys)
         if self._cache.bytes_max:
@@ -347,6 +368,37 @@ class SegmentStore:
             entry_at(tail, page, source, row, zip(numbers, payloads, strict=True), entry)
             for row in rows
         ]
+
+    def _read_values(
+        self,
+        entry: SegmentEntry,
+        tail: SegmentTail,
+        page: int,
+        key: bytes,
+        numbers: tuple[int, ...],
+    ) -> list[Entry] | None:
+        """Return the only version of a key in a page that is not kept, read by one call of the
+        kernel; None if that is left to `_read_row`.
+        """
+        layout = tail.layout(numbers)
+        if self._direct is None or len(numbers) > DIRECT_BLOCKS_MAX or layout.values is None:
+            return None
+        found = self._direct.call(
+            "get_values", tail.name, layout.bounds, layout.values, page, BLOCK_KINDS, key
+        )
+        if not found:
+            if found is False:
+                tail.leave_values_to_python(numbers)
+            return None
+        row, lsn, seq, kind, values, payloads, stored, _ = found
+        if row < 0:
+            return []
+        if payloads or stored:
+            values = _decoded_values(tail, page, numbers, found)
+            if values is None:
+                return None
+        by_number = dict(zip(numbers[1:], values, strict=True)) if values else {}
+        return [Entry(entry.rows_lsn or lsn, seq, kind, by_number)]
 
     def _read_row(
         self, tail: SegmentTail, page: int, key: bytes, numbers: tuple[int, ...]
@@ -482,23 +534,65 @@ class SegmentStore:
         """Return the rows of pages, or of sorted keys and how many of them to search in each page,
         read by one call of the kernel; None if that is left to the store and to Python.
         """
-        if self._direct is None:
-            return None
         numbers = tuple([number for number, _ in parts])
-        if len(numbers) > DIRECT_BLOCKS_MAX or numbers in tail.left_to_python:
+        found = self._read_buffers(tail, pages, numbers, sought)
+        read = tail.layout(numbers).read
+        return None if found is None or read is None else read.rows(found)
+
+    def _read_buffers(
+        self,
+        tail: SegmentTail,
+        pages: npt.NDArray[np.int64],
+        numbers: tuple[int, ...],
+        sought: tuple[tuple[bytes, ...], npt.NDArray[np.int64]] | None = None,
+    ) -> Sequence[Any] | None:
+        """Return the same rows as the kernel returns them."""
+        if self._direct is None or len(numbers) > DIRECT_BLOCKS_MAX:
             return None
         layout = tail.layout(numbers)
-        if layout.read is None or not self._direct.is_open(tail.name):
+        if layout.read is None or numbers in tail.left_to_python:
+            return None
+        if not self._direct.is_open(tail.name):
             return None
         keys, counts = (None, None) if sought is None else sought
-        found = self._direct.call(
+        found: Sequence[Any] | None = self._direct.call(
             *("read_rows", tail.name, layout.bounds, layout.read.encoded, BLOCK_KINDS),
             *(pages, keys, counts),
         )
         if found is None:
             tail.left_to_python.add(numbers)
-            return None
-        return layout.read.rows(found)
+        return found
+
+    def first_pages(
+        self,
+        entry: SegmentEntry,
+        start: bytes,
+        schema: Schema,
+        columns: Sequence[int] | None,
+        count: int,
+        *,
+        keep: bool,
+    ) -> tuple[RowBuffers | None, bytes | None]:
+        """Return the rows of the first pages from a key on, as the kernel merges them, and the
+        key before which they end, None at the last page. No rows if it cannot merge them.
+        """
+        tail = self.tail(entry)
+        starts = tail.index.pages.keys
+        first = max(bisect_right(starts, start) - 1, 0)
+        pages = range(first, min(first + count, len(starts)))
+        follows = starts[pages.stop] if pages.stop < len(starts) else None
+        if not keep and not self._has_some(entry, pages):
+            numbers = tail.numbers
+            if columns is not None:
+                numbers = tuple([n for n in numbers if n == KEYS or n in columns])
+            places = tail.layout(numbers).places_under(schema)
+            found = places and self._read_buffers(tail, np.array(pages, np.int64), numbers)
+            if places and found:
+                return buffers_read(found, places, entry.rows_lsn), follows
+        rows = self.rows(entry, pages, columns, keep=keep).under(schema)
+        if entry.rows_lsn:
+            rows = rows.with_lsn(entry.rows_lsn)
+        return None if rows.has_partial else row_buffers(rows, schema), follows
 
     def _matching(
         self,
@@ -685,6 +779,28 @@ class SegmentStore:
 
         tail = reread_if_damaged(read, lambda: self._store.forget(key, [(start, entry.size)]))
         return tail, entry.tail_bytes + _memory_of(tail)
+
+
+def _decoded_values(
+    tail: SegmentTail, page: int, numbers: Sequence[int], found: Sequence[Any]
+) -> list[Any] | None:
+    """Return the values of a row, of which the kernel has left some to Python: blocks of other
+    codecs, and payloads of other types. None if a block is damaged: it is read again.
+    """
+    row, *_, values, payloads, stored, _ = found
+    decoded = list(values)
+    for place, number in enumerate(numbers[1:]):
+        if (payloads | stored) >> place & 1:
+            try:
+                if stored >> place & 1:
+                    start = tail.offset(page, number)
+                    payload = decode_block_bytes(values[place], COLUMN_KIND, tail.name, start)
+                else:
+                    payload = values[place]
+                decoded[place] = value_at(tail, page, number, payload, row)
+            except CorruptionError:
+                return None
+    return decoded
 
 
 def _few_ranges(

@@ -36,8 +36,14 @@ import numpy as np
 import pyarrow as pa
 
 from reef.engine.read.memtable import Entry, Memtable, MemtableCut, entry_at, rows_of_key
-from reef.engine.read.merge import RangeTombstones, drop_deleted, in_order, newest_versions
-from reef.engine.read.runs import PIECE_ROWS
+from reef.engine.read.merge import (
+    PUT,
+    RangeTombstones,
+    drop_deleted,
+    in_order,
+    newest_versions,
+)
+from reef.engine.read.runs import PIECE_ROWS, PIECE_ROWS_MAX
 from reef.engine.read.scan import (
     EVERYTHING,
     Cursor,
@@ -48,6 +54,7 @@ from reef.engine.read.scan import (
     merged,
 )
 from reef.engine.read.segments import SegmentStore
+from reef.engine.read.short_scan import LIMIT_MAX, ShortScan, Sources
 from reef.engine.read.skipping import Skipping
 from reef.errors import ErrorKind, NotFoundError
 from reef.formats.manifest import Manifest, SegmentEntry
@@ -59,9 +66,11 @@ from reef.runtime import Runtime
 from reef.types import KeyRange
 
 T = TypeVar("T")
+ONE_BY_ONE = 4
+"""So few keys cost less one by one than a lookup of all of them."""
 FEW_KEYS = 64
 """So few keys are looked for one by one among the bounds of segments."""
-_near_key, _far_key = attrgetter("min_key"), attrgetter("max_key")
+_near_key, _far_key, _size = attrgetter("min_key"), attrgetter("max_key"), attrgetter("size")
 
 
 class Overlaying(Protocol):
@@ -95,12 +104,23 @@ class View:
 
     def get(self, key: bytes, now_ms: int, columns: Sequence[int] | None = None) -> Entry | None:
         """Return the current row of a key, with at least these columns; None if it has no row."""
-        return _visible(self.newest(key, columns), now_ms)
+        found = self.newest(key, columns)
+        if found is None or (found.kind == PUT and found.expires_at_ms is None):
+            return found
+        return _visible(found, now_ms)
 
     def get_each(self, keys: Sequence[bytes], now_ms: int) -> list[Entry | None]:
-        """Return the rows that several keys have, all of one state."""
+        """Return the rows that several keys have, all of one state: many are looked up together."""
         cut = self._cut()
-        return [_visible(cut.view._newest_in(key, cut), now_ms) for key in keys]
+        if len(keys) <= ONE_BY_ONE:
+            return [_visible(cut.view._newest_in(key, cut), now_ms) for key in keys]
+        manifest, segments = cut.view.manifest, self.segments
+        found, tombstones = versions_in(
+            sorted(set(keys)), manifest, cut.tables, segments, runtime=segments.runtime
+        )
+        rows = drop_deleted(newest_versions(found, manifest.schema, tombstones), now_ms)
+        known = {key: entry_at(rows, place) for place, key in enumerate(rows.keys.to_pylist())}
+        return [known.get(key) for key in keys]
 
     def newest(self, key: bytes, columns: Sequence[int] | None = None) -> Entry | None:
         """Return a key's newest version with all patches applied; None if it never had one."""
@@ -136,6 +156,8 @@ class View:
             if key_hash is None:
                 key_hash = hash_key(key)
             found += segments.find(entry, key, key_hash, columns)
+        if not found:
+            return None
         if len(found) == 1 and found[0].kind < FIRST_PARTIAL:
             return found[0]
         return resolve(found, self.manifest.schema)
@@ -147,16 +169,19 @@ class View:
         *,
         reverse: bool = False,
         projection: Projection = EVERYTHING,
-        rows_first: int = PIECE_ROWS,
+        limit: int | None = None,
     ) -> "Scan":
-        """Return the rows of a range, as of now; nothing is fetched before they are consumed."""
+        """Return the rows of a range, as of now; nothing is fetched before they are consumed.
+
+        With `limit` there is no need for more rows than these, though the scan has them.
+        """
         if projection.where is not None:
             wanted = wanted.both(projection.where.key_range())
         cut = self._cut()
         manifest = cut.view.manifest
         return Scan(
             *(manifest, self.segments, cut.tables, wanted, now_ms, reverse, projection),
-            rows_first,
+            limit,
         )
 
     def cut(self) -> tuple[Manifest, tuple[MemtableCut, ...]]:
@@ -251,12 +276,17 @@ class Scan:
     reverse: bool
     projection: Projection = EVERYTHING
     """Rows that cannot match may be left out; whether the others do is for the caller to see."""
-    rows_first: int = PIECE_ROWS
-    """About how many rows are merged first; each further piece is twice as large."""
+    limit: int | None = None
+    """How many rows are needed, if that is known."""
 
     def __iter__(self) -> Iterator[Versions]:
         """Yield the rows in pieces, by key, from either end."""
         overlapping = self.overlapping()
+        if (short := self._short_scan(overlapping)) is not None:
+            yield from short
+            if short.rest is not None:
+                yield from replace(self, wanted=short.rest, limit=None)
+            return
         tombstones = [table.range_tombstones for table in self.tables]
         tombstones += [self.segments.deletes(entry) for entry in overlapping if entry.tombstones]
         deletes = [some for some in tombstones if some]
@@ -271,10 +301,27 @@ class Scan:
             if len(rows):
                 yield rows.take(np.arange(len(rows) - 1, -1, -1)) if self.reverse else rows
 
+    def _short_scan(self, overlapping: Sequence[SegmentEntry]) -> ShortScan | None:
+        """Return the first rows as the kernel merges them; None if it does not."""
+        limit, projection = self.limit, self.projection
+        if limit is None or limit > LIMIT_MAX or self.reverse or projection.where is not None:
+            return None
+        sources = Sources(
+            self.manifest.schema,
+            self.segments,
+            self.tables,
+            sorted(overlapping, key=_near_key) if self.tables[0].ingested else overlapping,
+            projection.numbers,
+            self.now_ms,
+            keep=self.segments.bytes_kept(sum(map(_size, overlapping))) > 0,
+        )
+        return ShortScan(sources, self.wanted, limit) if sources.can_be_merged() else None
+
     def _in_memory(self, table: MemtableCut) -> list[Cursor]:
         """Return the rows of a table: of all runs merged by the kernel, or run by run."""
         if not self.reverse and len(table.runs) + bool(table.head.rows) > 1:
-            pieces = table.merged_pieces(self.wanted, self.rows_first)
+            rows_first = PIECE_ROWS if self.limit is None else min(self.limit, PIECE_ROWS_MAX)
+            pieces = table.merged_pieces(self.wanted, rows_first)
             first = next(pieces, None)
             if first is None:
                 return []

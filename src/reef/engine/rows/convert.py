@@ -68,6 +68,13 @@ EXPIRES_AT = "_expires_at"
 """When a row expires: null, or a timestamp in UTC."""
 EXPIRES_TYPE = pa.timestamp("ms", "UTC")
 BINARY_ID = pa.binary().id
+FLOAT_IDS = frozenset(data_type.id for data_type in FLOATS)
+NUMBER_IDS = FLOAT_IDS | {
+    *(pa.int8().id, pa.int16().id, pa.int32().id, pa.int64().id),
+    *(pa.uint8().id, pa.uint16().id, pa.uint32().id, pa.uint64().id),
+}
+TEXT_IDS = frozenset({BINARY_ID, pa.string().id})
+"""Types whose values become Python values without pyarrow, which takes ten times as long."""
 
 
 TIME = re.compile(r"(\d\d:\d\d(?::\d\d(?=$|\.))?)(?:\.(\d{1,9}))?")
@@ -531,16 +538,35 @@ def to_python(scalar: pa.Scalar) -> Any:
 
 
 def python_list(array: pa.Array) -> list[Any]:
-    """Return the values of a column; those of bytes by the kernel, which takes a tenth of the
-    time."""
-    if (native := kernel.native) is not None and array.type.id == BINARY_ID:
-        _, offsets, data = array.buffers()
-        if data is not None and not array.null_count:  # takes leave a bitmap without nulls
-            values: list[Any] | None = native.bytes_list(offsets, data, array.offset, len(array))
-            if values is not None:
-                return values
+    """Return the values of a column as Python has them.
+
+    Bytes and texts by the kernel, numbers and vectors by NumPy, which takes a tenth of the time.
+    """
+    if not array.null_count:
+        if array.type.id in NUMBER_IDS:
+            numbers: list[Any] = array.to_numpy(zero_copy_only=False).tolist()
+            return numbers
+        if pa.types.is_fixed_size_list(array.type) and array.type.value_type.id in FLOAT_IDS:
+            values = array.flatten()
+            if not values.null_count:
+                table = values.to_numpy(zero_copy_only=False).reshape(len(array), -1)
+                vectors: list[Any] = table.tolist()
+                return vectors
+        if (found := _list_of_bytes(array)) is not None:
+            return found if array.type.id == BINARY_ID else [value.decode() for value in found]
     listed: list[Any] = array.to_pylist(maps_as_pydicts="strict")
     return listed
+
+
+def _list_of_bytes(array: pa.Array) -> list[bytes] | None:
+    """Return values without nulls as bytes; None if the kernel leaves it to pyarrow."""
+    if (native := kernel.native) is None or array.type.id not in TEXT_IDS:
+        return None
+    _, offsets, data = array.buffers()
+    if data is None:
+        return None
+    values: list[bytes] | None = native.bytes_list(offsets, data, array.offset, len(array))
+    return values
 
 
 def unknown_column(name: str, known: Sequence[str], where: str = "") -> InvalidInputError:

@@ -189,14 +189,14 @@ class _Purge:
         report = self.survey(applied=True)
         if report.erased:
             return report
-        if release_snapshots:
-            self._release(report)
         pins = [pin for one in report.remaining for pin in one.pins]
         self.is_continued = any((pin.kind, pin.name) == ("stream", STREAM) for pin in pins)
         names = [*self._branches(), self.namespace]
         for name in names:
             self._erase(name, is_branch=name != self.namespace)
             self.db.store.runtime.reach("purge rewritten")
+        if release_snapshots:  # not before: a purge that is refused changes nothing
+            self._release(report)
         return self._sweep_until(names, wait_s)
 
     # --- survey -----------------------------------------------------------------------

@@ -1,12 +1,15 @@
 """Conditional writes: decided on durable rows, once, and again only after a lost slot."""
 
+import pyarrow as pa
 import pytest
 
 import reef
+from reef.errors import ConditionFailedError
 from reef.formats.wal_object import WalObject
 from reef.jobs import fold
 from reef.paths import Namespace
 from reef.stores import Wrapper
+from reef.telemetry import RequestMeter
 from tests.support.bulk_jobs import ingest
 
 NAME = "users"
@@ -144,3 +147,28 @@ def test_impossible_conditions_are_refused(writer, condition, says):
     with pytest.raises(reef.InvalidInputError, match=says):
         writer.put("k", b"v", when=[condition()])
     assert writer.get("k") is None
+
+
+def test_many_conditions_are_looked_up_together():
+    """A hundred keys of two segments, cold: the tails and a range of pages of each; one by one it
+    was a request for nearly each of them."""
+    meter = RequestMeter()
+    db = reef.open("memory://", meter=meter)
+    keys = [b"%05d" % number for number in range(20_000)]
+    with db.writer("plain", background=False) as writer:
+        for half in (keys[:10_000], keys[10_000:]):
+            values = [bytes(key) * 20 for key in half]
+            writer.upsert(pa.table({"id": half, "value": values}))
+            fold(db, "plain")
+    with db.writer("plain", background=False) as writer:
+        some = keys[::200]
+        when = [reef.equals(key, "value", key * 20) for key in some]
+        batch = reef.Batch().put(b"new", b"1")
+        meter.reset()
+        assert writer.write(batch, when=[*when, reef.absent(b"00000x")]).lsn
+        assert meter.requests()["get"] <= 8
+        writer.delete(some[7])
+        with pytest.raises(ConditionFailedError, match=some[7].decode()):
+            writer.write(batch, when=when)
+        with pytest.raises(ConditionFailedError, match="00200"):
+            writer.write(batch, when=[*when[:5], reef.absent(keys[200])])

@@ -212,6 +212,23 @@ def test_a_get_of_one_column_reads_one_column():
     assert reader.get(key(2), columns=["c999"]) == {"c999": 1998}
 
 
+@pytest.mark.parametrize("cache_bytes", [0, 64 << 20])
+def test_a_column_that_was_added_later_is_null(cache_bytes, tmp_path, monkeypatch):
+    """A segment of the time before does not have it, in pages that are kept and in others."""
+    monkeypatch.setattr("reef.stores.local.KEPT_BYTES_MIN", 0)
+    db = reef.open(str(tmp_path))
+    table = plain_table(3_000)
+    with db.writer(NAME, background=False) as writer:
+        writer.upsert(table)
+    fold(db, NAME)
+    db.alter(NAME, table.schema.append(pa.field("later", pa.int64())))
+    reader = db.reader(NAME, cache_bytes=cache_bytes, row_cache_bytes=0)
+    reader.get(key(1))
+    for number in (2, 2_000, 2_001):
+        assert reader.get(key(number), columns=["later"]) == {"later": None}
+        assert reader.get(key(number))["later"] is None
+
+
 def test_wide_tables_cost_by_the_column():
     """Ten times the columns: about ten times the calls of a fold and of a scan, not a hundred."""
     results = []
@@ -269,11 +286,11 @@ def test_a_lookup_of_more_than_the_cache_leaves_the_index_in_memory():
     assert tails == 1, "the pages, in one range"
 
 
-def test_short_reads_do_not_get_slower_with_segments():
+@pytest.mark.parametrize("where", ["directory", "memory"])
+def test_short_reads_do_not_get_slower_with_segments(where, tmp_path):
     """A scan of some rows, from both ends, and two keys: over 120 segments as over 20."""
     counts = []
-    meter = RequestMeter()
-    db = reef.open("memory://", meter=meter)
+    db = reef.open(str(tmp_path) if where == "directory" else "memory://")
     with db.writer("plain", background=False) as writer:
         for number in range(120):
             keys = [key(n) for n in range(number * 10, number * 10 + 10)]
