@@ -23,7 +23,7 @@ NAME = "events"
 PUT_CALLS, DIRECTORY_CALLS = 235, 66
 """Of a put of one row, where the bucket is in memory; and the extra calls of a directory."""
 GROUP_CALLS = 220
-KERNEL_CALLS = {"get": 84, "get_many": 3_500, "scan": 285, "scan of two runs": 190}
+KERNEL_CALLS = {"get": 82, "get_many": 3_500, "scan": 285, "scan of two runs": 190}
 """Of reads of a directory beyond the caches, by the kernel: a tenth more than measured."""
 
 
