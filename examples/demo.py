@@ -244,7 +244,7 @@ def bulk_load(shop: Shop) -> None:
                 note(f"checked {event.checks.rows:,} keys before anything is written")
             if event.stage == "staging" and event.segments not in seen:
                 seen.add(event.segments)
-                note(f"staged {event.segments} segments, {event.bytes / 1e6:.0f} MB")
+                note(f"segments staged: {event.segments}, {event.bytes / 1e6:.0f} MB")
 
         report = reef.spark.bulk_load(
             orders(shop.spark, shop.rows),

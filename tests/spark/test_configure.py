@@ -41,3 +41,11 @@ def test_a_cluster_has_a_python_of_its_own(monkeypatch):
     monkeypatch.delenv("PYSPARK_PYTHON")
     reef.spark.configure(Builder("spark://host:7077"))
     assert "PYSPARK_PYTHON" not in os.environ
+
+
+@pytest.mark.parametrize("rows", [[{"id": "a"}], None, "select 1"], ids=repr)
+def test_rows_that_are_no_dataframe_are_refused(tmp_path, rows):
+    """By name, before anything is written; the hint has the way without Spark."""
+    for call in (reef.spark.bulk_load, reef.spark.preflight, reef.spark.search):
+        with pytest.raises(reef.InvalidInputError, match=r"expected a DataFrame.*ingest"):
+            call(rows, str(tmp_path), "events")

@@ -21,7 +21,7 @@ covers the entry and all entries before it.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from operator import attrgetter, gt
 
@@ -110,6 +110,17 @@ class IndexSpec(msgspec.Struct, frozen=True, omit_defaults=True):
             other.column,
             other.centroids,
         ) and mine == theirs
+
+
+def newest_indexes(indexes: Iterable[IndexSpec]) -> tuple[IndexSpec, ...]:
+    """Return the indexes that segments get: without the centroids that a retraining replaces.
+
+    While segments are rewritten, a manifest names both, the newer ones first.
+    """
+    first: dict[tuple[IndexKind, int], IndexSpec] = {}
+    for spec in indexes:
+        first.setdefault((spec.kind, spec.column), spec)
+    return tuple(first.values())
 
 
 class SegmentEntry(msgspec.Struct, frozen=True):

@@ -380,7 +380,7 @@ def _checked_columns(given: pa.Schema, key: str) -> dict[str, str]:
     if key not in given.names:
         raise InvalidInputError(
             f"the schema has no key column {key!r}, only {', '.join(given.names) or 'nothing'}",
-            hint="Add it, or name another with key=",
+            hint="Add it, or name another with key=, in SQL with TBLPROPERTIES ('key' = …)",
         )
     if len(given) - 1 > FIELDS_MAX:
         raise InvalidInputError(f"{len(given) - 1} columns, a schema has at most {FIELDS_MAX}")

@@ -227,6 +227,15 @@ def _probes(made: CentroidSet, sample: Floats, queries: Floats, *, by_product: b
     return int(np.clip(needed, PROBES_MIN, count))
 
 
+def rows_compared(made: CentroidSet, sample: Floats, *, by_product: bool, seed: int = 2) -> float:
+    """Return the share of the rows that a search compares, to find the neighbours in a sample."""
+    rng = np.random.default_rng(seed)
+    queries = sample[rng.permutation(len(sample))[: min(QUERIES, len(sample) // 8)]]
+    counts = np.bincount(made.assign(sample), minlength=len(made))
+    mean = float(np.square(counts, dtype=np.float64).sum()) / len(sample)
+    return _probes(made, sample, queries, by_product=by_product) * mean / len(sample)
+
+
 def vectors_of(
     column: pa.Array, data_type: type[np.floating[Any]] = np.float32
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:

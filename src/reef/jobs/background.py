@@ -46,7 +46,7 @@ from reef.formats.manifest import Manifest, SegmentEntry
 from reef.jobs.compact.job import Compactor, CompactReport
 from reef.jobs.compact.plan import CompactPlan, strategy
 from reef.jobs.fold.job import FoldReport, fold, fold_memory
-from reef.jobs.indexes import IndexPlanner, train_missing
+from reef.jobs.indexes import IndexPlanner, forget_replaced, retrain_worn, train_missing
 from reef.jobs.ingest.append import UnfoldedLog
 from reef.jobs.sweep.job import SweepReport, sweep
 from reef.jobs.sweep.plan import SweepMemory
@@ -142,7 +142,9 @@ class Background:
         self._memory = SweepMemory(self._folds_wait)
         self._indexed: object = None
         """The indexes and segments of the last manifest whose segments lack none."""
-        self._known_to_lack: dict[str, bool] = {}
+        self._known_to_lack: dict[str, dict[str, bool]] = {}
+        self._rewritten = 0
+        """Rows that compactions have written since centroids were last compared with new ones."""
         """By segment, whether it lacks an index that it can get."""
         self._nothing_to_compact: Manifest | None = None
         """The last manifest without a job for the compactor."""
@@ -276,6 +278,7 @@ class Background:
     def _compact(self) -> CompactReport | None:
         report = self._compactor.step()
         self._refresh_writer()
+        self._rewritten += report.rows_written if report is not None else 0
         return None if report is None or not report.published else report
 
     # --- search indexes -----------------------------------------------------------
@@ -286,12 +289,16 @@ class Background:
         return bool(self.settings.compact and manifest.indexes and self._indexed != state)
 
     def _index(self) -> CompactReport | None:
-        """Train missing centroids, and rewrite one segment that lacks an index."""
+        """Train missing and worn centroids, and rewrite one segment that lacks an index."""
         train_missing(self._db, self.namespace)
+        writer = self._writer()
+        if writer is not None and self._rewritten >= sum(e.rows for e in writer._manifest.segments):
+            self._rewritten = 0
+            retrain_worn(self._db, self.namespace)
         planner = IndexPlanner(self._db, self.namespace, known=self._known_to_lack)
         report = self._compactor.step(planner=planner)
         self._refresh_writer()
-        if report is None:
+        if report is None and not forget_replaced(self._db, self.namespace):
             self._indexed = planner.state
         return None if report is None or not report.published else report
 

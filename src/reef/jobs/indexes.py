@@ -6,13 +6,15 @@
                  of one segment, with the role, the tasks and the publish of any other
 
 No row changes, and nothing waits: until a segment is rewritten, searches read its rows. A driver
-that dies leaves centroids that no manifest names, and a sweep deletes them. Two drivers that train
+that dies leaves centroids that no manifest names, and a sweep deletes them. Centroids that fit the
+rows no more are replaced in the same way, by `retrain_worn`. Two drivers that train
 at once publish one set; the loser's segments would have another set's lists, so it trains before it
 rewrites, and rewrites by the manifest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,15 +24,18 @@ from reef.engine.handles.database import Database
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.segments import SegmentStore
 from reef.engine.search.specs import load_indexes
-from reef.errors import UnavailableError
-from reef.formats.manifest import IndexKind, IndexSpec, Manifest, SegmentEntry
+from reef.errors import CorruptionError, NotFoundError, UnavailableError
+from reef.formats.manifest import IndexKind, IndexSpec, Manifest, SegmentEntry, newest_indexes
 from reef.formats.segment_writer import BuildableIndex
 from reef.formats.vector_index import (
     QUERIES,
     ROWS_PER_CENTROID,
     BuildableVector,
+    CentroidSet,
     Floats,
+    decode_centroids,
     lists_for,
+    rows_compared,
     train,
     vectors_in_lists,
 )
@@ -38,7 +43,7 @@ from reef.jobs.arguments import check_arguments
 from reef.jobs.compact.job import Compactor, CompactReport
 from reef.jobs.compact.merge import read_tail
 from reef.jobs.compact.plan import CompactPlan
-from reef.manifest.edits import set_centroids
+from reef.manifest.edits import forget_replaced_centroids, retrain_index, set_centroids
 from reef.manifest.head import Publisher
 from reef.paths import Namespace
 from reef.runtime import Executor
@@ -48,6 +53,9 @@ from reef.telemetry import operation
 SAMPLE_BYTES_MAX = 256 << 20
 CACHE_BYTES = 64 << 20
 PAGES_AT_ONCE = 256
+SAMPLE_ROWS_MIN = 8 * QUERIES
+WORN_SHARE = 0.6
+"""New centroids replace others if searches compare at most this share of the rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +87,14 @@ def build_indexes(
     reports: list[CompactReport] = []
     shown = db._working("index", namespace)
     with operation(db.metrics, "index"), shown, Compactor(db, namespace, executor=executor) as work:
-        trained = train_missing(db, namespace)
+        trained = train_missing(db, namespace) + retrain_worn(db, namespace)
         planner = IndexPlanner(db, namespace, again=again)
         for _ in range(planner.rounds()):
             report = work.step(take_over=True, planner=planner)
             if report is None or not report.published:
                 break
             reports.append(report)
+        forget_replaced(db, namespace)
     head = db._namespaces.publisher(namespace).heads.found.manifest
     return IndexReport(
         namespace,
@@ -109,7 +118,7 @@ class IndexPlanner:
         namespace: str,
         *,
         again: bool = False,
-        known: dict[str, bool] | None = None,
+        known: dict[str, dict[str, bool]] | None = None,
     ) -> None:
         heads = db._namespaces.publisher(namespace).heads
         self._store, self._names = db.store, heads.names
@@ -118,8 +127,10 @@ class IndexPlanner:
         self._wanted = [index.spec for index in indexes if _can_build(index)]
         self.state = (heads.found.manifest.indexes, self._segments)
         """The indexes and segments that it was made for."""
-        self._lacking: dict[str, bool] = known if known is not None else {}
+        self._lacking: dict[str, bool] = {}
         """By segment, whether it lacks an index that it can get."""
+        if known is not None:
+            self._lacking = known.setdefault(repr(self._wanted), self._lacking)
         self._again = frozenset(s.id for s in self._segments) if again else frozenset()
 
     def rounds(self) -> int:
@@ -168,23 +179,101 @@ def train_missing(db: Database, namespace: str) -> int:
 
 def _train(store: Store, publisher: Publisher, manifest: Manifest, spec: IndexSpec) -> bool:
     """Train, store and publish the centroids of one index; False if there are too few rows."""
-    names = publisher.heads.names
-    rows = sum(entry.rows for entry in manifest.segments if not entry.patches)
+    rows = _rows(manifest)
     if rows < spec.rows_min:
         return False
-    lists = int(spec.options.get("lists", lists_for(rows)))
-    sample = _sample(store, names, manifest, spec, lists)
+    sample = _sample(store, publisher.heads.names, manifest, spec, _lists(spec, rows))
     if not len(sample):
         return False
-    metric = spec.options.get("metric")
-    made = train(sample, lists, rows, by_product=metric == "dot")
+    made = train(sample, _lists(spec, rows), rows, by_product=_is_product(spec))
+    return _publish(store, publisher, made, partial(set_centroids, spec=spec))
+
+
+def _publish(
+    store: Store, publisher: Publisher, made: CentroidSet, edit: Callable[..., Manifest | None]
+) -> bool:
+    """Store centroids, and name them by an edit; False if another process was first."""
     centroids_id = store.runtime.ulid()
-    key = names.centroids(centroids_id)
+    key = publisher.heads.names.centroids(centroids_id)
     if store.create(key, made.encode()).outcome is not Outcome.CREATED:
         raise UnavailableError(f"{key} may not have been written", hint="Build the index again")
     store.runtime.reach("centroids stored")
-    after = publisher.publish(lambda head: set_centroids(head, spec, centroids_id))
+    after = publisher.publish(lambda head: edit(head, centroids=centroids_id))
     return any(index.centroids == centroids_id for index in after.indexes)
+
+
+def _rows(manifest: Manifest) -> int:
+    return sum(entry.rows for entry in manifest.segments if not entry.patches)
+
+
+def _lists(spec: IndexSpec, rows: int) -> int:
+    return int(spec.options.get("lists", lists_for(rows)))
+
+
+def _is_product(spec: IndexSpec) -> bool:
+    return spec.options.get("metric") == "dot"
+
+
+# --- training again ---------------------------------------------------------------------
+
+
+def retrain_worn(db: Database, namespace: str) -> int:
+    """Train indexes again whose centroids fit the rows no more; return how many.
+
+    Centroids wear when a table grows, its lists become longer than they need be, and when its
+    vectors drift: most are then in few lists, or their neighbours in many. A new set is
+    compared with the old one on the same sample, and replaces it if a search would compare far
+    fewer rows. Both are named until no segment has lists of the old one: nothing waits, and all
+    segments are searched by their lists all the time.
+    """
+    publisher = db._namespaces.publisher(namespace)
+    manifest, trained = publisher.heads.found.manifest, 0
+    if newest_indexes(manifest.indexes) != manifest.indexes:
+        return 0
+    for spec in manifest.indexes:
+        if spec.kind is IndexKind.VECTOR and spec.centroids:
+            trained += _retrain(db.store, publisher, manifest, spec)
+    return trained
+
+
+def _retrain(store: Store, publisher: Publisher, manifest: Manifest, spec: IndexSpec) -> bool:
+    names, rows = publisher.heads.names, _rows(manifest)
+    try:
+        old = decode_centroids(store.get(key := names.centroids(spec.centroids, spec.home)), key)
+    except (NotFoundError, CorruptionError):
+        return False  # verify reports it; the index has to be added again
+    lists = _lists(spec, rows)
+    sample = _sample(store, names, manifest, spec, max(lists, len(old)))
+    if rows < spec.rows_min or len(sample) < SAMPLE_ROWS_MIN:
+        return False
+    made = train(sample, lists, rows, by_product=_is_product(spec))
+    before, after = (rows_compared(s, sample, by_product=_is_product(spec)) for s in (old, made))
+    if after > WORN_SHARE * before:
+        return False
+    return _publish(store, publisher, made, partial(retrain_index, spec=spec))
+
+
+def forget_replaced(db: Database, namespace: str) -> bool:
+    """Name replaced centroids no more, once no segment has lists of them."""
+    publisher = db._namespaces.publisher(namespace)
+    manifest = publisher.heads.find().manifest
+    newest = newest_indexes(manifest.indexes)
+    replaced = [spec for spec in manifest.indexes if spec not in newest]
+    if not replaced:
+        return False
+    names = publisher.heads.names
+    for entry in manifest.segments:
+        if entry.rows and not entry.patches:
+            places = read_tail(db.store, names, entry).footer.indexes
+            if any(p.is_built and p.spec.serves(spec) for p in places for spec in replaced):
+                return False
+    publisher.publish(lambda head: _forget(head, manifest))
+    return True
+
+
+def _forget(head: Manifest, seen: Manifest) -> Manifest | None:
+    """Return the edit, unless segments came that were not checked."""
+    return forget_replaced_centroids(head) if head.segments == seen.segments else None
 
 
 def _sample(

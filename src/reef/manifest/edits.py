@@ -38,6 +38,7 @@ from reef.formats.manifest import (
     OpenJob,
     SegmentEntry,
     SnapshotEntry,
+    newest_indexes,
 )
 from reef.formats.schema import Schema
 from reef.formats.segment import EMPTY, Footer, SetHash
@@ -529,15 +530,41 @@ def set_centroids(manifest: Manifest, spec: IndexSpec, centroids: str) -> Manife
     """
     if spec not in manifest.indexes:
         return None
+    return msgspec.structs.replace(manifest, indexes=_trained(manifest, spec, centroids))
+
+
+def retrain_index(manifest: Manifest, spec: IndexSpec, centroids: str) -> Manifest | None:
+    """Name new centroids of a trained vector index next to those that its segments have.
+
+    None if it was dropped, or is trained again already.
+    """
+    own = [s for s in manifest.indexes if (s.kind, s.column) == (spec.kind, spec.column)]
+    if own != [spec]:
+        return None
+    indexes = (*_trained(manifest, spec, centroids), spec)
+    return msgspec.structs.replace(manifest, indexes=indexes)
+
+
+def _trained(manifest: Manifest, spec: IndexSpec, centroids: str) -> tuple[IndexSpec, ...]:
+    """Return the indexes with centroids for one of them, which no sweep may have condemned."""
     refuse_condemned_keys(manifest, [f"segments/{centroids_name(centroids)}"])
     trained = msgspec.structs.replace(spec, centroids=centroids, home=None)
     indexes = tuple(trained if known == spec else known for known in manifest.indexes)
-    return msgspec.structs.replace(manifest, indexes=indexes)
+    return indexes
+
+
+def forget_replaced_centroids(manifest: Manifest) -> Manifest | None:
+    """Name only the newest centroids of each index; None if there are no others."""
+    newest = newest_indexes(manifest.indexes)
+    if newest == manifest.indexes:
+        return None
+    return msgspec.structs.replace(manifest, indexes=newest)
 
 
 def without_centroids(indexes: Iterable[IndexSpec]) -> tuple[IndexSpec, ...]:
     """Return indexes to be trained again: a backup has no centroids."""
-    return tuple(msgspec.structs.replace(spec, centroids="", home=None) for spec in indexes)
+    newest = newest_indexes(indexes)
+    return tuple(msgspec.structs.replace(spec, centroids="", home=None) for spec in newest)
 
 
 def index_specs(footers: Iterable[Footer]) -> tuple[IndexSpec, ...]:

@@ -19,7 +19,7 @@ from reef.engine.search.request import DISTANCE, SCORE
 from reef.errors import ErrorKind, InvalidInputError
 from reef.paths import Namespace
 from reef.spark.options import TableLocation
-from reef.spark.session import error_boundary, in_error_boundary
+from reef.spark.session import check_dataframe, error_boundary, in_error_boundary
 from reef.spark.types import arrow_schema, spark_schema, to_spark
 
 RANK = "_rank"
@@ -99,6 +99,7 @@ def search(
     `columns` of the row that was found, and `_distance` or `_score`. All see one snapshot, taken
     now and kept for `snapshot_s` seconds: the DataFrame has to be consumed within that time.
     """
+    check_dataframe(queries)
     words = {name: _word(value) for name, value in store_options.items()}
     location = TableLocation(str(url), Namespace(namespace), words)
     arguments = {

@@ -39,7 +39,7 @@ from reef.paths import Namespace
 from reef.runtime import ConditionVariable, Runtime
 from reef.spark.load_check import Check, Preflight, check_load, check_numbers, raise_problems
 from reef.spark.options import SORT_BYTES, TableLocation, check_duplicates, check_replacing
-from reef.spark.session import from_message, larger_batches, to_message
+from reef.spark.session import check_dataframe, from_message, larger_batches, to_message
 from reef.spark.staging import PartPlan, StagedPart, by_ranges, numbered, stage_part
 from reef.stores import Store
 from reef.types import KeyRange, Receipt
@@ -120,6 +120,7 @@ def bulk_load(
     once, and Spark keeps its rows until the load ends. `count=False` skips the pass of the check;
     Spark then evaluates the DataFrame once more by itself, to partition it.
     """
+    check_dataframe(df)
     check_duplicates(duplicates, order_by)
     check_idempotency_key(idempotency_key)
     settings = check_numbers(segment_bytes, partitions, sort_bytes)

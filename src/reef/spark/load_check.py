@@ -31,6 +31,7 @@ from reef.spark.options import SORT_BYTES, TableLocation
 from reef.spark.rows import RowsPlan
 from reef.spark.session import (
     batch_rows,
+    check_dataframe,
     check_running,
     from_message,
     larger_batches,
@@ -114,6 +115,7 @@ def preflight(
     store_options: Mapping[str, Any] | None = None,
 ) -> Preflight:
     """Check a load as `bulk_load` does before it writes anything; return all problems."""
+    check_dataframe(df)
     check_numbers(segment_bytes, partitions)
     location = TableLocation(str(url), Namespace(namespace), store_options or {})
     try:

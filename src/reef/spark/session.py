@@ -130,6 +130,15 @@ def check_running(spark: Any) -> None:
         raise ClosedError("this Spark session was stopped", hint="Start another one")
 
 
+def check_dataframe(df: Any) -> None:
+    """Raise InvalidInputError unless this is a DataFrame of Spark, also of Spark Connect."""
+    if not hasattr(df, "sparkSession"):
+        raise InvalidInputError(
+            f"expected a DataFrame of Spark, found {type(df).__name__} {df!r:.80}",
+            hint="spark.createDataFrame(rows) makes one; without Spark use reef.jobs.ingest",
+        )
+
+
 def attempts_max(spark: Any) -> int:
     """Return how often Spark runs a task before the job fails: once, on threads of the driver."""
     attempts = spark.conf.get(ATTEMPTS, str(ATTEMPTS_DEFAULT))

@@ -15,8 +15,10 @@ from reef.formats.manifest import Condemned
 from reef.formats.segment import decode_tail
 from reef.formats.segment_writer import IndexParts
 from reef.formats.text_index import TextIndexBuilder
-from reef.jobs import backup, build_indexes, compact, fold, ingest, rebuild, restore, verify
+from reef.jobs import backup, build_indexes, compact, fold, ingest, rebuild, restore, sweep, verify
 from reef.jobs.background import Background
+from reef.jobs.compact.job import Compactor
+from reef.jobs.indexes import IndexPlanner, forget_replaced, retrain_worn
 from reef.jobs.verify.chain import ProblemKind
 from reef.manifest.edits import set_centroids
 from reef.manifest.head import HeadFinder, locate
@@ -332,3 +334,69 @@ def test_a_restored_namespace_has_its_indexes_without_centroids(tmp_path):
     build_indexes(other, NAME)
     assert search(other, explain=True)["plan"] == "indexed"
     assert search(other)["id"].to_pylist() == expected
+
+
+def drift(db):
+    """Replace all rows by others, in a few clusters that no centroid is near."""
+    rng = np.random.default_rng(7)
+    centers = 50 + rng.normal(size=(12, 8))
+    noise = 0.3 * rng.normal(size=VECTORS.shape)
+    vectors = (centers[rng.integers(0, 12, len(VECTORS))] + noise).astype("f4")
+    for part in np.array_split(np.arange(len(VECTORS)), 2):
+        ingest(db, NAME, table_of(vectors, part))
+        fold(db, NAME)
+    return vectors
+
+
+def test_worn_centroids_are_replaced_without_a_pause():
+    """Segments are searched by lists of both sets until all are rewritten; results are the same."""
+    db = make(INDEXES[:1])
+    build_indexes(db, NAME)
+    assert not retrain_worn(db, NAME)  # they fit
+    (old,) = head(db).indexes
+    moved = drift(db)
+
+    def nearest():
+        with db.reader(NAME) as reader:
+            plan = reader.search(vector=("v", moved[5]), explain=True)
+            assert plan["segments_exhaustive"] == 0
+            assert plan["segments_indexed"] == len(head(db).segments)
+            return reader.search(vector=("v", moved[5]), k=1)["id"].to_pylist()
+
+    assert nearest() == ["000005"]
+    assert retrain_worn(db, NAME)
+    assert not retrain_worn(db, NAME)  # one retraining at a time
+    new, kept = head(db).indexes
+    assert (kept, new.centroids != old.centroids) == (old, True)
+    assert nearest() == ["000005"]
+    with Compactor(db, NAME) as work:
+        assert work.step(take_over=True, planner=IndexPlanner(db, NAME)).published
+    assert not forget_replaced(db, NAME)  # other segments still have lists of the old set
+    db.branch(NAME, "branch")
+    assert nearest() == search_one(db, "branch", moved[5]) == ["000005"]
+    build_indexes(db, NAME)
+    assert head(db).indexes == (new,)
+    sweep(db, NAME, apply=True, force=True, retain_generations_s=0)
+    assert nearest() == search_one(db, "branch", moved[5]) == ["000005"]
+    assert not [p for p in verify(db, NAME, deep=True).problems if p.severity == "error"]
+
+
+def search_one(db, name, vector):
+    """Return the key of the nearest row."""
+    with db.reader(name) as reader:
+        return reader.search(vector=("v", vector), k=1)["id"].to_pylist()
+
+
+def test_background_work_replaces_worn_centroids():
+    """Centroids are compared with new ones when compactions have rewritten the table."""
+    db = make(INDEXES[:1])
+    build_indexes(db, NAME)
+    (old,) = head(db).indexes
+    drift(db)
+    with db.writer(NAME, background=False) as writer:
+        background = Background(db, writer, BackgroundSettings())
+        background._rewritten = 10_000
+        while background.step(("index",)) is not None:
+            pass
+    (new,) = head(db).indexes
+    assert new.centroids not in {"", old.centroids}

@@ -40,6 +40,8 @@ class VectorQuery:
     spec: IndexSpec | None
     """None if the column has no index."""
     probes: int | None = None
+    replaced: tuple[IndexSpec, ...] = ()
+    """The same index with centroids that a retraining replaces; some segments still have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +201,9 @@ def _vector(manifest: Manifest, vector: Any, probes: Any) -> VectorQuery:
     query = _numbers(column, values)
     if metric == "cosine" and not query.any():
         raise _invalid(f"the vector for {name} has length 0, which has no cosine")
-    return VectorQuery(column, query, metric, spec, probes)
+    same = (IndexKind.VECTOR, column.number)
+    replaced = [s for s in manifest.indexes if (s.kind, s.column) == same and s is not spec]
+    return VectorQuery(column, query, metric, spec, probes, tuple(replaced))
 
 
 def _numbers(column: Field, values: Any) -> npt.NDArray[np.floating[Any]]:

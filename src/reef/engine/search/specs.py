@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from reef.errors import ConflictError, CorruptionError, ErrorKind, InvalidInputError, NotFoundError
 from reef.formats.filter_index import BuildableFilter
-from reef.formats.manifest import IndexKind, IndexSpec
+from reef.formats.manifest import IndexKind, IndexSpec, newest_indexes
 from reef.formats.schema import Field, Schema
 from reef.formats.segment_writer import BuildableIndex
 from reef.formats.text_index import BuildableText
@@ -227,7 +227,7 @@ def load_indexes(
     A centroid set that is lost or damaged must not stop folds: without it segments get no vector
     index, and are searched row by row.
     """
-    return tuple(_buildable(store, names, spec) for spec in specs)
+    return tuple(_buildable(store, names, spec) for spec in newest_indexes(specs))
 
 
 def _buildable(store: Store, names: Namespace, spec: IndexSpec) -> BuildableIndex:

@@ -19,7 +19,7 @@ many, more lists are read, the more rows the filter excludes. Few are all compar
 by the codes of all lists, or by their stored vectors where those are fewer bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -105,6 +105,7 @@ class SegmentVectors:
     directory: VectorDirectory
     centroids: CentroidSet
     query: VectorQuery
+    probed: Probed
     allowed: BitMap | None = None
     """Rows that may match the filter; None without one."""
     fits: bool = False
@@ -146,10 +147,10 @@ class SegmentVectors:
             return not self._by_vectors
         return self.fits and lists >= WHOLE_SHARE * len(self.centroids)
 
-    def next_lists(self, probed: Probed, lists: int) -> list[int]:
+    def next_lists(self, lists: int) -> list[int]:
         """Return the lists that are read next, if it is to be so many."""
         if not self.is_complete:
-            return probed.numbers(self.lists_read, lists)
+            return self.probed.numbers(self.lists_read, lists)
         return [] if self._by_vectors or self.numbers else list(range(len(self.centroids)))
 
     def add(self, numbers: Sequence[int], lists: int, parts: Sequence[Buffer] = ()) -> None:
@@ -261,47 +262,80 @@ class VectorRanking:
     # --- plan -----------------------------------------------------------------------
     def _plan(self) -> list[SegmentVectors]:
         """Return the segments whose indexes serve the query."""
-        state, spec = self.state, self.query.spec
-        if spec is None or not spec.centroids:
+        state, query = self.state, self.query
+        if query.spec is None or not query.spec.centroids:
             return []
         entries = [entry for entry in state.entries if entry.rows and not entry.patches]
-        cache = state.segments.cache
-        keys = [("vectors", entry.id, spec.centroids) for entry in entries]
-        known: list[Any] = cache.peek_many(keys)
-        if None in known or not state.segments.has_centroids(spec):
-            state.gather(self._prefetch, [*entries, None], self._is_prefetched)
-        try:
-            centroids = state.segments.centroids(spec)
-        except (CorruptionError, NotFoundError) as error:
-            for entry in entries:
-                self.report.add_damage(entry.id, error)
-            return []
-        found = [
-            SegmentVectors(state, entry, index[0], index[1], centroids, self.query)
-            for entry, opened in zip(entries, known, strict=True)
-            if opened is not ABSENT and (index := opened or self._open(entry, spec)) is not None
-        ]
-        size = sum(one.directory.bytes for one in found)
-        for one in found:
+        specs, found = (query.spec, *query.replaced), dict[str, SegmentVectors]()
+        known = [self._known(entries, spec) for spec in specs]
+        if any(None in some for some in known) or not all(map(state.segments.has_centroids, specs)):
+            items: list[SegmentEntry | IndexSpec] = [*entries, *specs]
+            state.gather(self._prefetch, items, self._is_prefetched)
+        for spec, some in zip(specs, known, strict=True):
+            found |= self._planned(entries, spec, some, found.keys())
+        indexed = [found[entry.id] for entry in entries if entry.id in found]
+        size = sum(one.directory.bytes for one in indexed)
+        for one in indexed:
             one.fits = state.segments.bytes_kept(size) > 0
-        return self._filtered(found)
+        return self._filtered(indexed)
 
-    def _is_prefetched(self, entry: SegmentEntry | None) -> bool:
-        assert self.query.spec is not None
+    def _known(self, entries: Sequence[SegmentEntry], spec: IndexSpec) -> list[Any]:
+        """Return what the cache has of the vector indexes of segments."""
+        keys = [("vectors", entry.id, spec.centroids) for entry in entries]
+        return self.state.segments.cache.peek_many(keys)
+
+    def _planned(
+        self,
+        entries: Sequence[SegmentEntry],
+        spec: IndexSpec,
+        known: Sequence[Any],
+        done: Collection[str],
+    ) -> dict[str, SegmentVectors]:
+        """Return the indexes with these centroids, by segment, without those that are done."""
+        found = {}
+        for entry, opened in zip(entries, known, strict=True):
+            if entry.id in done or opened is ABSENT or entry.id in self.report.damaged:
+                continue
+            index = opened or self._open(entry, spec)
+            if index is None:
+                continue
+            try:
+                centroids, probed = self._probed(spec)
+            except (CorruptionError, NotFoundError) as error:
+                self.report.add_damage(entry.id, error)
+                continue
+            found[entry.id] = SegmentVectors(
+                self.state, entry, index[0], index[1], centroids, self.query, probed
+            )
+        return found
+
+    def _probed(self, spec: IndexSpec) -> tuple[CentroidSet, Probed]:
+        """Return a set of centroids, and the order in which the query reads its lists."""
+        known = self._orders.get(spec.centroids)
+        if known is None:
+            centroids = self.state.segments.centroids(spec)
+            by_product = self.query.metric == "dot"
+            known = centroids, Probed(centroids, self._target, by_product=by_product)
+            self._orders[spec.centroids] = known
+        return known
+
+    @cached_property
+    def _orders(self) -> dict[str, tuple[CentroidSet, Probed]]:
+        return {}
+
+    def _is_prefetched(self, item: SegmentEntry | IndexSpec) -> bool:
         segments = self.state.segments
-        if entry is None:
-            return segments.has_centroids(self.query.spec)
-        return segments.has_tail(entry)
+        if isinstance(item, IndexSpec):
+            return segments.has_centroids(item)
+        return segments.has_tail(item)
 
-    def _prefetch(self, entry: SegmentEntry | None) -> None:
-        """Load the tail of a segment, or the centroids, into the cache; errors are raised later."""
-        spec = self.query.spec
-        assert spec is not None
+    def _prefetch(self, item: SegmentEntry | IndexSpec) -> None:
+        """Load the tail of a segment, or centroids, into the cache; errors are raised later."""
         try:
-            if entry is not None:
-                self.state.segments.tail(entry)
+            if isinstance(item, IndexSpec):
+                self.state.segments.centroids(item)
             else:
-                self.state.segments.centroids(spec)
+                self.state.segments.tail(item)
         except (CorruptionError, NotFoundError):
             return
 
@@ -326,12 +360,6 @@ class VectorRanking:
     @cached_property
     def _target(self) -> npt.NDArray[np.float32]:
         return as_indexed(self.query.values, self.query.metric)
-
-    @cached_property
-    def _probed(self) -> Probed:
-        assert self.query.spec is not None
-        centroids = self.state.segments.centroids(self.query.spec)
-        return Probed(centroids, self._target, by_product=self.query.metric == "dot")
 
     def _filtered(self, found: list[SegmentVectors]) -> list[SegmentVectors]:
         """Apply the condition by the segments' filter indexes, where these say something of it."""
@@ -397,7 +425,7 @@ class VectorRanking:
         self, indexed: list[SegmentVectors], lists: dict[str, int]
     ) -> list[SegmentVectors]:
         """Read so many lists of each segment; return those whose index is not damaged."""
-        planned = [(one, one.next_lists(self._probed, lists[one.entry.id])) for one in indexed]
+        planned = [(one, one.next_lists(lists[one.entry.id])) for one in indexed]
         missing = self._take_known(planned, lists)
         if not missing:
             return indexed

@@ -41,7 +41,7 @@ has any object; repair and rebuild publish the end again, far above the lost gen
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -239,9 +239,28 @@ def _rebuilt(base: Manifest, derived: Derived, segments: Sequence[SegmentEntry])
     )
 
 
-def _restart_manifest(store: Store, base: Manifest, found: Restart) -> Manifest:
+def _restart_manifest(store: Store, names: Namespace, base: Manifest, found: Restart) -> Manifest:
     now_ms = int(store.runtime.wall_s() * 1000)
-    return check_next(base, restart_after(base, found, store.runtime.ulid(), now_ms))
+    following = restart_after(base, found, store.runtime.ulid(), now_ms)
+    return check_next(base, _with_a_name(store, names, following))
+
+
+def _with_a_name(store: Store, names: Namespace, following: Manifest) -> Manifest:
+    """Return a restarted manifest under the name of its folder, unless its own leads to it.
+
+    The lost manifests may have renamed it, and another namespace may have its former name by now.
+    """
+    folder = names.folder
+    current = following.name_in(folder)
+    if current == folder:
+        return following
+    try:
+        alias = NamespaceContext(store, Namespace(current)).heads.find(dropped=True).manifest.alias
+    except (CorruptionError, NotFoundError):
+        alias = None
+    if alias is not None and alias.folder == folder and alias.id == following.rename_id:
+        return following
+    return msgspec.structs.replace(following, names=(*following.names, folder))
 
 
 class Published(Wrapper):
@@ -249,7 +268,8 @@ class Published(Wrapper):
 
     def __init__(self, inner: Store, names: Namespace, base: Manifest, found: Restart) -> None:
         super().__init__(inner)
-        following = _restart_manifest(inner, base, found)
+        following = _restart_manifest(inner, names, base, found)
+        self.name = following.name_in(names.folder)
         self._key, self._body = names.manifest(following.generation), encode_manifest(following)
         self._date_s = inner.now()
 
@@ -272,7 +292,7 @@ class Published(Wrapper):
 
 def publish_after_damage(context: NamespaceContext, base: Manifest, found: Restart) -> Manifest:
     """Publish the generation after the damaged ones; ConflictError if another repair was first."""
-    following = _restart_manifest(context.store, base, found)
+    following = _restart_manifest(context.store, context.names, base, found)
     key, body = context.names.manifest(following.generation), encode_manifest(following)
     for _ in range(RESENDS_MAX):
         outcome = context.store.create(key, body).outcome
@@ -488,6 +508,8 @@ class _Repair:
     executor: Executor
     registry: Registry | None = None
     drop_is_lost: bool = False
+    renamed: tuple[str, str] | None = None
+    """A name that only lost manifests have, and the name that the intact ones have."""
     unreadable: list[EarlierDamage] = field(default_factory=list)
     """Snapshots of earlier incarnations, which this repair releases."""
 
@@ -501,7 +523,7 @@ class _Repair:
         self.drop_is_lost = (restart is not None or bool(opened)) and self._has_drop()
         if restart is not None:
             store = Published(context.store, context.names, found.head, restart)
-            context = NamespaceContext(store, context.names)
+            context = self._rename(store, store.name)
             found = survey(context, self.executor, deep=True)
         plan = RepairPlanner(context, self.executor, found, write=False).plan()
         _quarantine_manifests(plan, first)
@@ -523,7 +545,7 @@ class _Repair:
             return self._apply(first, None, opened)
         # Readers may have found the name dropped, and find it live afterwards.
         self.drop_is_lost = self._has_drop()
-        with self._recovering():
+        with self._recovering(found, restart):
             return self._apply(first, restart, opened)
 
     def _apply(
@@ -532,6 +554,9 @@ class _Repair:
         found, restarted = first, None
         if restart is not None:
             restarted = publish_after_damage(self.context, found.head, restart)
+            self.context = self._rename(
+                self.context.store, restarted.name_in(self.context.names.folder)
+            )
             self.context.runtime.reach("repair restarted")
             found = self._survey()
         unfolded = {lsn for lsn in found.log.damaged if lsn >= found.head.wal_floor}
@@ -552,6 +577,14 @@ class _Repair:
         return replace(report, applied=True)
 
     # --- the steps ----------------------------------------------------------------
+    def _rename(self, store: Store, name: str) -> NamespaceContext:
+        """Return the context under the name that a restarted chain has."""
+        names = self.context.names
+        self.renamed = None if name == names.name else (names.name, name)
+        home = "" if name == names.folder else names.folder
+        renamed = replace(names, name=name, home=home)
+        return NamespaceContext(store, renamed, metrics=self.context.metrics)
+
     def _check_earlier(self, found: NamespaceSurvey) -> list[EarlierDamage]:
         return check_earlier(self.context, self.executor, found.head, deep=True)
 
@@ -569,10 +602,17 @@ class _Repair:
     def _has_drop(self) -> bool:
         return self.registry is not None and self.registry.has_drop(self.context.names.name)
 
-    def _recovering(self) -> AbstractContextManager[None]:
-        if self.registry is None:
-            return nullcontext()
-        return self.registry.recovering(self.context.names.name)
+    def _recovering(self, found: NamespaceSurvey, restart: Restart | None) -> ExitStack:
+        """Register the change: of the name, and of another one that a restarted chain has."""
+        stack, names = ExitStack(), self.context.names
+        changed = {names.name}
+        if restart is not None:
+            following = _restart_manifest(self.context.store, names, found.head, restart)
+            changed.add(following.name_in(names.folder))
+        if self.registry is not None:
+            for name in sorted(changed):
+                stack.enter_context(self.registry.recovering(name))
+        return stack
 
     def _survey(self) -> NamespaceSurvey:
         return survey(self.context, self.executor, deep=True)
@@ -654,10 +694,13 @@ class _Repair:
         if self.drop_is_lost:
             lost = replace(lost, drop=True)
             actions.append(f"make {self.context.names.name} live again: its drop is lost")
+        if self.renamed is not None:
+            former, current = self.renamed
+            actions.append(f"rename {former} to {current}: its last rename is lost")
         if restart is not None and restart.rebuilt is not None:
             actions.insert(1, "derive segments and floor from the objects in the bucket")
         return RepairReport(
-            namespace=self.context.names.name,
+            namespace=self.renamed[0] if self.renamed is not None else self.context.names.name,
             applied=False,
             generation=generation,
             problems=(

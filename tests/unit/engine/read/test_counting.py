@@ -143,3 +143,16 @@ def test_a_count_in_a_transaction_conflicts_with_writes_to_what_it_counted():
         transaction.put("k9999", {"n": 1, "s": "x", "other": 1})
         with pytest.raises(ConflictError):
             transaction.commit()
+
+
+def test_rows_that_expire_are_scanned():
+    """An index does not know which rows have expired by now."""
+    db = make()
+    with db.writer("t", background=False) as writer:
+        for number in range(100):
+            row = {"n": 3, "s": "x", "other": number}
+            writer.put(f"k{number:04}", row, ttl_s=0.001 if number < 40 else None)
+    fold(db, "t")
+    REAL.sleep(0.002)
+    with db.reader("t") as reader:
+        assert reader.count("n = 3") == 60
