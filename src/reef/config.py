@@ -66,6 +66,9 @@ class WriterSettings(_Settings):
     unfolded_bytes_max: int = 256 * MIB
     """Bytes of the log that may be unfolded, and so in memory, where they take up to twice as
     much; beyond it, writers wait."""
+    unindexed_rows_max: int = 1_000_000
+    """With search indexes: rows in segments that are too small to have any, which searches read
+    one by one; beyond it, writers wait for a compaction."""
     write_deadline_s: float = 30.0
     """How long a writer waits for room before it raises UnavailableError."""
     commit_deadline_s: float = 120.0
@@ -292,6 +295,7 @@ class WriterOptions(TypedDict, total=False):
     ack: Literal["prefix", "independent"]
     queue_bytes_max: int
     unfolded_bytes_max: int
+    unindexed_rows_max: int
     write_deadline_s: float
     commit_deadline_s: float
     lease_ttl_s: float

@@ -246,7 +246,13 @@ def test_a_table_in_python(spark, db, table):
     }
     found.restore(snapshot="before")
     assert contents(found.to_df()) == contents(found.to_df(version=before.generation))
-    assert found.history(1).first().generation == db.info("t").generation
+    history = found.history().collect()
+    assert [row.operation for row in history][:1] == ["replace"]
+    assert {row.operation for row in history[1:]} == {"load"}
+    assert history[0].rows == 3
+    assert rows(spark, f"SELECT generation FROM {table}.generations ORDER BY 1 DESC LIMIT 1") == [
+        (db.info("t").generation,)
+    ]
     with pytest.raises(AnalysisException, match="TABLE_OR_VIEW_NOT_FOUND"):
         reef.spark.ReefTable.for_name(spark, f"{table}x")
 

@@ -456,6 +456,16 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         return named | _centroids_in(self.indexes)
 
 
+def unindexed_rows(manifest: Manifest) -> int:
+    """Return how many rows are in segments that get no search index: small ones, and those with
+    patches. 0 without indexes.
+    """
+    rows_min = max((spec.rows_min for spec in manifest.indexes), default=0)
+    if not rows_min:
+        return 0
+    return sum(e.rows for e in manifest.segments if e.rows < rows_min or e.patches)
+
+
 def _centroids_in(indexes: tuple[IndexSpec, ...]) -> set[str]:
     return {centroids_name(i.centroids) for i in indexes if i.centroids and i.home is None}
 

@@ -350,11 +350,26 @@ def _sample_rows(df: Any, plan: RowsPlan) -> SampleReport:
 
     def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         sample = check_sample(plan, (batch.rename_columns(names) for batch in batches))
+        next(batches, None)  # the end of the stream, unless rows are large
         yield to_message(_PassReport(sample, KeyCounts(), KeySample.empty()))
 
     names = df.columns
     with batch_rows(df.sparkSession, SAMPLE_ROWS):
-        return _merged(numbered(df).mapInArrow(check, "message binary")).sample
+        return _merged(_heads(numbered(df)).mapInArrow(check, "message binary")).sample
+
+
+def _heads(df: Any) -> Any:
+    """Return the first rows of each partition, where Spark itself stops.
+
+    A Python worker that stops by itself is thrown away, and the next task waits for another.
+    """
+    from pyspark.sql import DataFrame
+
+    packages = df.sparkSession._jvm.org.apache.spark.sql
+    rows = packages.catalyst.expressions.Literal(SAMPLE_ROWS, packages.types.DataTypes.IntegerType)
+    plan = packages.catalyst.plans.logical.LocalLimit(rows, df._jdf.logicalPlan())
+    session = df.sparkSession._jsparkSession
+    return DataFrame(packages.classic.Dataset.ofRows(session, plan), df.sparkSession)
 
 
 def _sample_keys(df: Any, plan: RowsPlan) -> tuple[KeyCounts, KeySample]:

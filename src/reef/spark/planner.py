@@ -9,7 +9,7 @@ the metadata of the schema that the source returns. All values are JSON; keys ar
     release       release it
     define      check the definition of a table that a statement will create or replace
     list, exists, create, add_columns, drop, rename, truncate    for SQL statements on tables
-    metadata      rows of a metadata table: segments, generations, snapshots
+    metadata      rows of a metadata table: history, segments, generations, snapshots
 
 The unfolded log becomes a segment in a temporary file, so that the reader has one kind of input.
 The native reader needs no credentials: it reads files, or URLs that are signed here.
@@ -42,6 +42,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from reef.engine.history.commits import list_commits
 from reef.errors import ErrorKind, InvalidInputError, NotFoundError, ReefError, UnavailableError
 from reef.formats.coding import Codec
 from reef.formats.manifest import Manifest, SegmentEntry
@@ -50,6 +51,7 @@ from reef.formats.segment import Lineage
 from reef.formats.segment_writer import SegmentWriter
 from reef.jobs.ingest.job import BulkJob
 from reef.manifest.head import HeadFinder, locate
+from reef.paths import Namespace
 from reef.spark.options import REQUEST, WRITING, ReadOptions, parse_vectors
 from reef.spark.read_plan import ReadPin, take_pin
 from reef.spark.rows import raise_all
@@ -372,7 +374,10 @@ def _truncate(options: ReadOptions, request: Request) -> Response:
 
 def _metadata(options: ReadOptions, request: Request) -> Response:
     """Return the rows of a metadata table, and its schema as Spark writes it."""
+    store = _open(options)
+    heads, target = options.target(store)
     tables: Mapping[str, tuple[str, Callable[[Manifest], list[tuple[Any, ...]]]]] = {
+        "history": (HISTORY_COLUMNS, lambda _: _history_rows(store, heads.names)),
         "segments": (SEGMENT_COLUMNS, _segment_rows),
         "snapshots": (SNAPSHOT_COLUMNS, _snapshot_rows),
         "generations": (GENERATION_COLUMNS, _generation_rows),
@@ -382,8 +387,6 @@ def _metadata(options: ReadOptions, request: Request) -> Response:
             f"there is no metadata table {request['table']}", hint=f"There are {', '.join(tables)}"
         )
     ddl, rows_of = tables[request["table"]]
-    store = _open(options)
-    heads, target = options.target(store)
     manifest = heads.found.manifest
     if _is_past(options):
         if request["table"] != "segments":
@@ -409,6 +412,10 @@ TYPES = {
 SEGMENT_COLUMNS = (
     "id string, level long, bytes long, rows long, tombstones long, patches long, "
     "min_key binary, max_key binary, lsn_min long, lsn_max long, visible_lsn long"
+)
+HISTORY_COLUMNS = (
+    "lsn long, committed_at timestamp, operation string, job string, idempotency_key string, "
+    "rows long, bytes long"
 )
 SNAPSHOT_COLUMNS = "id string, name string, generation long, expires_at timestamp, owner string"
 GENERATION_COLUMNS = "generation long, write_id string, published_at timestamp"
@@ -436,6 +443,21 @@ def _segment_rows(manifest: Manifest) -> list[tuple[Any, ...]]:
 def _snapshot_rows(manifest: Manifest) -> list[tuple[Any, ...]]:
     return [
         (s.id, s.name, s.generation, _micros(s.expires_at_ms), s.owner) for s in manifest.snapshots
+    ]
+
+
+def _history_rows(store: Store, namespace: Namespace) -> list[tuple[Any, ...]]:
+    return [
+        (
+            commit.lsn,
+            int(commit.committed_at.timestamp() * 1e6),
+            commit.operation,
+            commit.by,
+            ", ".join(commit.keys) or None,
+            commit.rows,
+            commit.bytes,
+        )
+        for commit in list_commits(store, namespace)
     ]
 
 

@@ -347,8 +347,12 @@ class ReefTable:
         return Merge(self, source.alias(source_alias), _column(on))
 
     def history(self, limit: int | None = None) -> Any:
-        """Return the generations that can be read as versions, newest first, as a DataFrame."""
-        found = self.spark.table(f"{self.name}.generations").orderBy(fn.desc("generation"))
+        """Return the commits that the log still has, newest first, as a DataFrame.
+
+        Each has its LSN, its time, which `restore` and `to_df` take, the operation (write, append,
+        load, replace), the writer or job, idempotency keys, rows and bytes.
+        """
+        found = self.spark.table(f"{self.name}.history").orderBy(fn.desc("lsn"))
         return found if limit is None else found.limit(limit)
 
     def restore(

@@ -63,7 +63,7 @@ from reef.errors import (
     ReefError,
     UnavailableError,
 )
-from reef.formats.manifest import Manifest
+from reef.formats.manifest import Manifest, unindexed_rows
 from reef.formats.wal_object import WalHeader, WalKind, WalObject
 from reef.manifest.head import HeadFinder, ManifestHead
 from reef.paths import Namespace
@@ -127,6 +127,8 @@ class Committer:
         """Slots that have to be filled before anything is sent: there was no space for a skip."""
         self._waiters = 0
         """Threads that wait on `_changed`."""
+        self._weighed: tuple[Manifest | None, int] = None, 0
+        """A manifest, and its rows without search indexes."""
         self._refresher: object | None = None
         """The caller that refreshes the head for all that wait for room."""
         self._refreshed: Stopwatch | None = None
@@ -279,6 +281,8 @@ class Committer:
             return True
         if not self._queue.has_room(self.tail.bytes):
             return False
+        if self.tail.manifest.indexes and self._has_too_many_unindexed():
+            return False
         self._queue.add(pending)
         return True
 
@@ -329,7 +333,10 @@ class Committer:
 
     def _is_refresh_due(self) -> bool:
         """Whether a fold could make room, and no caller checks for one or just has."""
-        if self._refresher is not None or self.tail.bytes <= self.settings.unfolded_bytes_max:
+        if self._refresher is not None:
+            return False
+        is_folded = self.tail.bytes <= self.settings.unfolded_bytes_max
+        if is_folded and not self._has_too_many_unindexed():
             return False
         return self._refreshed is None or self._refreshed.elapsed_s() >= REFRESH_S
 
@@ -343,18 +350,30 @@ class Committer:
             self._changed.notify_all()
 
     def _queue_full_error(self, pending: Pending) -> UnavailableError:
-        name = self.namespace.name
+        name, most = self.namespace.name, self.settings.unindexed_rows_max
         reason = (
             f"{name}: write queue is full: {self._queue.bytes} bytes are queued, "
             f"{self.tail.bytes} wait to be folded"
         )
+        hint = "Fold the log, write more slowly, or raise the bounds"
+        if self._has_too_many_unindexed():
+            rows = self._weighed[1]
+            reason = f"{name}: expected at most {most} rows without search indexes, found {rows}"
+            hint = "Compact the namespace, or raise unindexed_rows_max"
         if pending.in_callback:
             return UnavailableError(
                 f"{reason}; a write from a future's callback does not wait for room",
                 hint="Write from a thread other than the callback's, or try again later",
                 namespace=name,
             )
-        return UnavailableError(reason, hint="Fold the log, write more slowly, or raise the bounds")
+        return UnavailableError(reason, hint=hint)
+
+    def _has_too_many_unindexed(self) -> bool:
+        """Whether searches would read too many rows one by one, until a compaction."""
+        manifest = self.tail.manifest
+        if self._weighed[0] is not manifest:
+            self._weighed = manifest, unindexed_rows(manifest)
+        return self._weighed[1] > self.settings.unindexed_rows_max
 
     # --- work ---------------------------------------------------------------------
     def pending(self) -> list[Pending]:

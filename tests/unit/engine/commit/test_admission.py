@@ -3,13 +3,14 @@
 import threading
 import time
 
+import pyarrow as pa
 import pytest
 
 import reef
 from reef import stores
 from reef.engine.commit import committer
 from reef.errors import UnavailableError
-from reef.jobs import fold
+from reef.jobs import compact, fold
 from reef.stores import Wrapper
 
 NAME = "users"
@@ -166,3 +167,22 @@ def test_only_one_waiting_writer_checks_for_a_fold(monkeypatch):
     assert store.asked == 1
     assert max(took_s for _, took_s in results) < 60, "no caller waits for the objects in flight"
     writer.close()
+
+
+def test_writers_wait_while_too_many_rows_have_no_search_index():
+    """Rows in segments too small for indexes are bounded; a compaction makes room."""
+    db = reef.Database(stores.open("memory://"))
+    schema = pa.schema([("id", pa.string()), ("n", pa.int64())])
+    db.create(NAME, schema, indexes=[reef.filter_index("n", rows_min=25)])
+    with db.writer(NAME, background=False, unindexed_rows_max=25, write_deadline_s=0.2) as writer:
+        for part in range(3):
+            for number in range(10):
+                writer.put(f"{part}-{number}", {"n": number})
+            fold(db, NAME)
+        writer.refresh()
+        with pytest.raises(UnavailableError, match=r"at most 25 rows .*, found 30"):
+            writer.put("more", {"n": 1})
+        compact(db, NAME, full=True)
+        writer.refresh()
+        writer.put("more", {"n": 1})
+        assert writer.count("n = 1") == 4
