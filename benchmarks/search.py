@@ -2,6 +2,7 @@
 
     python -m benchmarks --only search
     python -m benchmarks.search [--documents 100000] [--segments 1]
+    python -m benchmarks.search --vectors 1000000 --dimensions 768 [--spark]
 
 Peers that are not installed are left out. Text: a query starts from its text: parsing, reading
 postings from memory that earlier queries have filled, scoring; `search()` is the same through a
@@ -12,6 +13,8 @@ Filters: counts with a filter index, next to Arrow's mask of the column in memor
 
 import argparse
 import os
+import resource
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 
@@ -249,6 +252,69 @@ def _faiss(stored: np.ndarray, queries: np.ndarray, truth: list) -> dict[str, Ca
     return {"faiss": search}
 
 
+PART_ROWS = 50_000
+"""Rows that are loaded at once: 150 MB of vectors of 768 dimensions."""
+
+
+def large(rows: int, dimensions: int, *, spark: bool) -> None:
+    """Load many vectors into a directory, build their index, and print CPU, memory and recall."""
+    rng = np.random.default_rng(1)
+    centers = rng.normal(size=(1000, dimensions)).astype("f4")
+
+    def part(first: int) -> np.ndarray:
+        own = np.random.default_rng(first)
+        count = min(PART_ROWS, rows - first)
+        noise = 0.7 * own.standard_normal((count, dimensions), "f4")
+        return centers[own.integers(0, 1000, count)] + noise
+
+    asked = part(0)[:VECTOR_QUERIES] + 0.3 * rng.standard_normal((1, dimensions), "f4")
+    schema = pa.schema([("id", pa.string()), ("v", pa.list_(pa.float32(), dimensions))])
+    far = np.zeros((VECTOR_QUERIES, 0))
+    with tempfile.TemporaryDirectory() as folder:
+        db, load_s, begun = reef.open(folder), 0.0, time.process_time()
+        db.create("docs", schema, indexes=[reef.vector_index("v")])
+        for first in range(0, rows, PART_ROWS):
+            some = part(first)
+            keys = [f"{number:08}" for number in range(first, first + len(some))]
+            column = pa.FixedSizeListArray.from_arrays(pa.array(some.ravel()), dimensions)
+            begun = time.process_time()
+            ingest(db, "docs", pa.table([keys, column], schema=schema))
+            load_s += time.process_time() - begun
+            squares = np.einsum("ij,ij->i", some, some)
+            far = np.hstack([far, squares - 2 * (asked @ some.T)])
+        fold(db, "docs")
+        print(f"loaded in {load_s:.1f} s of CPU, at most {_peak_mb()} MB of memory")
+        begun, started = time.process_time(), time.perf_counter()
+        build_indexes(db, "docs", executor=_spark_executor() if spark else None)
+        used, took = time.process_time() - begun, time.perf_counter() - started
+        print(f"built in {took:.1f} s, {used:.1f} s of CPU here, at most {_peak_mb()} MB of memory")
+        truth = [set(np.argpartition(row, K)[:K].tolist()) for row in far]
+        with db.reader("docs", cache_bytes=2 << 30) as reader:
+            print(f"recall {_recall(lambda query: _ids(reader, query), list(asked), truth):.3f}")
+            begun = time.process_time()
+            for query in asked:
+                _ids(reader, query)
+            used = (time.process_time() - begun) / VECTOR_QUERIES
+            print(f"{used * 1e3:.2f} ms of CPU per query; the first one, explained:")
+            print(reader.search(vector=("v", asked[0]), columns=[], k=K, explain=True))
+
+
+def _peak_mb() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def _spark_executor() -> object:
+    from pyspark.sql import SparkSession
+
+    import reef.spark
+
+    settings = {"spark.executor.memory": "1g", "spark.python.worker.reuse": "true"}
+    builder = SparkSession.builder.master("local[2]")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return reef.spark.executor(builder.getOrCreate())
+
+
 # --- filters ----------------------------------------------------------------------------
 CONDITIONS: dict[str, Callable[[pa.Table], pa.ChunkedArray]] = {
     "country = 'C7'": lambda t: pc.equal(t["country"], "C7"),
@@ -352,10 +418,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--documents", type=int, default=100_000)
     parser.add_argument("--segments", type=int, default=1)
+    parser.add_argument("--vectors", type=int, help="load so many instead, and build their index")
+    parser.add_argument("--dimensions", type=int, default=768)
+    parser.add_argument("--spark", action="store_true", help="build the index on Spark")
     asked = parser.parse_args()
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"):
         os.environ.setdefault(variable, "1")
     pa.set_cpu_count(1)
+    if asked.vectors:
+        large(asked.vectors, asked.dimensions, spark=asked.spark)
+        return
     for result in run_text(asked.documents, asked.segments):
         times = ", ".join(
             f"{engine} {figures.cpu_seconds * 1e3:.3f} ms (p50 {figures.p50 * 1e3:.3f})"

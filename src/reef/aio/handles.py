@@ -39,13 +39,13 @@ from reef.engine.commit.open_writer import ReplayReport
 from reef.engine.handles import database, pinned, readable, reader, writer
 from reef.engine.handles import local_writer as local
 from reef.engine.handles import transaction as transactions
+from reef.engine.handles.branches import Difference
 from reef.engine.handles.bucket_snapshots import BucketSnapshot
 from reef.engine.handles.database import renamed_keyword
 from reef.engine.handles.writer import Worker, WriteOptions
 from reef.engine.history import changes, snapshots
 from reef.engine.history.as_of import AsOf
 from reef.engine.history.change_rows import Change
-from reef.engine.history.diff import Difference
 from reef.engine.local.open import LocalRecovery
 from reef.engine.local.stream import LocalReceipt, PendingUploads
 from reef.engine.read.caches import MISSING

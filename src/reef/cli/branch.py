@@ -16,9 +16,9 @@ from reef.cli.options import (
 from reef.cli.output import Output
 from reef.cli.read import find_snapshot
 from reef.engine.context import NamespaceContext
+from reef.engine.handles.branches import Difference
 from reef.engine.handles.database import Database
 from reef.engine.handles.pinned import PinnedReader
-from reef.engine.history.diff import Difference
 from reef.engine.history.snapshots import Snapshot
 from reef.errors import NotFoundError
 from reef.formats.manifest import BranchPin

@@ -14,8 +14,13 @@ from warnings import warn
 
 if TYPE_CHECKING:
     from reef.jobs.backup.job import BackupReport, backup
-    from reef.jobs.backup.restore import RestoreReport, restore
-    from reef.jobs.backup.verify import BackupCheck, list_backups, verify_backup
+    from reef.jobs.backup.restore import (
+        BackupCheck,
+        RestoreReport,
+        list_backups,
+        restore,
+        verify_backup,
+    )
     from reef.jobs.compact.job import Compactor, CompactReport, compact
     from reef.jobs.fold.job import FoldReport, fold
     from reef.jobs.health import HealthReport, health
@@ -82,8 +87,6 @@ _MODULES = {
     "reef.jobs.backup.restore": (
         "RestoreReport",
         "restore",
-    ),
-    "reef.jobs.backup.verify": (
         "BackupCheck",
         "list_backups",
         "verify_backup",

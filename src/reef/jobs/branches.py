@@ -4,9 +4,9 @@
               of each changed key: base, parent now, child now → which row stays
     rollback  now → a past state: the changes
 
-Changes are found by `reef.engine.history.diff`, in key order and without reading the groups that
-both share, and staged as they are found, in bounded memory. The ingest is conditional (protocols
-§4): if the target was written meanwhile, nothing is visible, and the job starts over.
+Changes are found by `reef.engine.handles.branches`, in key order and without reading the groups
+that both share, and staged as they are found, in bounded memory. The ingest is conditional
+(protocols §4): if the target was written meanwhile, nothing is visible, and the job starts over.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,9 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reef.engine.context import NamespaceContext
-from reef.engine.handles.database import Database
-from reef.engine.handles.pinned import PinnedReader
-from reef.engine.history.diff import (
+from reef.engine.handles.branches import (
     EVERYTHING,
     DifferingRows,
     Side,
@@ -33,6 +31,8 @@ from reef.engine.history.diff import (
     shared_names,
     unshared,
 )
+from reef.engine.handles.database import Database
+from reef.engine.handles.pinned import PinnedReader
 from reef.engine.rows.convert import EXPIRES_AT
 from reef.engine.rows.input import to_ops
 from reef.errors import ConflictError, ErrorKind, InvalidInputError, NotFoundError

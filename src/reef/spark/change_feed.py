@@ -45,6 +45,7 @@ from pyspark.sql import types as st
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from reef.engine.context import NamespaceContext
+from reef.engine.handles.branches import DifferingRows, Side, SideRef, differing
 from reef.engine.history.as_of import (
     ConcurrentSweep,
     History,
@@ -62,7 +63,6 @@ from reef.engine.history.change_rows import (
     state_before,
 )
 from reef.engine.history.changes import LogFollower
-from reef.engine.history.diff import DifferingRows, Side, SideRef, differing
 from reef.engine.log.tail import ingested_segments
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.segments import SegmentStore

@@ -39,7 +39,13 @@ from reef.formats.segment import SegmentTail
 from reef.formats.versions import Versions
 from reef.paths import Namespace
 from reef.runtime import Future
-from reef.spark.options import REQUEST, ChangeOptions, ReadOptions
+from reef.spark.options import (
+    REQUEST,
+    ChangeOptions,
+    ReadOptions,
+    StreamSinkOptions,
+    StreamSourceOptions,
+)
 from reef.spark.read_plan import (
     GROUPS_SENT_MAX,
     ReadPin,
@@ -62,7 +68,6 @@ from reef.spark.session import (
     in_error_boundary,
     send_counts,
 )
-from reef.spark.stream_options import StreamSinkOptions, StreamSourceOptions
 from reef.spark.types import arrow_schema, check_same, spark_schema, to_spark
 from reef.stores import Store
 from reef.types import KeyRange

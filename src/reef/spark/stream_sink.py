@@ -70,12 +70,11 @@ from reef.formats.wal_object import OpKind, Ops, end_of_keys
 from reef.jobs.background import Upkeep
 from reef.jobs.ingest.append import StreamAppender, UnfoldedLog
 from reef.jobs.ingest.job import BulkJob, JobHandle, batch_of
-from reef.spark.options import check_replacing
+from reef.spark.options import StreamSinkOptions, check_replacing
 from reef.spark.rows import RowSorter, RowsPlan, bytes_of, from_batch, to_table
 from reef.spark.session import error_boundary
 from reef.spark.sink import Target, find_target
 from reef.spark.staging import PartPlan, StagedPart, check_rows, deduplicate, stage_rows
-from reef.spark.stream_options import StreamSinkOptions
 from reef.spark.types import reef_type
 from reef.types import KeyRange
 

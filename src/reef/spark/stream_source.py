@@ -71,10 +71,10 @@ from reef.spark.change_feed import (
     parts_of,
     read_part,
 )
+from reef.spark.options import STARTS, StreamSourceOptions
 from reef.spark.read_plan import ROWS_WEIGHED, Share, replayed, slim, take_pin, weights_of
 from reef.spark.session import error_boundary, in_error_boundary
 from reef.spark.source import Reading, pieces_of, read_share, shares_of
-from reef.spark.stream_options import STARTS, StreamSourceOptions
 from reef.spark.types import arrow_schema, spark_schema
 from reef.stores.leases import SharedLease
 from reef.types import KeyRange

@@ -30,7 +30,7 @@ from reef.engine.commit.committer import Committer
 from reef.engine.commit.open_writer import UnclosedRole, check_role_is_free, open_writer
 from reef.engine.commit.resync import Outcomes
 from reef.engine.display import html_table
-from reef.engine.handles.branches import differences, make_branch
+from reef.engine.handles.branches import Difference, differences, make_branch
 from reef.engine.handles.bucket_snapshots import (
     BucketSnapshot,
     find_all,
@@ -54,7 +54,6 @@ from reef.engine.history.changes import (
     check_lsn,
     register_cursor,
 )
-from reef.engine.history.diff import Difference
 from reef.engine.history.snapshots import (
     GenerationRecord,
     Snapshot,

@@ -67,10 +67,12 @@ from reef.formats.wal_object import AnyOps, OneOp, OpKind
 from reef.runtime import leaf_lock
 from reef.types import KeyRange, Receipt
 
+KINDS = ("absent", "present", "equals")
+
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A predicate on one key, made by `absent`, `present` or `equals`."""
+    """A predicate on one key, made by a function of `KINDS`."""
 
     key: bytes
     kind: str
@@ -78,6 +80,12 @@ class Condition:
     column: str | None = None
     """The column that is compared with `value`; None if the kind compares none."""
     value: Any = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise InvalidInputError(
+                f"expected a kind of condition ({', '.join(KINDS)}), found {self.kind!r}"
+            )
 
     def _typed(self, schema: Schema) -> "Condition":
         """Return the condition with its value in the column's type; reject one that cannot hold."""

@@ -32,6 +32,12 @@ def writer(request, db):
         yield writer
 
 
+def test_a_condition_of_an_unknown_kind_is_rejected():
+    """A kind that no function makes is an error, and is not evaluated as another kind."""
+    with pytest.raises(reef.InvalidInputError, match="absent, present, equals"):
+        reef.Condition(b"k", "equal", "value", b"1")
+
+
 @pytest.mark.parametrize(
     ("condition", "holds"),
     [
