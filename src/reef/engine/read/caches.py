@@ -45,8 +45,8 @@ class ByteCache:
         """Whether a value is not here, and should not be kept once it is loaded, with others: so
         many `values` in all.
 
-        A full cache keeps values that are read again before as many others as it holds. So reads
-        of much more than fits leave in it those that are asked for more often.
+        A full cache keeps values that are read again before half as many others as it holds. So
+        reads of much more than fits leave in it those that are asked for more often.
         """
         if not self._is_full or key in self._values:
             return not self.bytes_max
@@ -55,7 +55,7 @@ class ByteCache:
         if hashed in newest or hashed in before:
             return False
         newest.add(hashed)
-        if 2 * values * len(newest) > len(self._values):
+        if 4 * values * len(newest) > len(self._values):
             self._seen = set(), newest
         self._misses.value += values
         return True

@@ -13,6 +13,7 @@ to transfer than another request.
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, pairwise
 from operator import attrgetter
 from typing import Any
@@ -39,7 +40,7 @@ from reef.engine.read.blocks import (
     values_at,
 )
 from reef.engine.read.caches import ByteCache
-from reef.engine.read.memtable import Entry
+from reef.engine.read.memtable import NO_CHANGES, Entry
 from reef.engine.read.merge import RangeTombstones
 from reef.errors import CorruptionError, ErrorKind, InvalidInputError
 from reef.formats.coding import (
@@ -95,6 +96,10 @@ DIRECT_BLOCKS_MAX = 32
 """The kernel reads pages of so many blocks itself; the bounds of all pages are kept for it."""
 BLOCK_KINDS = (int(KEY_KIND), int(COLUMN_KIND))
 Ordinals = npt.NDArray[np.uint32]
+
+
+_new_entry = partial(tuple.__new__, Entry)
+"""Makes an entry of all its fields, without the call that gives some of them their defaults."""
 
 
 class KeyRanges:
@@ -397,8 +402,13 @@ class SegmentStore:
             values = _decoded_values(tail, page, numbers, found)
             if values is None:
                 return None
-        by_number = dict(zip(numbers[1:], values, strict=True)) if values else {}
-        return [Entry(entry.rows_lsn or lsn, seq, kind, by_number)]
+        if not values:
+            by_number = {}
+        elif len(values) == 1:  # half a microsecond less than the general case
+            by_number = {numbers[1]: values[0]}
+        else:
+            by_number = dict(zip(numbers[1:], values, strict=True))
+        return [_new_entry((entry.rows_lsn or lsn, seq, kind, by_number, NO_CHANGES, None, None))]
 
     def _read_row(
         self, tail: SegmentTail, page: int, key: bytes, numbers: tuple[int, ...]

@@ -23,7 +23,7 @@ NAME = "events"
 PUT_CALLS, DIRECTORY_CALLS = 235, 66
 """Of a put of one row, where the bucket is in memory; and the extra calls of a directory."""
 GROUP_CALLS = 220
-KERNEL_CALLS = {"get": 84, "get_many": 3_500, "scan": 285, "scan of two runs": 190}
+KERNEL_CALLS = {"get": 82, "get_many": 3_500, "scan": 285, "scan of two runs": 190}
 """Of reads of a directory beyond the caches, by the kernel: a tenth more than measured."""
 
 
@@ -245,7 +245,9 @@ def test_groups_that_cannot_match_are_not_read(db, meter):
     assert read[1] < read[0] / 3
 
 
-@pytest.mark.skipif(kernel.native is None, reason="the kernel was not built here")
+@pytest.mark.skipif(
+    getattr(kernel.native, "get_values", None) is None, reason="the kernel was not built here"
+)
 def test_reads_by_the_kernel_have_little_work_of_their_own(tmp_path):
     """Of a directory, beyond the caches: a get, 1,000 keys, and 100 rows, folded and not."""
     db = reef.open(str(tmp_path))
