@@ -4,6 +4,7 @@ The documentation calls `reef` some 280 times, and importing the engine takes lo
 of these commands do. Each call is still a process of its own, with the directory, environment
 and streams of its caller; only a terminal's signals do not reach it. `tests/cli` runs the
 installed command.
+
 `python -m tests.support.forked_commands FOLDER DESCRIPTOR` serves; `FOLDER/reef` is the caller,
 and the descriptor receives "ready".
 """
