@@ -60,7 +60,7 @@ class ByteCache:
         return True
 
     def peek(self, key: Hashable) -> Any | None:
-        """Return the value, or None where there is none: a hit or a miss all the same."""
+        """Return the value, or None where there is none; counted as a hit or a miss."""
         found = self._values.get(key)
         if found is None:
             self._misses.value += 1

@@ -74,7 +74,7 @@ class Entry(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether it hides all older versions."""
+        """Whether this version hides all older ones."""
         return self.kind < FIRST_PARTIAL
 
 
@@ -243,7 +243,7 @@ class MemtableCut(NamedTuple):
 
 
 class Memtable:
-    """Applied to by one thread at a time, read by any number."""
+    """The memtable: one thread at a time applies WAL objects, any number of threads read."""
 
     def __init__(self, schema: Schema, first_lsn: int) -> None:
         self.schema = schema

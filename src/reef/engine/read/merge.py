@@ -233,7 +233,7 @@ def joined_versions(rows: Versions, schema: Schema, *, joins_merges: bool = True
 
 
 def combined_merges(rows: Versions, schema: Schema) -> Versions:
-    """Return one merge of each key; sums of floats become one operand. Rows are sorted."""
+    """Combine the merges of each key; sums of floats become one operand. Rows are sorted."""
     return _resolve_versions(rows, schema, complete=False, joins_sums=True)
 
 

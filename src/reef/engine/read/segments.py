@@ -152,7 +152,7 @@ class SegmentStore:
 
     @property
     def runtime(self) -> Runtime:
-        """That of the store: clocks and threads."""
+        """The runtime of the store: clocks and threads."""
         return self._store.runtime
 
     @property
@@ -201,7 +201,7 @@ class SegmentStore:
         return ranges
 
     def tail(self, entry: SegmentEntry) -> SegmentTail:
-        """Return all that is needed to plan reads of a segment."""
+        """Return the tail of a segment, from which its reads are planned."""
         known: SegmentTail | None = self._cache.peek(("tail", entry.id))
         if known is None:
             known, size = self._load_tail(entry)
@@ -466,7 +466,7 @@ class SegmentStore:
         self._keep_page([keys[place] for place in missing], fetched)
 
     def _keep_page(self, keys: Sequence[tuple[str, int, int]], payloads: Sequence[bytes]) -> None:
-        """Keep the blocks of a page that it has."""
+        """Cache the blocks of a page that are not empty."""
         kept = []
         for key, payload in zip(keys, payloads, strict=True):
             if payload:
@@ -841,7 +841,7 @@ def _ends_early(error: InvalidInputError, key: str, offset: int) -> Exception:
 
 
 def _memory_of(tail: SegmentTail) -> int:
-    """Return about the memory of a tail: stored, its index may be compressed to very little."""
+    """Estimate the memory of a tail, whose stored index may be far smaller."""
     index, pages = tail.index, tail.index.pages
     keys = sum(map(len, index.first_keys)) + sum(map(len, index.last_keys))
     keys += sum(map(len, pages.keys))

@@ -357,7 +357,7 @@ class Scan:
         return Skipping(where, self.segments, overlapping, memory)
 
     def overlapping(self) -> list[SegmentEntry]:
-        """Return the segments that may have a part in it."""
+        """Return the segments whose keys overlap the range, those of ingests first."""
         found = self.segments.touching(self.manifest.segments, self.key_range)
         ingested = self.tables[0].ingested
         return [e for e in ingested if self.key_range.touches(e.min_key, e.max_key)] + found
