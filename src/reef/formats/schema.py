@@ -31,9 +31,8 @@ struct<"x": int64, "y": list<string>>      names are JSON strings
 `parse_type` also takes what people write: Arrow's names, such as time64[us] or decimal128(12, 2),
 and names of fields without quotes.
 
-Merge operators: how a merge changes a column, and for which types each operator is defined.
-
-A merge names for each column that it touches one operator of a closed list and an operand:
+**Merge operators** say how a merge changes a column. A merge names for each column that it touches
+one operator of a closed list and an operand:
 
     add      the sum; integers wrap around at 64 bits
     max      the larger one; NaN is above all numbers, -0.0 below 0.0

@@ -15,7 +15,7 @@ Write sets are ordered by application, not by LSN, since independent objects may
 They are kept while an open transaction needs them, up to a bound in bytes; a transaction older
 than that must be restarted.
 
-Conditions: predicates on single keys that must hold for a batch to commit.
+**Conditions** are predicates on single keys that must hold for a batch to commit:
 
     writer.write(batch, when=[reef.absent("a"), reef.equals("c", "state", "open")])
 

@@ -10,18 +10,16 @@ Rows of a transaction or of a local log are a second table above the memtable; t
 taken of both with both locks held. Point reads go from the newest source to the oldest and stop
 as soon as nothing older can matter. Scans merge all sources piece by piece, in bounded memory.
 
-Many keys at once: each segment is searched once, for those of the keys that are within its bounds.
-Its filter is applied to all of them together, and the pages that may have some are read in parallel
-and decoded together. So a thousand cold keys wait for two round trips, not for a thousand.
+**Many keys at once.** Each segment is searched once, for those of the keys that are within its
+bounds. Its filter is applied to all of them together, and the pages that may have some are read in
+parallel and decoded together. So a thousand cold keys wait for two round trips, not for a thousand.
 
-Scans that outlive their segments resume with the same rows, or fail.
-
-A plain reader holds no lease, so a sweep may delete a segment that an open iterator still
-needs. The scan is then planned again from the current head. The rows of its LSN are still there,
-under other names, unless newer versions have replaced them in segments. So it resumes only if
-nothing in the rest of its range is newer than its LSN, and no compaction has dropped a delete
-that is: apart from that, a fold or a compaction changes no row. Otherwise the rest of its
-snapshot is gone.
+**Scans that outlive their segments** resume with the same rows, or fail. A plain reader holds no
+lease, so a sweep may delete a segment that an open iterator still needs. The scan is then planned
+again from the current head. The rows of its LSN are still there, under other names, unless newer
+versions have replaced them in segments. So it resumes only if nothing in the rest of its range is
+newer than its LSN, and no compaction has dropped a delete that is: apart from that, a fold or a
+compaction changes no row. Otherwise the rest of its snapshot is gone.
 """
 
 from bisect import bisect_left, bisect_right
