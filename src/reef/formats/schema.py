@@ -476,14 +476,14 @@ def _number_fields(columns: Sequence[tuple[str, str]], first: int) -> tuple[Fiel
 # --- growth -------------------------------------------------------------------------
 
 
-def _grown_field(field: Field, wanted: dict[str, str]) -> Field:
-    """Return the field with the type that is wanted now."""
-    if field.name not in wanted:
+def _grown_field(field: Field, new_types: dict[str, str]) -> Field:
+    """Return the field with the type that the grown schema gives it."""
+    if field.name not in new_types:
         raise InvalidInputError(
             f"column {field.name} is missing: to drop or rename it would lose data",
             hint="Keep it in the schema; new columns may be added",
         )
-    new = wanted[field.name]
+    new = new_types[field.name]
     if new == field.type:
         return field
     if field.number == 0 or not _widens(field.arrow, arrow_type(new)):

@@ -399,7 +399,7 @@ class Transaction(Readable):
 
     def _pieces(self, scan: Scan) -> Iterator[Versions]:
         """Yield the pieces of a scan. The whole range counts as read, including absent keys."""
-        self._reads.ranges.append(scan.wanted)
+        self._reads.ranges.append(scan.key_range)
         for rows in super()._pieces(scan):
             self._check_open()
             self._check_reads()

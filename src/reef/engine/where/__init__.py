@@ -185,10 +185,10 @@ def _not_only(values: pa.Array, bounds: Bounds) -> Flags:
 
 
 def _prefix_between(prefix: Any, bounds: Bounds) -> Flags:
-    wanted = KeyRange.of_prefix(prefix)
+    prefixed = KeyRange.of_prefix(prefix)
     possible = _flags(Op.GE, bounds.high, pa.scalar(prefix, pa.binary()), bounds.count)
-    if wanted.end is not None:
-        end = pa.scalar(wanted.end, pa.binary())
+    if prefixed.end is not None:
+        end = pa.scalar(prefixed.end, pa.binary())
         possible &= _flags(Op.LT, bounds.low, end, bounds.count)
     return possible
 
