@@ -216,7 +216,7 @@ class ProcessBound:
         self._home_runtime = runtime
         self._home_process = runtime.process_id()
 
-    def check_process(self) -> None:
+    def _check_process(self) -> None:
         """Raise if this is a forked copy. Called first by every method that writes."""
         if self._home_runtime.process_id() != self._home_process:
             raise ClosedError(

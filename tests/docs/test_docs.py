@@ -11,6 +11,7 @@ import pytest
 
 from tests.docs import replay
 from tests.docs.examples import without_examples
+from tests.support.forked_commands import forked_commands
 from tests.support.spark_sessions import QUICK
 
 ROOT = Path(__file__).parent.parent.parent
@@ -135,11 +136,18 @@ def test_every_example_runs_in_a_test():
     assert {path.name for path in ROOT.glob("examples/*.py")} == run | {"catalog.py", "typed.py"}
 
 
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory):
+    """A folder in which the command `reef` starts at once."""
+    with forked_commands(tmp_path_factory.mktemp("bin")) as folder:
+        yield folder
+
+
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "sh")], ids=ids)
-def test_shell_blocks_run(page, tmp_path):
+def test_shell_blocks_run(page, tmp_path, commands):
     """Commands run as written; `make` targets must exist."""
     makefile = (ROOT / "Makefile").read_text()
-    binaries = Path(sys.executable).parent
+    path = f"{commands}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     for block in blocks(page, "sh"):
         for line in block.splitlines():
             if line.startswith("make "):
@@ -148,7 +156,7 @@ def test_shell_blocks_run(page, tmp_path):
                 done = subprocess.run(
                     ["bash", "-ec", line],
                     cwd=tmp_path,
-                    env={**os.environ, "PATH": f"{binaries}:{os.environ['PATH']}"},
+                    env={**os.environ, "PATH": path},
                     capture_output=True,
                     text=True,
                     timeout=240,

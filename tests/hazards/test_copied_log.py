@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 import reef
+from reef.engine.context import NamespaceContext
 from reef.engine.handles.database import Database
 from reef.engine.local import open as opening
 from reef.engine.local.open import LocalOpening, read_pending
@@ -600,7 +601,12 @@ def test_positions_noted_in_the_log_are_not_read_from_the_bucket(store):
             reads.append(first)
             return super().filled(first)
 
+    class CountingContext(NamespaceContext):
+        @property
+        def log(self):
+            return Counting(self.store, self.names)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(opening, "Log", Counting)
+        patch.setattr(opening, "NamespaceContext", CountingContext)
         start(store, disk).close()
     assert reads == []

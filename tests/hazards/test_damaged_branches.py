@@ -14,7 +14,7 @@ from reef.manifest.roots import UNKNOWN_GENERATION
 from tests.support.damage import flip
 from tests.support.rebuild import compact_these
 from tests.support.sweep_world import NAME
-from tests.unit.engine.test_branches import (
+from tests.unit.engine.handles.test_branches import (
     BEFORE,
     CHILD,
     HOUR_S,

@@ -356,15 +356,15 @@ def test_H43_a_writer_cannot_be_pickled():
 def test_H43_a_forked_writer_refuses():
     """H43: the child notices the new process id; the parent continues."""
     writer = Writer(REAL)
-    writer.check_process()
+    writer._check_process()
 
     def try_it():
         with pytest.raises(ClosedError) as caught:
-            writer.check_process()
+            writer._check_process()
         return caught.value.kind.value
 
     assert in_child(try_it) == (0, "'forked'")
-    writer.check_process()
+    writer._check_process()
 
 
 @pytest.mark.parametrize("scheme", ["directory", "s3"])

@@ -66,6 +66,23 @@ def test_unit_tests_mirror_the_source():
     assert packages - tested == {"testing"}, "the simulator's tests are in tests/simulation"
 
 
+def test_unit_tests_name_the_module_that_they_test():
+    """`test_<module>.py` or `test_<module>_<topic>.py`, so that the tests of a module are found.
+
+    The name may also be that of a package: of the folder itself (`catalog/test_catalog_growth.py`),
+    or of one in it (`jobs/test_sweep_bounds.py`).
+    """
+    unit, source = ROOT / "tests" / "unit", ROOT / "src" / "reef"
+    nameless = []
+    for path in unit.rglob("test_*.py"):
+        folder = source / path.parent.relative_to(unit)
+        subjects = {folder.name} | {module.stem for module in folder.iterdir()}
+        subject = path.stem.removeprefix("test_")
+        if not any(subject == name or subject.startswith(f"{name}_") for name in subjects):
+            nameless.append(str(path.relative_to(ROOT)))
+    assert nameless == []
+
+
 def test_helpers_of_several_directories_are_in_support():
     """tests/ itself has no modules; a helper is in the directory of its tests, or in support."""
     assert [path.name for path in (ROOT / "tests").glob("*.py")] == ["__init__.py"]

@@ -1,13 +1,12 @@
 """`Catalog`: a serializable key-value store for metadata, with many writers, on any bucket.
 
-It is made from a store and a prefix, costs nothing until it is used, may be shared by threads, and
-can be pickled with its store.
+A catalog is made from a store and a prefix, costs nothing until it is used, may be shared by
+threads, and can be pickled with its store.
 
-Sessions: reads at one state, and changes that are applied atomically or not at all.
-
-A session pins its state by a lease (`reef.catalog.snapshot`). A write session stages its changes in
-memory and includes them in its own reads; it records every key and every range that it read, so
-that `commit` detects whether any of them has changed since. Without `commit` nothing changes.
+**Sessions** read one state, and apply their changes atomically or not at all. A session pins its
+state by a lease (`reef.catalog.snapshot`). A write session stages its changes in memory and
+includes them in its own reads; it records every key and every range that it read, so that `commit`
+detects whether any of them has changed since. Without `commit` nothing changes.
 
 A session is used by one thread at a time. One that is garbage-collected without `commit` or `end`
 issues a ResourceWarning: its lease delays garbage collection until it expires.

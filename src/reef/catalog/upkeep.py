@@ -1,7 +1,5 @@
 """Upkeep of a catalog: compaction, garbage collection, replacement of an unreadable history.
 
-Compaction: segments become a checkpoint. And the replacement of an unreadable history.
-
     compact_once             compact all segments since the last checkpoint
     gc_compute, gc_apply,    the phases of garbage collection, for callers that schedule them
     gc_delete_and_reset
@@ -9,14 +7,15 @@ Compaction: segments become a checkpoint. And the replacement of an unreadable h
     run_once                 one bounded unit of maintenance: recover orphans, compact if due,
                              run each phase that is due
 
-Commits compact when the chain gets long (`compact_if_due`). Every committer derives the same
-threshold from the head, so that exactly one of them compacts; if it fails, a later one does. The
-threshold grows with the checkpoint, which bounds the bytes that are rewritten per commit, and stays
-within the write ids that a head lists, so that no reader needs a listing. No thread is started.
-Compactors may run concurrently; a checkpoint that another one has overtaken is garbage-collected.
+**Compaction** turns segments into a checkpoint. Commits compact when the chain gets long
+(`compact_if_due`). Every committer derives the same threshold from the head, so that exactly one of
+them compacts; if it fails, a later one does. The threshold grows with the checkpoint, which bounds
+the bytes that are rewritten per commit, and stays within the write ids that a head lists, so that
+no reader needs a listing. No thread is started. Compactors may run concurrently; a checkpoint that
+another one has overtaken is garbage-collected.
 
-`recreate` replaces the state of a catalog whose content can be derived from elsewhere, as the
-registry of a bucket can. Nothing is repaired, and nothing is deleted:
+**Replacement.** `recreate` replaces the state of a catalog whose content can be derived from
+elsewhere, as the registry of a bucket can. Nothing is repaired, and nothing is deleted:
 
 1. Load the head, damaged or not; only then compute the new state, so that it is not older.
 2. Write it as a checkpoint, with a number above those of all objects and of the head.
@@ -28,12 +27,11 @@ that their base is not in the new history. A late write from before has a lower 
 be published. The objects of the old history are below the new checkpoint, and are
 garbage-collected in time.
 
-Garbage collection: a shared plan, and the three phases that carry it out.
-
-The plan is one document per catalog, changed by compare-and-swap, so that concurrent collectors
-work on one plan. It names segments by ranges of numbers. Its `set_hash` covers the names of all
-objects to delete: they are listed again before the deletion, and if the hash differs, the plan is
-reset. `retained_from` never decreases, even if a plan is reset: another collector may be deleting.
+**Garbage collection** has a shared plan, and three phases that carry it out. The plan is one
+document per catalog, changed by compare-and-swap, so that concurrent collectors work on one plan.
+It names segments by ranges of numbers. Its `set_hash` covers the names of all objects to delete:
+they are listed again before the deletion, and if the hash differs, the plan is reset.
+`retained_from` never decreases, even if a plan is reset: another collector may be deleting.
 
 1. **Compute.** From the head, the leases and the retention, determine the objects to delete, and
    install the plan, if there is none.
@@ -42,13 +40,13 @@ reset. `retained_from` never decreases, even if a plan is reset: another collect
    lease that may need an object of the plan delays it. List the plan's objects and compare their
    set hash; if it differs, reset the plan. Delete, and reset the plan when all is deleted.
 
-Why no object is deleted that a session needs. A session uses a head that it loaded after writing
-its lease. If the listing of phase 3 did not contain the lease, it was written later, so that head
-is not older than the one of phase 3, whose checkpoint covers the plan. If it contained the lease,
-its state was compared with the plan, and heads never go back behind it. `session_at`, which reads
-an old state, loads the plan after writing its lease, and fails if any plan so far has discarded
-that state; a plan that it did not see was installed later, and phase 3 sees the lease. The
-collector that resets a plan need not be the one that deletes, so a reset keeps `retained_from`.
+No object is deleted that a session needs, because a session uses a head that it loaded after
+writing its lease. If the listing of phase 3 did not contain the lease, it was written later, so
+that head is not older than the one of phase 3, whose checkpoint covers the plan. If it contained
+the lease, its state was compared with the plan, and heads never go back behind it. `session_at`,
+which reads an old state, loads the plan after writing its lease, and fails if any plan so far has
+discarded that state; a plan that it did not see was installed later, and phase 3 sees the lease.
+The collector that resets a plan need not be the one that deletes, so a reset keeps `retained_from`.
 
 On a store that creates by a register, crashes may also leave sources that were never copied, and
 records without an object. They are removed when their number is decided: segments up to the head's

@@ -1,14 +1,12 @@
 """`reef inspect` and `reef log`: the contents of one object, and of local logs.
 
-`reef inspect`: the contents of one object, and its damage.
+`reef inspect` prints one object and its damage, and writes nothing. Parts of a damaged object that
+can still be read are printed, with the offset of each part that cannot. A segment is read group by
+group, so that memory is bounded.
 
-Reads only. Parts of a damaged object that can still be read are printed, with the offset of each
-part that cannot. A segment is read group by group, so that memory is bounded.
-
-`reef log …`: inspect local logs, and upload their pending batches.
-
-`pending` and `reapply` are for recovery: after a crash, or when another writer took over a
-namespace whose last writes are on this disk only.
+`reef log` prints and verifies local logs, and uploads their pending batches. `pending` and
+`reapply` are for recovery: after a crash, or when another writer took over a namespace whose last
+writes are on this disk only.
 """
 
 from collections.abc import Iterator

@@ -1,26 +1,23 @@
 """The records of a bucket in its catalog: namespaces with their states, and running jobs.
 
-The registry of a bucket: its namespaces and their states, in the catalog at `catalog/`.
-
-The manifest of a namespace decides whether it exists; the registry follows, so that a listing of
-ten thousand namespaces costs a few requests. A process that creates, drops or undrops a namespace
-first adds an open change to its entry, then publishes, then closes the change. Closing the last
-open change stores the state that the manifest has by then. So an entry without open changes is
-right, and one with open changes is looked up in its manifest; a process that dies in between leaves
-an entry that is looked up.
+**Namespaces** and their states are in the catalog at `catalog/`. The manifest of a namespace
+decides whether it exists; the registry follows, so that a listing of ten thousand namespaces costs
+a few requests. A process that creates, drops or undrops a namespace first adds an open change to
+its entry, then publishes, then closes the change. Closing the last open change stores the state
+that the manifest has by then. So an entry without open changes is right, and one with open changes
+is looked up in its manifest; a process that dies in between leaves an entry that is looked up.
 
 The first change in a bucket without a registry, or whose registry was lost, adds all listed
 namespaces in the same transaction. While the registry is damaged no name is created or dropped,
 because its entry could not be changed; `rebuild` replaces it. Repairs and rebuilds of namespaces
 go ahead without it, and register a change like the others: they may bring a dropped name back.
 
-Running jobs, from two sources: the bucket itself, and a board in the bucket's catalog.
-
-Bulk loads and compactors show in the bucket without registering. A bulk job is open from its
-begin in the log to its end, holds a lease while its driver lives, and its staged segments are
-listed under its name. A compactor's name is in the manifest while it has the role; its staged
-segments are listed in the same way. So this part is right whichever process dies, and needs read
-access only. Ages are by the store's clock (H30).
+**Running jobs** are read from two sources: the bucket itself, and a board in its catalog. Bulk
+loads and compactors show in the bucket without registering. A bulk job is open from its begin in
+the log to its end, holds a lease while its driver lives, and its staged segments are listed under
+its name. A compactor's name is in the manifest while it has the role; its staged segments are
+listed in the same way. So this part is right whichever process dies, and needs read access only.
+Ages are by the store's clock (H30).
 
 Folds, exports and rebuilds leave no trace in a namespace while they run. A job that takes longer
 than a few seconds is reported on the board by a thread that renews the entry, and removed when it

@@ -1,9 +1,9 @@
-"""Reading bytes without trusting them, and small things that all formats share.
+"""Primitives of all formats: checked reads of bytes, frames, blocks.
 
 All numbers are little-endian. A `ByteReader` never reads past its end: missing bytes are
 damage, reported with the object and the offset.
 
-Frames: the unit that WAL objects are built from.
+**Frames** are the unit that WAL objects are built from:
 
     0        4        8                  8 + length, padded to 8
     +--------+--------+----------+-------+
@@ -13,7 +13,7 @@ Frames: the unit that WAL objects are built from.
 The checksum covers the payload. A frame that ends past the object is damage: objects are
 written whole, so a short one was never a crash.
 
-Blocks: the unit that segments are built from, compressed and checked as a whole.
+**Blocks** are the unit that segments are built from, compressed and checked as a whole:
 
     0        4        8      9       10     12           16
     +--------+--------+------+-------+------+------------+----------+-------+

@@ -10,14 +10,12 @@ From 64 KiB on the same text is compressed:
 
     "RFMAN1\0\0" | block of kind MANIFEST
 
-Fields that later parts of Reef need (branches, cursors, encryption) are here from the
-first version on; unknown ones are kept out, not guessed.
+The number of the format says which features a manifest uses: a release refuses a higher one than it
+knows, and never guesses.
 
-Points of a stream: which entry was committed last, distinguished from any other with its number.
-
-An index alone does not identify an entry: copies of a local log number on from the same place. The
-epoch of the writer that appended it does, because a bucket hands out every epoch once; the digest
-covers the entry and all entries before it.
+**Points of streams** say which entry was committed last. An index alone does not identify an entry:
+copies of a local log number on from the same place. The epoch of the writer that appended it does,
+because a bucket hands out every epoch once; the digest covers the entry and all entries before it.
 """
 
 import re

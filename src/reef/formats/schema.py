@@ -31,9 +31,8 @@ struct<"x": int64, "y": list<string>>      names are JSON strings
 `parse_type` also takes what people write: Arrow's names, such as time64[us] or decimal128(12, 2),
 and names of fields without quotes.
 
-Merge operators: how a merge changes a column, and for which types each operator is defined.
-
-A merge names for each column that it touches one operator of a closed list and an operand:
+**Merge operators** say how a merge changes a column. A merge names for each column that it touches
+one operator of a closed list and an operand:
 
     add      the sum; integers wrap around at 64 bits
     max      the larger one; NaN is above all numbers, -0.0 below 0.0
@@ -477,14 +476,14 @@ def _number_fields(columns: Sequence[tuple[str, str]], first: int) -> tuple[Fiel
 # --- growth -------------------------------------------------------------------------
 
 
-def _grown_field(field: Field, wanted: dict[str, str]) -> Field:
-    """Return the field with the type that is wanted now."""
-    if field.name not in wanted:
+def _grown_field(field: Field, new_types: dict[str, str]) -> Field:
+    """Return the field with the type that the grown schema gives it."""
+    if field.name not in new_types:
         raise InvalidInputError(
             f"column {field.name} is missing: to drop or rename it would lose data",
             hint="Keep it in the schema; new columns may be added",
         )
-    new = wanted[field.name]
+    new = new_types[field.name]
     if new == field.type:
         return field
     if field.number == 0 or not _widens(field.arrow, arrow_type(new)):

@@ -20,12 +20,10 @@ The page block has one row per page, in the order of the groups:
 
 Segments of version 1 have no page block: each of their groups is one page.
 
-The key filter: proves that a segment does not have a key.
-
-A split-block bloom filter over 64-bit xxh3: the upper half of the hash picks a block of
-eight 32-bit words, the lower half sets one bit in each, after multiplication with the
-word's own odd number. One cache line per lookup, and building it is a few vector
-operations.
+**The key filter** proves that a segment does not have a key. It is a split-block bloom filter over
+64-bit xxh3: the upper half of the hash picks a block of eight 32-bit words, the lower half sets one
+bit in each, after multiplication with the word's own odd number. One cache line per lookup, and
+building it is a few vector operations.
 """
 
 import struct

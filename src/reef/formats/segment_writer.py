@@ -1,4 +1,4 @@
-"""Writes segments: sorted rows in, bytes out, both in pieces, in bounded memory."""
+"""Write a segment from sorted rows, piece by piece, in bounded memory."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace

@@ -3,9 +3,8 @@
 The one representation of rows in the engine: memtables return it, pages of segments decode to
 it, merges take and return it. Sorted by key, and for one key the newest first.
 
-Merging sorted rows by the compiled kernel: the newest row of each key, straight into columns.
-
-Of rows in memory the kernel takes the buffers of their Arrow arrays. It finds the first key of a
+**Merges by the compiled kernel** write the newest row of each key straight into columns. Of rows in
+memory the kernel takes the buffers of their Arrow arrays. It finds the first key of a
 range in each part, merges so many keys, and copies their rows to new buffers: in one call, without
 the rows of all parts one after the other in between. Parts with patches and merges, and columns
 whose values are neither bytes nor of one width, are left to Python (`reef.engine.read.merge`).

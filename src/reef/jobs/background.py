@@ -20,13 +20,11 @@ was taken over, has nothing to do and ends silently. A failed job is reported as
 retried with growing pauses, while the others continue. The work ends when the writer is fenced,
 closed or garbage-collected.
 
-Upkeep of namespaces without a live writer: the processes that commit to them fold them.
-
-A writer's process folds its log in the background, while it is open. A
-namespace that only streams write has no such process: its log would grow by an object or two for
-each micro-batch, and so would the requests of every open and every commit. So a process that has
-committed a micro-batch folds when the log it has just read is long, and compacts when that leaves a
-job that is small. Both take place after the commit, within bounds, and never fail it.
+**Without a live writer**, as in a namespace that only streams write, the processes that commit
+fold. The log would otherwise grow by an object or two for each micro-batch, and so would the
+requests of every open and every commit. A process that has committed a micro-batch folds if the log
+that it has just read is long, and then compacts if that is a small job. Both take place after the
+commit, within bounds, and never fail it.
 """
 
 import logging

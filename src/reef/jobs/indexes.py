@@ -124,13 +124,13 @@ class IndexPlanner:
         self._store, self._names = db.store, heads.names
         self._segments = heads.found.manifest.segments
         indexes = load_indexes(self._store, self._names, heads.found.manifest.indexes)
-        self._wanted = [index.spec for index in indexes if _can_build(index)]
+        self._specs = [index.spec for index in indexes if _can_build(index)]
         self.state = (heads.found.manifest.indexes, self._segments)
         """The indexes and segments that it was made for."""
         self._lacking: dict[str, bool] = {}
         """By segment, whether it lacks an index that it can get."""
         if known is not None:
-            self._lacking = known.setdefault(repr(self._wanted), self._lacking)
+            self._lacking = known.setdefault(repr(self._specs), self._lacking)
         self._again = frozenset(s.id for s in self._segments) if again else frozenset()
 
     def rounds(self) -> int:
@@ -149,7 +149,7 @@ class IndexPlanner:
         return None
 
     def _lacks(self, entry: SegmentEntry) -> bool:
-        large = [spec for spec in self._wanted if entry.rows >= spec.rows_min]
+        large = [spec for spec in self._specs if entry.rows >= spec.rows_min]
         if not large or entry.patches or entry.home is not None:
             return False
         if entry.id in self._again:
@@ -284,10 +284,10 @@ def _sample(
     entries = [e for e in manifest.segments if e.rows and not e.patches]
     size = manifest.schema.types()[spec.column].list_size
     total = sum(entry.rows for entry in entries)
-    wanted = min(ROWS_PER_CENTROID * lists + 8 * QUERIES, SAMPLE_BYTES_MAX // (4 * size))
+    sample_rows = min(ROWS_PER_CENTROID * lists + 8 * QUERIES, SAMPLE_BYTES_MAX // (4 * size))
     parts = [np.zeros((0, size), np.float32)]
     for entry in entries:
-        parts += _vectors(segments, entry, spec, min(1.0, wanted / total))
+        parts += _vectors(segments, entry, spec, min(1.0, sample_rows / total))
     return np.concatenate(parts)
 
 

@@ -1,6 +1,6 @@
 """The bytes of a log: entries, and the frames of segment files.
 
-Log entries, and the codecs that turn them into bytes.
+**Entries** are encoded by a codec:
 
     uvarint index, uvarint term, uvarint type,
     uvarint length + data, uvarint length + extensions, time (15 or 16 bytes)
@@ -13,7 +13,7 @@ and decoded on demand.
 Every segment records the codec that wrote it. A codec of your own (encryption, compression) has
 an id of `CUSTOM_CODEC_MIN` or above.
 
-Segment files: header, frames, and one pass over all of them.
+**Segment files** have a header, and frames, which one pass reads:
 
     0       4      7 8            16           24       32
     +-------+------+-+------------+------------+--------+------------------

@@ -293,7 +293,7 @@ class LocalLog(ProcessBound):
     # --- inside: the lock is held -------------------------------------------------
     def _ready(self) -> None:
         """Wait for the rotation; raise if the log is closed or failed."""
-        self.check_process()
+        self._check_process()
         if self._closed:
             raise ClosedError(f"{self.path}: the log is closed")
         if self._rotation is not None:

@@ -1,15 +1,16 @@
-"""Find the newest manifest of a namespace, and the current incarnation of a name.
+"""The head of a namespace: find its newest manifest, publish the next one (protocols §5).
 
-Cold: LIST, then GET the last. Warm: probe the next generation. A probe that misses means "no
-change" only while the cached head is fresh: after half a grace the generations behind it may have
-been published and swept, and every later probe would miss as well (H47).
+**Find**, and with it the current incarnation of a name. Cold: LIST, then GET the last. Warm: probe
+the next generation. A probe that misses means "no change" only while the cached head is fresh:
+after half a grace the generations behind it may have been published and swept, and every later
+probe would miss as well (H47).
 
 A damaged manifest with an intact one after it, which a repair has published, is skipped. A damaged
 *newest* manifest is an error, because the one before it may name deleted objects, and its epoch
 and dedup window are out of date (H18). So a writer has no fallback: `repair` decides. Only a
 reader may use the newest intact one; `ManifestHead.damage` then has the error.
 
-Publish a manifest (protocols §5).
+**Publish** a manifest:
 
 1. Load the head.
 2. Apply the pure edit. Reject it if it names a condemned key; check that every new object exists

@@ -1,6 +1,6 @@
 """Changes and differences as batch DataFrames.
 
-Changes as a batch DataFrame: the operations in the log of a namespace, expanded by tasks.
+**Changes** are the operations in the log of a namespace, expanded by tasks:
 
     reef.spark.changes(spark, url, "events", after_lsn=120, until_lsn=300)
     SELECT * FROM reef.default.events.changes WHERE _lsn > 120
@@ -16,7 +16,7 @@ order. The row of a deleted range has no images.
 
 An LSN that was garbage-collected is an error, never a gap (H44).
 
-Differences between two states as a DataFrame, compared by Spark's tasks.
+**Differences** between two states are compared by tasks:
 
     reef.spark.diff(spark, url, "orders", "experiment")
     reef.spark.diff(spark, url, "orders", "orders", a_at=12)

@@ -27,10 +27,8 @@ unlessChangedIn  the key ranges to which that applies: a JSON list of [start, en
                  the end may be null
 unlessChangedInFile   a file of the driver that has them when the write commits
 
-Options of streams: those of `writeStream` and of `readStream`.
-
-A streaming write has the options of a write, but for idempotencyKey, liveWins, createOnly and the
-conditions:
+Options of `writeStream` are those of a write, but for idempotencyKey, liveWins, createOnly and the
+conditions; and:
 
 checkpointLocation   Spark's own option; the namespace remembers it for the query
 queryName        likewise, in its place if the session has a folder for checkpoints
@@ -40,7 +38,7 @@ appendBytes      micro-batches with so many bytes of rows go into the log itself
 applyChanges     the rows are change rows of a stream, applied in the order of the log
 background       fold and compact after a micro-batch, when that is due (true)
 
-A streaming read has exactly one of the first four, which say where it begins:
+Options of `readStream`, exactly one of the first four, which say where it begins:
 
 starting             all: all rows as puts, then changes; now: changes from now on
 startingSnapshot     all rows of a snapshot, by name or id, then the changes since

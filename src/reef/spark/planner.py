@@ -14,12 +14,11 @@ the metadata of the schema that the source returns. All values are JSON; keys ar
 The unfolded log becomes a segment in a temporary file, so that the reader has one kind of input.
 The native reader needs no credentials: it reads files, or URLs that are signed here.
 
-Definitions of tables in SQL: checked as a whole before anything is created or replaced.
-
-A statement that replaces a table keeps the namespace, and commits its rows in the place of all
+**Definitions** of tables in SQL are checked as a whole before anything is created or replaced. A
+statement that replaces a table keeps the namespace, and commits its rows in the place of all
 others. So the new definition must fit the namespace: the same key, all of its columns with the same
-types, and new ones only in addition. Everything that would be lost without a word is refused:
-columns, constraints, unknown properties, a place of the table's own.
+types, and new ones only in addition. A definition that would lose something silently is refused:
+dropped columns, constraints, unknown properties, a location of the table's own.
 """
 
 import base64

@@ -6,12 +6,10 @@ monotonic clock stops and the boot-time clock continues (H62).
 Locks, conditions, pools and gathers keep the rules of `reef.runtime.REAL`; the tests run the same
 programs on both. Acquiring a lock twice, which would hang there, is an error here.
 
-Cooperative scheduling on virtual time.
-
-A fiber is ordinary synchronous code on a greenlet. It runs until it calls into the simulated
-world, which yields to the scheduler; the scheduler asks its `Choices` which fiber runs next. When
-none can run, time advances to the next alarm; all fibers whose alarms are due at that time become
-ready, and their order is a choice again.
+**Scheduling** is cooperative, on virtual time. A fiber is ordinary synchronous code on a greenlet.
+It runs until it calls into the simulated world, which yields to the scheduler; the scheduler asks
+its `Choices` which fiber runs next. When none can run, time advances to the next alarm; all fibers
+whose alarms are due at that time become ready, and their order is a choice again.
 
 Fibers belong to processes. When a process crashes, its fibers are never resumed, so that no
 cleanup code takes effect. A frozen process keeps its fibers, and none of them runs until it thaws.

@@ -19,16 +19,15 @@ is covered at once.
     for point in crash_points(scenario, victim="writer"):
         ...   # a Simulation in which the writer crashed at this point
 
-The shared bucket as one simulated process sees it, and requests that arrive very late.
+**The bucket** is shared; each process has a store of its own on it. Each call has two yield points:
+one before it takes effect and one after, before its response arrives. At either one the process can
+crash, stall or be overtaken; the response can be lost. A write can also take effect after its
+caller has timed out.
 
-Each call has two yield points: one before it takes effect and one after, before its response
-arrives. At either one the process can crash, stall or be overtaken; the response can be lost. A
-write can also take effect after its caller has timed out.
-
-A slot of the log, or a generation, is filled once by create-only PUT; a sweep deletes it a grace
-period after it was folded. A PUT that was issued before and arrives after that deletion fills the
-slot again. Random delays alone produce few such arrivals, so that `HeldRequests` ends the delay
-with the deletion itself:
+**Very late requests.** A slot of the log, or a generation, is filled once by create-only PUT; a
+sweep deletes it a grace period after it was folded. A PUT that was issued before and arrives after
+that deletion fills the slot again. Random delays alone produce few such arrivals, so that
+`HeldRequests` ends the delay with the deletion itself:
 
     hold      the request travels until some time after its key was deleted; meanwhile the
               caller has an unknown outcome, waits, or its whole process is frozen

@@ -26,7 +26,7 @@ from tests.support.sweep_world import (
     folded_world,
     garbage_keys,
 )
-from tests.unit.engine.handles.test_hot_paths import calls
+from tests.unit.engine.handles.test_handles_hot_paths import calls
 from tests.unit.manifest.test_edits import changed
 
 

@@ -31,7 +31,7 @@ from reef.manifest.head import (
 from reef.manifest.invariants import broken_steps
 from reef.stores import Outcome, Wrapper, WriteResult
 from tests.support.sweep_world import GRACE_S, NAME, USERS, World
-from tests.unit.manifest.test_publish import entry
+from tests.unit.manifest.test_head_publish import entry
 
 HEAD = Manifest(generation=7, write_id="h", published_at_ms=0, recent=(Recent(7, "h", 0),))
 

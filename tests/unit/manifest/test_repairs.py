@@ -6,7 +6,7 @@ from reef.formats.manifest import Condemned, CondemnedRange, CursorEntry, DedupE
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.manifest.repairs import Restart, merged_window, restart_after
 from tests.unit.manifest.test_edits import HEAD, changed
-from tests.unit.manifest.test_publish import entry
+from tests.unit.manifest.test_head_publish import entry
 
 GROWN = msgspec.structs.replace(DEFAULT_SCHEMA, id=2)
 

@@ -16,7 +16,8 @@ unknown    no response within the deadline, or no proof: it may count
 refused    every attempt was rejected by the store: nothing was written. A full disk is a refusal,
            unless the batch comes from a local log, which can wait for space
 
-How many rows a patch changes: `ops` of its receipt counts no patch of a key without a row.
+The receipt of a patch counts the rows that it has changed: `ops` is without patches of keys that
+have no row. They are counted when the batch is
 
     submitted   the keys are looked up, as reads do: the only requests
     sent        batches that were submitted before decide about the rows since: those in memory,

@@ -1,8 +1,7 @@
 """Branches of namespaces: create one at a point in time, and compare states (protocols §8).
 
-Differences between two states, without reading the rows that both share.
-
-States that come from one another (a branch and its origin, a namespace now and a while ago) name
+**Differences** between two states are found without reading the rows that both share. States that
+come from one another (a branch and its origin, a namespace now and a while ago) name
 mostly the same segments, and where one of them was compacted, mostly the same groups in them. A key
 can only differ if one side has a version of it in a group that the other does not have, or in its
 unfolded log, or deletes it by a range there. So the candidates are the keys of unshared sources,

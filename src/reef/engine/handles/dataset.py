@@ -145,8 +145,8 @@ class Scanner(ds.Scanner):  # type: ignore[misc]
         if expressions is not None:
             computed = ds.Scanner.from_batches([], schema=self._projected, columns=expressions)
             self._projected = computed.projected_schema
-        key_range = scan.wanted.both(where.key_range())
-        self._scan = replace(scan, projection=projection, wanted=key_range)
+        key_range = scan.key_range.both(where.key_range())
+        self._scan = replace(scan, projection=projection, key_range=key_range)
         self._handle, self._expressions = handle, expressions
         self._batch_size = batch_size
 

@@ -143,7 +143,7 @@ class LocalWriter(Writer):
         """
         if self._closed:
             return
-        self.check_process()
+        self._check_process()
         failure: ReefError | None = None
         deadline = self._runtime.deadline(self._settings.write_deadline_s)
         try:
@@ -191,7 +191,7 @@ class LocalWriter(Writer):
     ) -> Literal["committed", "rejected", "unknown"]:
         """Return the outcome of a write; "unknown" while it is on the local disk only."""
         if isinstance(write, LocalReceipt) and write.lsn is None:
-            self.check_process()
+            self._check_process()
             self._outcomes.heads.forget()
             head = self._outcomes.heads.find().manifest
             history = read_marks(self._outcomes.log, head).history(write.stream)

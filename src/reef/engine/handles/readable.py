@@ -391,13 +391,13 @@ class Readable(ABC):
     def _scan(
         self,
         view: View,
-        wanted: KeyRange,
+        key_range: KeyRange,
         projection: Projection,
         reverse: bool,
         limit: int | None = None,
     ) -> Scan:
         return view.scan(
-            wanted, self._now_ms(), reverse=reverse, projection=projection, limit=limit
+            key_range, self._now_ms(), reverse=reverse, projection=projection, limit=limit
         )
 
     def _pieces(self, scan: Scan) -> Iterator[Versions]:

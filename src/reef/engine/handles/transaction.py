@@ -15,7 +15,7 @@ Write sets are ordered by application, not by LSN, since independent objects may
 They are kept while an open transaction needs them, up to a bound in bytes; a transaction older
 than that must be restarted.
 
-Conditions: predicates on single keys that must hold for a batch to commit.
+**Conditions** are predicates on single keys that must hold for a batch to commit:
 
     writer.write(batch, when=[reef.absent("a"), reef.equals("c", "state", "open")])
 
@@ -399,7 +399,7 @@ class Transaction(Readable):
 
     def _pieces(self, scan: Scan) -> Iterator[Versions]:
         """Yield the pieces of a scan. The whole range counts as read, including absent keys."""
-        self._reads.ranges.append(scan.wanted)
+        self._reads.ranges.append(scan.key_range)
         for rows in super()._pieces(scan):
             self._check_open()
             self._check_reads()

@@ -459,7 +459,7 @@ class Writer(ProcessBound, Readable):
         first to raise its error.
         """
         if not self._closed:
-            self.check_process()
+            self._check_process()
             self._closed = True
             try:
                 if self.background is not None:
@@ -509,7 +509,7 @@ class Writer(ProcessBound, Readable):
 
         Takes the error, a receipt, or an idempotency key.
         """
-        self.check_process()
+        self._check_process()
         return self._outcomes.resolve(write)
 
     # --- state --------------------------------------------------------------------
@@ -738,7 +738,7 @@ class Writer(ProcessBound, Readable):
         return end if isinstance(end, FencedError) else None
 
     def _check(self) -> None:
-        self.check_process()
+        self._check_process()
         if self._closed:
             raise ClosedError(f"the writer of {self.namespace} is closed", hint="Open a new one")
 

@@ -231,15 +231,15 @@ def resolve_snapshot(store: Store, name: str, snapshot: Any) -> tuple[HeadFinder
             kind=ErrorKind.INVALID_OPTION,
         )
     current, now_ms = locate(store, name, dropped=True), _now_ms(store)
-    wanted = _id_in(current.names, snapshot) if isinstance(snapshot, Snapshot) else snapshot
+    snapshot_id = _id_in(current.names, snapshot) if isinstance(snapshot, Snapshot) else snapshot
     damage: list[ReefError] = []
     for heads in chain([current], _earlier(store, current, damage)):
         with suppress(NotFoundError):
-            return heads, find_snapshot(heads.found.manifest, wanted, now_ms)
+            return heads, find_snapshot(heads.found.manifest, snapshot_id, now_ms)
     if damage:  # the snapshot may belong to an incarnation that cannot be read
         raise damage[0]
     refuse_dropped(current.names, current.found.manifest)
-    return current, find_snapshot(current.found.manifest, wanted, now_ms)
+    return current, find_snapshot(current.found.manifest, snapshot_id, now_ms)
 
 
 def current_name(store: Store, snapshot: Snapshot) -> str:

@@ -5,8 +5,8 @@
     replay   the same, each with the verdict of the rules
 
 Every consumer of the log goes through `scan` or `replay`; consumers of headers pass them through
-`replay_headers`. A damaged object raises CorruptionError when the scan
-reaches it, after everything before it was yielded.
+`replay_headers`. A damaged object raises CorruptionError when the scan reaches it, after everything
+before it was yielded.
 
 **The rules** decide which objects count (protocols §1). Replay, readers, fold, dedup and change
 streams all pass the log through one `LogRules`, in LSN order, and therefore agree:

@@ -1,12 +1,12 @@
 """The unfolded part of the log, from a manifest's floor on: replayed whole, or by its headers.
 
-`Tail` applies it to a memtable. Writers and readers build it in the same way, from one manifest:
-segments, dedup window, open jobs and floor all belong together (H61). Which objects count is
-decided by the rules of the log.
+`Tail` applies the log to a memtable. Writers and readers build it in the same way, from one
+manifest: segments, dedup window, open jobs and floor all belong together (H61). Which objects count
+is decided by the rules of the log.
 
 **Headers** are read without their records: a listing does not show the kind of an object, a ranged
 GET of its first bytes does. An object whose header cannot be decoded is damaged, or from a newer
-release: nothing is known of it, so it is never collected.
+release: its kind is unknown, so it is never collected.
 
 `read_unfolded` reads the unfolded part of the log by its headers alone:
 

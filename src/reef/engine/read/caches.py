@@ -1,15 +1,14 @@
-"""A cache bounded in bytes that evicts the least recently used values.
+"""Caches bounded in bytes: one of immutable blocks, one of rows.
 
-Only immutable values are kept: tails of segments and payloads of blocks. "Not found" is never
-kept (H9).
+**The cache** has immutable values, tails of segments and payloads of blocks, and evicts the least
+recently used ones. "Not found" is never kept (H9).
 
-The row cache has rows as they are returned: a warm `get` is one dict lookup.
-
-Before a write is applied its keys are dropped. While any write is being applied no row is kept,
-and neither is a row whose read began before the end of a write. So a row in here is never older
-than a row that was read elsewhere. There may be several writes at a time: with a local log, one
-thread applies uploads and another one new batches. A fold changes no row and drops nothing. Rows
-that expire are never kept. Bounded in bytes; the oldest rows leave first.
+**The row cache** has rows as they are returned: a warm `get` is one dict lookup. Before a write is
+applied its keys are dropped. While any write is being applied no row is kept, and neither is a row
+whose read began before the end of a write. So a row in here is never older than a row that was read
+elsewhere. There may be several writes at a time: with a local log, one thread applies uploads and
+another one new batches. A fold changes no row and drops nothing. Rows that expire are never kept.
+Bounded in bytes; the oldest rows leave first.
 """
 
 from collections import OrderedDict

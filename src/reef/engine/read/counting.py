@@ -30,15 +30,15 @@ def count_by_index(scan: Scan) -> tuple[int, list[Scan]]:
     entries = sorted(scan.overlapping(), key=lambda entry: entry.min_key)
     if not any(entry.rows for entry in entries):
         return 0, [scan]
-    count, gaps, start = 0, [], scan.wanted.start
+    count, gaps, start = 0, [], scan.key_range.start
     for entry in _apart(entries):
         found = _count(scan, entry, where) if _has_only_newest(scan, entry) else None
         if found is not None:
             count += found
             gaps.append(KeyRange(start, entry.min_key))
             start = entry.max_key + b"\0"
-    gaps.append(KeyRange(start, scan.wanted.end))
-    return count, [replace(scan, wanted=gap) for gap in gaps if _has_rows(scan, entries, gap)]
+    gaps.append(KeyRange(start, scan.key_range.end))
+    return count, [replace(scan, key_range=gap) for gap in gaps if _has_rows(scan, entries, gap)]
 
 
 def _apart(entries: Sequence[SegmentEntry]) -> list[SegmentEntry]:
@@ -55,10 +55,10 @@ def _apart(entries: Sequence[SegmentEntry]) -> list[SegmentEntry]:
 
 def _has_only_newest(scan: Scan, entry: SegmentEntry) -> bool:
     """Whether all rows of a segment are in the range, whole, and the only ones of their keys."""
-    wanted, own = scan.wanted, KeyRange(entry.min_key, entry.max_key + b"\0")
+    key_range, own = scan.key_range, KeyRange(entry.min_key, entry.max_key + b"\0")
     if entry.tombstones or entry.patches or not entry.rows:
         return False
-    if not (wanted.has(entry.min_key) and wanted.has(entry.max_key)) or _in_memory(scan, own):
+    if not (key_range.has(entry.min_key) and key_range.has(entry.max_key)) or _in_memory(scan, own):
         return False
     tail = scan.segments.tail(entry)
     return tail.footer.expiring == 0 and tail.index.pages.is_distinct

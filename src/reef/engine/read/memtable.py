@@ -165,56 +165,56 @@ class MemtableCut(NamedTuple):
                 parts += self._visible(found, run.lsn_min)
         return parts
 
-    def pieces(self, wanted: KeyRange, reverse: bool) -> Iterator[Iterator[Versions]]:
+    def pieces(self, key_range: KeyRange, reverse: bool) -> Iterator[Iterator[Versions]]:
         """Yield for each run an iterator of its rows in a range, from one of its ends."""
         for run in self.all_runs():
-            yield self._pieces(run, wanted, reverse)
+            yield self._pieces(run, key_range, reverse)
 
-    def merged_pieces(self, wanted: KeyRange, rows_first: int) -> Iterator[Versions | KeyRange]:
+    def merged_pieces(self, key_range: KeyRange, rows_first: int) -> Iterator[Versions | KeyRange]:
         """Yield the newest row of each key in a range, put together by the kernel.
 
         Ends with the rest of the range if the kernel cannot merge that: at once, without one.
         """
         runs = self.all_runs()
         lsn_min = min((run.lsn_min for run in runs), default=0)
-        for piece in merged_pieces(runs, self.schema, wanted, rows_first) if runs else ():
+        for piece in merged_pieces(runs, self.schema, key_range, rows_first) if runs else ():
             if isinstance(piece, KeyRange):
                 yield piece
             else:
                 yield from self._visible(piece, lsn_min)
 
-    def _pieces(self, run: Run, wanted: KeyRange, reverse: bool) -> Iterator[Versions]:
-        for piece in run.pieces(wanted, reverse):
+    def _pieces(self, run: Run, key_range: KeyRange, reverse: bool) -> Iterator[Versions]:
+        for piece in run.pieces(key_range, reverse):
             yield from self._visible(piece, run.lsn_min)
 
-    def rows(self, wanted: KeyRange) -> Versions:
+    def rows(self, key_range: KeyRange) -> Versions:
         """Return all versions within a range, sorted by key, newest first."""
         parts = [Versions.empty(self.schema)]
         for run in self.all_runs():
-            for piece in run.within(wanted):
+            for piece in run.within(key_range):
                 parts += self._visible(piece, run.lsn_min)
         if len(parts) == 2:
             return parts[1]
         rows = concat_versions(parts, self.schema)
         return rows.take(sorted_places(rows))
 
-    def within(self, wanted: KeyRange) -> "MemtableCut":
+    def within(self, key_range: KeyRange) -> "MemtableCut":
         """Return a cut of a range alone, small to send."""
-        rows = self.rows(wanted)
+        rows = self.rows(key_range)
         rows = rows.take(np.arange(len(rows), dtype=np.int64))  # a slice would send it all
         return self._replace(
             head=Head({}, self.schema),
             runs=(Run.of_sorted(rows),) if len(rows) else (),
-            range_tombstones=RangeTombstones(self.range_tombstones.within(wanted)),
-            ingested=tuple(e for e in self.ingested if wanted.touches(e.min_key, e.max_key)),
+            range_tombstones=RangeTombstones(self.range_tombstones.within(key_range)),
+            ingested=tuple(e for e in self.ingested if key_range.touches(e.min_key, e.max_key)),
         )
 
-    def has_newer(self, lsn: int, wanted: KeyRange) -> bool:
+    def has_newer(self, lsn: int, key_range: KeyRange) -> bool:
         """Whether a range has a version or a range delete above an LSN."""
-        if any(tombstone.lsn > lsn for tombstone in self.range_tombstones.within(wanted)):
+        if any(tombstone.lsn > lsn for tombstone in self.range_tombstones.within(key_range)):
             return True
         newer = (run for run in self.all_runs() if run.lsn_max > lsn)
-        return any((rows.lsns > lsn).any() for run in newer for rows in run.within(wanted))
+        return any((rows.lsns > lsn).any() for run in newer for rows in run.within(key_range))
 
     def all_versions(
         self, first_lsn: int, last_lsn: int

@@ -107,11 +107,11 @@ class RangeTombstones:
         shared._is_shared = self._is_shared = True
         return shared
 
-    def within(self, wanted: KeyRange) -> list[RangeTombstone]:
+    def within(self, key_range: KeyRange) -> list[RangeTombstone]:
         """Return the fragments that overlap a range."""
-        first = max(0, bisect_right(self._starts, wanted.start) - 1)
-        last = len(self) if wanted.end is None else bisect_left(self._starts, wanted.end)
-        return [f for f in self._fragments[first:last] if f.end > wanted.start]
+        first = max(0, bisect_right(self._starts, key_range.start) - 1)
+        last = len(self) if key_range.end is None else bisect_left(self._starts, key_range.end)
+        return [f for f in self._fragments[first:last] if f.end > key_range.start]
 
     def add(self, new: RangeTombstone) -> bool:
         """Add a delete; where it overlaps others the newest one counts.

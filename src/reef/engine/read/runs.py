@@ -147,10 +147,10 @@ class Chunk:
         rows = self.rows.under(schema)
         return self if rows is self.rows else Chunk(rows)
 
-    def bounds(self, wanted: KeyRange) -> tuple[int, int]:
+    def bounds(self, key_range: KeyRange) -> tuple[int, int]:
         """Return the places between which the rows of a range are."""
-        end = len(self) if wanted.end is None else self.left(wanted.end)
-        return self.left(wanted.start) if wanted.start else 0, end
+        end = len(self) if key_range.end is None else self.left(key_range.end)
+        return self.left(key_range.start) if key_range.start else 0, end
 
     def ends_of_pieces(self, start: int, end: int, size: int) -> tuple[int, int]:
         """Return where a piece of about `size` rows ends that begins at `start`, and one that
@@ -230,15 +230,15 @@ class Run:
                     found = chunk.rows.take(places)
                     yield replace(found, distinct=True) if chunk.rows.distinct else found
 
-    def pieces(self, wanted: KeyRange, reverse: bool = False) -> Iterator[Versions]:
+    def pieces(self, key_range: KeyRange, reverse: bool = False) -> Iterator[Versions]:
         """Yield the rows of a range from one of its ends: few at first, then more and more."""
         chunks, first_keys = self._sorted()
-        first = max(0, bisect_right(first_keys, wanted.start) - 1)
-        last = len(chunks) if wanted.end is None else bisect_left(first_keys, wanted.end)
+        first = max(0, bisect_right(first_keys, key_range.start) - 1)
+        last = len(chunks) if key_range.end is None else bisect_left(first_keys, key_range.end)
         size = max(1, min(PIECE_ROWS, PIECE_BYTES * self.count // (self.bytes + 1)))
         within = chunks[first:last]
         for chunk in reversed(within) if reverse else within:
-            start, end = chunk.bounds(wanted)
+            start, end = chunk.bounds(key_range)
             while start < end:
                 after, before = chunk.ends_of_pieces(start, end, size)
                 yield chunk.rows.slice(before, end) if reverse else chunk.rows.slice(start, after)
@@ -251,10 +251,10 @@ class Run:
         place = max(0, bisect_right(first_keys, start) - 1)
         return chunks[place], first_keys[place + 1] if place + 1 < len(chunks) else None
 
-    def within(self, wanted: KeyRange) -> Iterator[Versions]:
+    def within(self, key_range: KeyRange) -> Iterator[Versions]:
         """Yield the rows of a range, chunk by chunk."""
         for chunk in self.chunks:
-            start, end = chunk.bounds(wanted)
+            start, end = chunk.bounds(key_range)
             if start < end:
                 yield chunk.rows.slice(start, end)
 
@@ -346,15 +346,15 @@ def split_off(
 
 
 def merged_pieces(
-    runs: Sequence[Run], schema: Schema, wanted: KeyRange, rows_first: int
+    runs: Sequence[Run], schema: Schema, key_range: KeyRange, rows_first: int
 ) -> Iterator[Versions | KeyRange]:
     """Yield the newest row of each key of a range in several runs, few at first, then more.
 
     Ends with the rest of the range if the kernel cannot merge that: at once, where there is none.
     """
-    start, size = wanted.start, max(1, rows_first)
+    start, size = key_range.start, max(1, rows_first)
     while True:
-        end, parts = wanted.end, list[RowBuffers]()
+        end, parts = key_range.end, list[RowBuffers]()
         for run in runs:
             chunk, follows = run.part_at(start)
             if follows is not None and (end is None or follows < end):
@@ -364,13 +364,13 @@ def merged_pieces(
         is_complete = len(parts) == len(runs)
         rows = merge_rows(parts, schema, start, end, size) if is_complete else None
         if rows is None:
-            yield KeyRange(start, wanted.end)
+            yield KeyRange(start, key_range.end)
             return
         if len(rows):
             yield rows
         if len(rows) == size:
             start = rows.keys[-1].as_py() + b"\0"
-        elif end is None or end == wanted.end:
+        elif end is None or end == key_range.end:
             return
         else:
             start = end

@@ -124,12 +124,12 @@ class KeyRanges:
             place -= 1
         return found
 
-    def touching(self, wanted: KeyRange) -> list[SegmentEntry]:
+    def touching(self, key_range: KeyRange) -> list[SegmentEntry]:
         """Return the segments that may have a key of a range, in the order of their first keys."""
-        start = wanted.start
+        start = key_range.start
         first, last = bisect_left(self._reach, start), len(self._starts)
-        if wanted.end is not None:
-            last = bisect_left(self._starts, wanted.end)
+        if key_range.end is not None:
+            last = bisect_left(self._starts, key_range.end)
         return [entry for entry in self._ordered[first:last] if entry.max_key >= start]
 
 
@@ -187,9 +187,11 @@ class SegmentStore:
             having.sort(key=_highest_lsn, reverse=True)
         return having
 
-    def touching(self, entries: tuple[SegmentEntry, ...], wanted: KeyRange) -> list[SegmentEntry]:
+    def touching(
+        self, entries: tuple[SegmentEntry, ...], key_range: KeyRange
+    ) -> list[SegmentEntry]:
         """Return the segments that may have a key of a range, in the order of their first keys."""
-        return self._ranges_of(entries).touching(wanted)
+        return self._ranges_of(entries).touching(key_range)
 
     def _ranges_of(self, entries: tuple[SegmentEntry, ...]) -> KeyRanges:
         """Return the bounds of a manifest's segments; made once for each manifest."""
@@ -276,20 +278,20 @@ class SegmentStore:
         return self._cache.peek((entry.id, "index data", place.data.offset)) is not None
 
     def known_parts(
-        self, wanted: Sequence[tuple[SegmentEntry, IndexPlace, Sequence[tuple[int, int]]]]
+        self, requests: Sequence[tuple[SegmentEntry, IndexPlace, Sequence[tuple[int, int]]]]
     ) -> list[list[Buffer] | None]:
         """Return parts of the indexes of several segments; None for those that are not in memory
         as a whole.
         """
         keys = [
             (entry.id, "index", place.data.offset + start)
-            for entry, place, spans in wanted
+            for entry, place, spans in requests
             for start, _ in spans
         ]
         found: list[Any] = self._cache.peek_many(keys)
         parts: list[list[Buffer] | None] = []
         at = 0
-        for _, _, spans in wanted:
+        for _, _, spans in requests:
             some, at = found[at : at + len(spans)], at + len(spans)
             parts.append(None if None in some else some)
         return parts

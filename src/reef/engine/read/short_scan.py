@@ -60,9 +60,9 @@ class Sources(NamedTuple):
 class ShortScan:
     """The first rows of a range; `rest` is the part of it that is left to the ordinary merge."""
 
-    def __init__(self, sources: Sources, wanted: KeyRange, limit: int) -> None:
+    def __init__(self, sources: Sources, key_range: KeyRange, limit: int) -> None:
         self._sources, self._limit = sources, limit
-        self.rest: KeyRange | None = wanted
+        self.rest: KeyRange | None = key_range
 
     def __iter__(self) -> Iterator[Versions]:
         """Yield rows in key order, as far as the kernel reads and merges them."""
@@ -78,11 +78,11 @@ class ShortScan:
 
 
 def _first_rows(
-    sources: Sources, wanted: KeyRange, rows_max: int, pages: int
+    sources: Sources, key_range: KeyRange, rows_max: int, pages: int
 ) -> tuple[Versions, KeyRange | None] | None:
     """Return the first rows of a range, and the rest of it; None if the kernel leaves it."""
-    schema, start = sources.schema, wanted.start
-    in_memory = _rows_in_memory(sources, wanted)
+    schema, start = sources.schema, key_range.start
+    in_memory = _rows_in_memory(sources, key_range)
     if in_memory is None:
         return None
     parts, end = in_memory
@@ -106,22 +106,22 @@ def _first_rows(
     rows = merge_rows(parts, schema, start, end, rows_max) if parts else Versions.empty(schema)
     if rows is None:
         return None
-    rest = None if end is None or end == wanted.end else KeyRange(end, wanted.end)
+    rest = None if end is None or end == key_range.end else KeyRange(end, key_range.end)
     if len(rows) == rows_max:
-        rest = KeyRange(rows.keys[-1].as_py() + b"\0", wanted.end)
+        rest = KeyRange(rows.keys[-1].as_py() + b"\0", key_range.end)
     return drop_deleted(rows, sources.now_ms), rest
 
 
 def _rows_in_memory(
-    sources: Sources, wanted: KeyRange
+    sources: Sources, key_range: KeyRange
 ) -> tuple[list[RowBuffers], bytes | None] | None:
     """Return the chunks of all runs that have the first rows of a range, and where they end; None
     if some of their rows are no longer those of the table, or cannot be merged.
     """
-    parts, end = list[RowBuffers](), wanted.end
+    parts, end = list[RowBuffers](), key_range.end
     for table in sources.tables:
         for run in table.all_runs():
-            chunk, follows = run.part_at(wanted.start)
+            chunk, follows = run.part_at(key_range.start)
             is_whole = run.lsn_min >= table.first_lsn
             buffers = chunk.buffers(sources.schema) if is_whole else None
             if buffers is None:

@@ -10,18 +10,16 @@ Rows of a transaction or of a local log are a second table above the memtable; t
 taken of both with both locks held. Point reads go from the newest source to the oldest and stop
 as soon as nothing older can matter. Scans merge all sources piece by piece, in bounded memory.
 
-Many keys at once: each segment is searched once, for those of the keys that are within its bounds.
-Its filter is applied to all of them together, and the pages that may have some are read in parallel
-and decoded together. So a thousand cold keys wait for two round trips, not for a thousand.
+**Many keys at once.** Each segment is searched once, for those of the keys that are within its
+bounds. Its filter is applied to all of them together, and the pages that may have some are read in
+parallel and decoded together. So a thousand cold keys wait for two round trips, not for a thousand.
 
-Scans that outlive their segments resume with the same rows, or fail.
-
-A plain reader holds no lease, so a sweep may delete a segment that an open iterator still
-needs. The scan is then planned again from the current head. The rows of its LSN are still there,
-under other names, unless newer versions have replaced them in segments. So it resumes only if
-nothing in the rest of its range is newer than its LSN, and no compaction has dropped a delete
-that is: apart from that, a fold or a compaction changes no row. Otherwise the rest of its
-snapshot is gone.
+**Scans that outlive their segments** resume with the same rows, or fail. A plain reader holds no
+lease, so a sweep may delete a segment that an open iterator still needs. The scan is then planned
+again from the current head. The rows of its LSN are still there, under other names, unless newer
+versions have replaced them in segments. So it resumes only if nothing in the rest of its range is
+newer than its LSN, and no compaction has dropped a delete that is: apart from that, a fold or a
+compaction changes no row. Otherwise the rest of its snapshot is gone.
 """
 
 from bisect import bisect_left, bisect_right
@@ -164,7 +162,7 @@ class View:
 
     def scan(
         self,
-        wanted: KeyRange,
+        key_range: KeyRange,
         now_ms: int,
         *,
         reverse: bool = False,
@@ -176,11 +174,11 @@ class View:
         With `limit` there is no need for more rows than these, though the scan has them.
         """
         if projection.where is not None:
-            wanted = wanted.both(projection.where.key_range())
+            key_range = key_range.both(projection.where.key_range())
         cut = self._cut()
         manifest = cut.view.manifest
         return Scan(
-            *(manifest, self.segments, cut.tables, wanted, now_ms, reverse, projection),
+            *(manifest, self.segments, cut.tables, key_range, now_ms, reverse, projection),
             limit,
         )
 
@@ -271,7 +269,7 @@ class Scan:
     segments: SegmentStore
     tables: tuple[MemtableCut, ...]
     """The memtable, and the rows of a transaction or a local log above it."""
-    wanted: KeyRange
+    key_range: KeyRange
     now_ms: int
     reverse: bool
     projection: Projection = EVERYTHING
@@ -285,7 +283,7 @@ class Scan:
         if (short := self._short_scan(overlapping)) is not None:
             yield from short
             if short.rest is not None:
-                yield from replace(self, wanted=short.rest, limit=None)
+                yield from replace(self, key_range=short.rest, limit=None)
             return
         tombstones = [table.range_tombstones for table in self.tables]
         tombstones += [self.segments.deletes(entry) for entry in overlapping if entry.tombstones]
@@ -315,19 +313,19 @@ class Scan:
             self.now_ms,
             keep=self.segments.bytes_kept(sum(map(_size, overlapping))) > 0,
         )
-        return ShortScan(sources, self.wanted, limit) if sources.can_be_merged() else None
+        return ShortScan(sources, self.key_range, limit) if sources.can_be_merged() else None
 
     def _in_memory(self, table: MemtableCut) -> list[Cursor]:
         """Return the rows of a table: of all runs merged by the kernel, or run by run."""
         if not self.reverse and len(table.runs) + bool(table.head.rows) > 1:
             rows_first = PIECE_ROWS if self.limit is None else min(self.limit, PIECE_ROWS_MAX)
-            pieces = table.merged_pieces(self.wanted, rows_first)
+            pieces = table.merged_pieces(self.key_range, rows_first)
             first = next(pieces, None)
             if first is None:
                 return []
             if not isinstance(first, KeyRange):
                 return [RowsCursor(_newest_rows(table, chain((first,), pieces)))]
-        return [RowsCursor(pieces) for pieces in table.pieces(self.wanted, self.reverse)]
+        return [RowsCursor(pieces) for pieces in table.pieces(self.key_range, self.reverse)]
 
     def _late_cursor(self, entry: SegmentEntry, skipping: Skipping) -> LateCursor:
         near = entry.max_key if self.reverse else entry.min_key
@@ -340,7 +338,7 @@ class Scan:
         return SegmentCursor(
             self.segments,
             entry,
-            self.wanted,
+            self.key_range,
             reverse=self.reverse,
             schema=self.manifest.schema,
             columns=self.projection.numbers,
@@ -355,14 +353,14 @@ class Scan:
     def skipping(self, overlapping: list[SegmentEntry]) -> Skipping:
         """Return which groups of each segment may be skipped."""
         where = self.projection.where
-        memory = [] if where is None else [table.rows(self.wanted) for table in self.tables]
+        memory = [] if where is None else [table.rows(self.key_range) for table in self.tables]
         return Skipping(where, self.segments, overlapping, memory)
 
     def overlapping(self) -> list[SegmentEntry]:
         """Return the segments that may have a part in it."""
-        found = self.segments.touching(self.manifest.segments, self.wanted)
+        found = self.segments.touching(self.manifest.segments, self.key_range)
         ingested = self.tables[0].ingested
-        return [e for e in ingested if self.wanted.touches(e.min_key, e.max_key)] + found
+        return [e for e in ingested if self.key_range.touches(e.min_key, e.max_key)] + found
 
 
 def _in_turn(entries: list[SegmentEntry], reverse: bool) -> Iterator[SegmentEntry]:
@@ -495,7 +493,7 @@ def resume_after_sweeps(scan: Scan, replan: Replan) -> Iterator[Versions]:
     """Yield the rows of a scan; if an object was swept, the same rows from other segments."""
     lsn, *staged = (table.last_lsn for table in scan.tables)
     while True:
-        left = scan.wanted
+        left = scan.key_range
         try:
             for rows in scan:
                 yield rows
@@ -511,11 +509,11 @@ def resume_after_sweeps(scan: Scan, replan: Replan) -> Iterator[Versions]:
                 raise _collected_error(lsn, error) from error
 
 
-def _rest(wanted: KeyRange, last_key: bytes, reverse: bool) -> KeyRange:
+def _rest(key_range: KeyRange, last_key: bytes, reverse: bool) -> KeyRange:
     """Return the range after a key, in the direction of reading."""
     if reverse:
-        return KeyRange(wanted.start, last_key)
-    return KeyRange(last_key + b"\0", wanted.end)
+        return KeyRange(key_range.start, last_key)
+    return KeyRange(last_key + b"\0", key_range.end)
 
 
 def _is_another(before: Manifest, after: Manifest) -> bool:
@@ -533,7 +531,7 @@ def _is_newer(scan: Scan, lsn: int) -> bool:
         # merged a load whose rows sort below this LSN, and were not visible then.
         head.dropped_lsn > lsn
         or head.dropped_expired_ms > scan.now_ms
-        or scan.tables[0].has_newer(lsn, scan.wanted)
+        or scan.tables[0].has_newer(lsn, scan.key_range)
         or any(max(e.lsn_max, e.visible_lsn) > lsn for e in scan.overlapping())
     )
 

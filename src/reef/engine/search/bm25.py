@@ -217,15 +217,15 @@ def top_k(
 ) -> Hits:
     """Return the k best rows and those that tie with the last of them."""
     weights = Weights(query, statistics)
-    wanted, rows = k, sum(source.source.directory.rows for source in sources)
+    hits_max, rows = k, sum(source.source.directory.rows for source in sources)
     while True:
-        search = _TermSearch(sources, query, weights, wanted, matching)
+        search = _TermSearch(sources, query, weights, hits_max, matching)
         hits = search.run()
         if allowed is not None:
             hits = hits.take(_allowed_mask(hits, allowed))
-        if search.suffices(hits, k) or wanted >= rows:
+        if search.suffices(hits, k) or hits_max >= rows:
             return _cut(hits, k)
-        wanted = min(GROWTH * wanted, rows)
+        hits_max = min(GROWTH * hits_max, rows)
 
 
 def exhaustive(

@@ -192,7 +192,7 @@ class _Collection:
 
     def _load_entries(self) -> None:
         """Round one: dictionary blocks of the terms."""
-        wanted: list[tuple[int, int, PostingRead]] = []
+        requests: list[tuple[int, int, PostingRead]] = []
         blocks: list[dict[int, DictionaryBlock]] = [{} for _ in self._sources]
         for number, source in enumerate(self._sources):
             for block, (offset, length) in source.directory.block_ranges(
@@ -202,8 +202,8 @@ class _Collection:
                 if known is not None:
                     blocks[number][block] = known
                 else:
-                    wanted.append((number, block, PostingRead(number, offset, length)))
-        for (number, block, request), data in self._fetch(wanted):
+                    requests.append((number, block, PostingRead(number, offset, length)))
+        for (number, block, request), data in self._fetch(requests):
             source = self._sources[number]
             decoded = source.directory.block(data, source.base + request.offset)
             blocks[number][block] = decoded
@@ -215,7 +215,7 @@ class _Collection:
 
     def _load_postings(self) -> None:
         """Round two: postings."""
-        wanted: list[tuple[int, str, PostingRead]] = []
+        requests: list[tuple[int, str, PostingRead]] = []
         for number, entries in enumerate(self._entries):
             for term in self._missing[number]:
                 entry = entries.get(term)
@@ -223,8 +223,8 @@ class _Collection:
                     self._keep(self._sources[number], term, ABSENT, ABSENT_BYTES)
                     continue
                 length = 0 if entry.inline is not None else entry.postings_bytes
-                wanted.append((number, term, PostingRead(number, entry.offset, length)))
-        for (number, term, _), data in self._fetch(wanted):
+                requests.append((number, term, PostingRead(number, entry.offset, length)))
+        for (number, term, _), data in self._fetch(requests):
             source = self._sources[number]
             entry = self._entries[number][term]
             postings = source.directory.postings(entry, data, source.base)
@@ -234,23 +234,23 @@ class _Collection:
     def _load_positions(self) -> None:
         """Read the positions of the phrases' terms, which follow their postings."""
         terms = {term for phrase in self._query.phrases for term, _ in phrase.terms}
-        wanted: list[tuple[int, str, PostingRead]] = []
+        requests: list[tuple[int, str, PostingRead]] = []
         for number, entries in enumerate(self._entries):
             for term in terms & entries.keys():
                 offset, length = entries[term].positions_range
                 length = 0 if entries[term].inline is not None else length
-                wanted.append((number, term, PostingRead(number, offset, length)))
-        for (number, term, _), data in self._fetch(wanted):
+                requests.append((number, term, PostingRead(number, offset, length)))
+        for (number, term, _), data in self._fetch(requests):
             source, found = self._sources[number], self.found[number]
             found.positions[term] = source.directory.positions(
                 self._entries[number][term], data, source.base, found.postings[term]
             )
 
-    def _fetch(self, wanted: list[tuple[int, T, PostingRead]]) -> "Fetched[T]":
+    def _fetch(self, requests: list[tuple[int, T, PostingRead]]) -> "Fetched[T]":
         """Read all requests in one call; those of indexes in memory, and empty ones, directly."""
         bodies: dict[PostingRead, Buffer] = {}
         remote: list[PostingRead] = []
-        for _, _, request in wanted:
+        for _, _, request in requests:
             data = self._sources[request.source].data
             if not request.length:
                 bodies[request] = b""
@@ -261,7 +261,7 @@ class _Collection:
                 remote.append(request)
         if remote:
             bodies.update(zip(remote, self._read(remote), strict=True))
-        return [(item, bodies[item[2]]) for item in wanted]
+        return [(item, bodies[item[2]]) for item in requests]
 
     def _peek(self, source: TextSource, part: int | str) -> Any | None:
         if self._cache is None:

@@ -20,12 +20,10 @@ valid in three-valued logic too. Above the predicates there are then only AND an
 matches if and only if enough predicates are true: whether another one is false or unknown makes no
 difference. So masks have no nulls, and "no row of this group matches" can be decided part by part.
 
-Bounds: which groups of a segment can have rows that match a predicate.
-
-Bounds (smallest and largest value of a group) decide for many groups at once, and err on one side
-only: an unknown bound, or one that is wider than the values (the index truncates long text), gives
-True. Text is compared as UTF-8 bytes, which sort the same and can be truncated anywhere. A group
-of floats with a NaN has no bounds.
+**Bounds**, the smallest and the largest value of a group, show for many groups at once whether they
+can have rows that match, and err on one side only: an unknown bound, or one that is wider than the
+values (the index truncates long text), gives True. Text is compared as UTF-8 bytes, which sort the
+same and can be truncated anywhere. A group of floats with a NaN has no bounds.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -187,10 +185,10 @@ def _not_only(values: pa.Array, bounds: Bounds) -> Flags:
 
 
 def _prefix_between(prefix: Any, bounds: Bounds) -> Flags:
-    wanted = KeyRange.of_prefix(prefix)
+    prefixed = KeyRange.of_prefix(prefix)
     possible = _flags(Op.GE, bounds.high, pa.scalar(prefix, pa.binary()), bounds.count)
-    if wanted.end is not None:
-        end = pa.scalar(wanted.end, pa.binary())
+    if prefixed.end is not None:
+        end = pa.scalar(prefixed.end, pa.binary())
         possible &= _flags(Op.LT, bounds.low, end, bounds.count)
     return possible
 

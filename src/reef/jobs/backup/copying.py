@@ -161,18 +161,18 @@ class Copier:
     ) -> None:
         """Copy segments, except those that are there already; `keys` returns source and target."""
         needed = {entry.id: entry for entry in entries}
-        wanted = [entry for entry in needed.values() if there.get(entry.id) != entry.size]
-        items = [CopyItem(*keys(entry), entry.size, entry.checksum) for entry in wanted]
-        self.tally.segments_reused += len(needed) - len(wanted)
+        missing = [entry for entry in needed.values() if there.get(entry.id) != entry.size]
+        items = [CopyItem(*keys(entry), entry.size, entry.checksum) for entry in missing]
+        self.tally.segments_reused += len(needed) - len(missing)
         tasks = [CopyTask(self.source, self.target, group) for group in _groups(items)]
         step = self.at_once or max(1, len(tasks))
         for at in range(0, len(tasks), step):
             self.check()
             for done in self.executor.map(run_copy_task, tasks[at : at + step]):
                 self.tally.add(done)
-        self.tally.segments_sent += len(wanted)
+        self.tally.segments_sent += len(missing)
         self.tally.bytes_sent += sum(item.size for item in items)
-        there |= {entry.id: entry.size for entry in wanted}
+        there |= {entry.id: entry.size for entry in missing}
 
 
 def _groups(items: Sequence[CopyItem]) -> Iterator[tuple[CopyItem, ...]]:

@@ -1,6 +1,6 @@
 """Use the backups of a set: list them, check every object that they need, restore a namespace.
 
-Verification reads, or looks for, all of:
+**Verify** reads these objects, or checks that they are stored:
 
     descriptors   the checksum of each
     manifests     the checksum of each, and the sum of the set hashes
@@ -10,7 +10,7 @@ Verification reads, or looks for, all of:
 Objects that no backup needs are reported as orphans: a backup that was interrupted leaves them, and
 the next one uses them. Nothing is deleted here.
 
-Restore a namespace from a backup, at any LSN or time that is covered.
+**Restore** makes a namespace from a backup, at any LSN or time that is covered:
 
     1  choose   a backup, and the log up to one LSN (`reef.jobs.backup.archive`)
     2  copy     its segments, and those of loads in the log, into the folder of the new namespace

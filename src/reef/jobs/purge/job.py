@@ -135,9 +135,9 @@ def purge(
     most; otherwise run the purge again at `continue_at`.
     """
     check_arguments(db, executor)
-    wanted = _check_arguments(keys, wait_s)
+    purged = _check_arguments(keys, wait_s)
     CompactSettings().changed(settings)
-    job = _Purge(db, namespace, wanted, executor, settings, include_branches)
+    job = _Purge(db, namespace, purged, executor, settings, include_branches)
     job.check_text()
     if not apply:
         return job.survey()
@@ -149,14 +149,14 @@ def purge(
 
 
 def _check_arguments(keys: Iterable[bytes | str], wait_s: float) -> pa.Array:
-    wanted = sorted_keys(encode_keys(keys))
-    if not len(wanted):
+    purged = sorted_keys(encode_keys(keys))
+    if not len(purged):
         raise InvalidInputError("keys is empty: name the keys to erase", kind=ErrorKind.INVALID_KEY)
     if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not 0 <= wait_s < 1e9:
         raise InvalidInputError(
             f"wait_s={wait_s!r} is not a number of seconds", kind=ErrorKind.INVALID_OPTION
         )
-    return wanted
+    return purged
 
 
 @dataclass

@@ -82,11 +82,11 @@ def matching_rows(store: Store, tail: SegmentTail, keys: pa.Array) -> Iterator[V
     """
     for group in range(len(tail.index)):
         bounds = tail.index.first_keys[group], tail.index.last_keys[group]
-        wanted = keys_between(keys, *bounds)
-        if len(wanted):
+        purged = keys_between(keys, *bounds)
+        if len(purged):
             ((start, end),) = tail.ranges(group, ())
             rows = tail.decode_keys(group, read_range(store, tail.name, start, end))
-            found = pc.is_in(rows.keys, value_set=wanted).to_numpy(zero_copy_only=False)
+            found = pc.is_in(rows.keys, value_set=purged).to_numpy(zero_copy_only=False)
             if found.any():
                 yield rows.take(np.flatnonzero(found))
 
@@ -110,11 +110,11 @@ def run_find_task(task: FindTask) -> list[bool]:
 
 
 def _holds(task: FindTask, entry: SegmentEntry) -> bool:
-    wanted = keys_between(task.dead.keys, entry.min_key, entry.max_key)
-    if not len(wanted):
+    purged = keys_between(task.dead.keys, entry.min_key, entry.max_key)
+    if not len(purged):
         return False
     tail = read_tail(task.store, task.names, entry)
-    for rows in matching_rows(task.store, tail, wanted):
+    for rows in matching_rows(task.store, tail, purged):
         seen = rows.with_lsn(entry.rows_lsn) if entry.rows_lsn else rows
         if task.dead.mask(seen).any():
             return True

@@ -359,10 +359,10 @@ class Pins:
         floors = [root.manifest.wal_floor for root in self._roots if root.manifest is not None]
         slots = dict(listed_slots(self._store, names, min(floors), names.first_own_lsn))
         yield from slots.values()
-        wanted = {key for root in self._roots for key in root.segments if not key.startswith(own)}
-        wanted |= set(self._loaded_segments({lsn: info.size for lsn, info in slots.items()}))
-        for folder in sorted({key.rpartition("/")[0] for key in wanted}):
-            yield from (info for info in self._store.list(folder + "/") if info.key in wanted)
+        needed = {key for root in self._roots for key in root.segments if not key.startswith(own)}
+        needed |= set(self._loaded_segments({lsn: info.size for lsn, info in slots.items()}))
+        for folder in sorted({key.rpartition("/")[0] for key in needed}):
+            yield from (info for info in self._store.list(folder + "/") if info.key in needed)
 
     def _loaded_segments(self, sizes: Mapping[int, int]) -> Iterator[str]:
         """Yield the segments of loads in slots."""

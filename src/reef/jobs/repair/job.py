@@ -19,9 +19,7 @@ or nothing, but for the fences, which the next writer puts too. On an intact nam
 nothing. A dry run (the default) only reads and reports. Writers, readers and jobs may run
 concurrently; the writer is fenced if the head or its log was damaged.
 
-Publish manifests in place of lost ones: the head, and the ends of earlier incarnations.
-
-A damaged head is followed by a generation made from the newest intact one (H18):
+**Heads.** A damaged head is followed by a generation made from the newest intact one (H18):
 
     1  copy the newest intact manifest; list the damaged generations as skipped
     2  add the facts of other readable generations (`reef.manifest.repairs`, H70)

@@ -1,6 +1,6 @@
 """Recover the rows of a damaged segment from every source that the bucket still has.
 
-    1  its own groups: those whose checksums match (below)
+    1  its own groups: those whose checksums match
     2  its ancestors: the segments that an older, retained generation names in its place
     3  the log: batches and loads that the segment covers, if they are still there
     4  merge by compaction's own rule (H68): two versions of a key become one row only if no other
@@ -17,12 +17,10 @@ report names these ranges. Patches and merges whose row may be missing are dropp
 The new segment covers the same LSNs and keys, even without rows: otherwise a rebuild would take an
 ancestor for live (H49). It has a new name: a condemned or damaged object is never used again.
 
-The intact parts of a damaged segment: blocks, groups and range deletes whose checksums match.
-
-Blocks state their length, kind and checksum, so most of a segment can be read without its footer.
-An intact index shows which groups are lost; without it the blocks are walked from the front, and
-behind a damaged one the walk continues at the next whole block, since blocks are aligned to eight
-bytes.
+**Intact parts** are the blocks, groups and range deletes whose checksums match. Blocks state their
+length, kind and checksum, so most of a segment can be read without its footer. An intact index
+shows which groups are lost; without it the blocks are walked from the front, and behind a damaged
+one the walk continues at the next whole block, since blocks are aligned to eight bytes.
 
 A block does not name its segment; the footer does. Without a footer the object may be another
 segment that was stored under this name, and whose own footer is damaged. So its blocks count only

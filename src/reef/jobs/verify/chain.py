@@ -316,8 +316,8 @@ def _add(
 
 
 def _of(segments: Sequence[SegmentEntry], ids: Iterable[str]) -> Iterator[SegmentEntry]:
-    wanted = set(ids)
-    return (s for s in segments if s.id in wanted)
+    chosen = set(ids)
+    return (s for s in segments if s.id in chosen)
 
 
 def _facts(entry: SegmentEntry) -> SegmentEntry:

@@ -6,20 +6,19 @@
     4  missing objects are checked again against a head that was read later: a sweep may have
        deleted objects that were needed when the survey began
     5  leases, orphans, condemned keys, slots that an earlier repair skipped
-    6  snapshots of earlier incarnations                  (below)
+    6  snapshots of earlier incarnations
 
 Opens read-only, reports every problem, changes nothing; writers, jobs and sweeps may run
 concurrently. Whatever a later head needs was needed all along, since a condemned key never comes
 back. Requests: one per manifest, one per object of the log, two per segment, and with `deep` one
 more per four megabytes.
 
-Snapshots of earlier incarnations: the only roots that keep objects of a name's earlier lives.
-
-After a drop and a re-creation nothing but snapshots, and branches, which check their own objects,
-reads an earlier incarnation. So each snapshot is opened as a reader opens it: its manifest, the log
-from its floor to its last LSN, and the segments that both name. A generation that several snapshots
-pin is read once. Sweeps also load the manifests that the dropped head retains, and those that its
-cursors name; without one of them the needed objects are unknown, and nothing is collected.
+**Earlier incarnations** are kept by their snapshots alone. After a drop and a re-creation nothing
+but snapshots, and branches, which check their own objects, reads an earlier incarnation. So each
+snapshot is opened as a reader opens it: its manifest, the log from its floor to its last LSN, and
+the segments that both name. A generation that several snapshots pin is read once. Sweeps also load
+the manifests that the dropped head retains, and those that its cursors name; without one of them
+the needed objects are unknown, and nothing is collected.
 
 The newest manifest of an earlier incarnation is its end. If it is damaged, its snapshots can be
 listed, from the next older one that is intact, but neither read nor released, and no sweep deletes

@@ -1,21 +1,19 @@
 """Sources of events: a directory on this machine, a service that sends them over HTTP, a queue.
 
-Events of a directory on this machine, from the kernel (inotify, Linux).
-
-The store gives a file its name when its bytes are durable, by link or rename: that is the event.
-Folders are watched one by one, each with those above it up to the root, so that one that does not
-exist yet, or is moved away, is noticed when it is created. Files that it has by then were missed,
-so every subscription is signaled.
+**Directory.** Events come from the kernel (inotify, Linux). The store gives a file its name when
+its bytes are durable, by link or rename: that is the event. Folders are watched one by one, each
+with those above it up to the root, so that one that does not exist yet, or is moved away, is
+noticed when it is created. Files that it has by then were missed, so every subscription is
+signaled.
 
 The kernel reports the changes of this machine only. Files that another machine writes over a
 network are not reported: there readers poll at intervals.
 
-Events of services: sent over HTTP, as Ceph's topics do, or through a queue, as by S3.
-
-**Push.** A service sends one request for each event. The request's path holds a secret, so that
-knowing the port is not enough to wake readers, and waking readers is all that a request can do. A
-service that cannot reach the listener may delay its own clients (Ceph's topics, unless they are
-persistent). So the notifier listens from construction on, and the topic should be deleted with it.
+**Push**, as by topics of Ceph. A service sends one request for each event. The request's path holds
+a secret, so that knowing the port is not enough to wake readers, and waking readers is all that a
+request can do. A service that cannot reach the listener may delay its own clients (Ceph's topics,
+unless they are persistent). So the notifier listens from construction on, and the topic should be
+deleted with it.
 
 `HttpListener` accepts POST requests at one secret path. One thread, non-blocking sockets and a
 selector serve all connections. Every bound applies before the path is checked, because a client
@@ -37,11 +35,11 @@ A connection has three stages:
 DRAIN exists because closing a socket with unread bytes resets the connection, and the client
 would see a broken pipe in place of the status.
 
-**Queue.** S3 sends events to SQS, and `QueueNotifier` reads them (boto3). Each process needs a
-queue of its own, fed by an SNS topic or by EventBridge where there are several: a message goes to
-one receiver only. Received messages are deleted; one that could not be deleted is received again,
-and costs one more poll. While the queue cannot be reached, readers poll at intervals; when it
-responds again, every subscription is signaled.
+**Queue**, as by S3. It sends events to SQS, and `QueueNotifier` reads them (boto3). Each process
+needs a queue of its own, fed by an SNS topic or by EventBridge where there are several: a message
+goes to one receiver only. Received messages are deleted; one that could not be deleted is received
+again, and costs one more poll. While the queue cannot be reached, readers poll at intervals; when
+it responds again, every subscription is signaled.
 """
 
 import ctypes

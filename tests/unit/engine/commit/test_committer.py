@@ -17,7 +17,7 @@ from reef.stores import Meter, ReadBack, Retry, Wrapper
 from reef.stores.memory import MemoryStore
 from reef.types import Receipt
 from tests.support.bulk_jobs import append
-from tests.unit.engine.commit.test_group_queue import pending, queue
+from tests.unit.engine.commit.test_inflight_queue import pending, queue
 
 NAME = "users"
 USERS = Namespace(NAME)

@@ -14,8 +14,8 @@ from reef.engine.read.memtable import Memtable
 from reef.formats.schema import DEFAULT_SCHEMA
 from reef.formats.wal_object import OneOp, OpKind, Ops, encode_ops
 from reef.types import KeyRange
-from tests.unit.engine.handles.test_hot_paths import calls
-from tests.unit.engine.read.test_joined_patches import merge_all
+from tests.unit.engine.handles.test_handles_hot_paths import calls
+from tests.unit.engine.read.test_memtable_joined_patches import merge_all
 
 pytestmark = pytest.mark.quiet
 NAME = "t"

@@ -12,7 +12,7 @@ import reef
 from reef.telemetry import Metrics, RequestMeter, operation
 from reef.telemetry.metrics import HELP, series_name
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MONITORING = ROOT / "docs" / "operations" / "monitoring"
 SAMPLE = re.compile(r"([a-z_0-9]+)(?:\{(.*)\})? (\S+)$")
 MADE = re.compile(r'\.(?:counter|gauge|histogram)\(\s*"([a-z_.]+)"')

@@ -18,7 +18,7 @@ from reef.formats.wal_object import Job, OneOp, OpKind, Ops, WalKind
 from reef.jobs import fold
 from reef.types import KeyRange
 from tests.support.bulk_jobs import append
-from tests.unit.engine.handles.test_hot_paths import calls
+from tests.unit.engine.handles.test_handles_hot_paths import calls
 
 NAME = "t"
 ARROW = pa.schema([("id", pa.string()), ("a", pa.int64()), ("b", pa.int64())])

@@ -17,7 +17,7 @@ READS = """
     count dataset get get_many namespace scan scan_arrow schema search to_arrow to_pandas to_polars
 """
 WRITES = """
-    background check_process close delete delete_range delete_where flush is_open merge merge_rows
+    background close delete delete_range delete_where flush is_open merge merge_rows
     patch put recovery refresh resolve transaction unfolded update_where upsert write
 """
 METHODS = {

@@ -29,8 +29,8 @@ from reef.formats.versions import Versions, merge_rows, row_buffers
 from reef.stores.local import LocalStore
 from reef.stores.wrappers import Meter, ReadBack, Retry, Throttle
 from tests.support.strategies import schemas, versions
-from tests.unit.formats.test_kernel import FEW, alike, native
 from tests.unit.formats.test_pages import NAMESPACE, opened
+from tests.unit.test_kernel import FEW, alike, native
 
 pytestmark = pytest.mark.skipif(
     getattr(native, "get_values", None) is None, reason="the kernel was not built here"
