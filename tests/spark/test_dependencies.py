@@ -1,5 +1,11 @@
 """The keys that a statement depends on: writes to others are no conflict, to these they are."""
 
+from contextlib import suppress
+from pathlib import Path
+from stat import S_IMODE
+from tempfile import gettempdir
+from threading import Event, Thread
+
 import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql.functions import udf
@@ -99,6 +105,55 @@ def test_H76_a_load_depends_on_its_keys_not_on_its_bounds(spark, db, url, table,
     else:
         spark.sql(merge)
     assert db.reader("t").get("a")["n"] == (1 if "q" in loaded else 10)
+
+
+@pytest.fixture
+def sort_merge_joins(spark):
+    """Join by sorting, in many partitions: most of them have no row of the table."""
+    options = {
+        "spark.sql.autoBroadcastJoinThreshold": "-1",
+        "spark.sql.adaptive.coalescePartitions.enabled": "false",
+        "spark.sql.shuffle.partitions": "16",
+    }
+    before = {name: spark.conf.get(name) for name in options}
+    for name, value in options.items():
+        spark.conf.set(name, value)
+    yield
+    for name, value in before.items():
+        spark.conf.set(name, value)
+
+
+def test_H76_a_merge_depends_on_keys_of_a_grouped_source_that_its_join_does_not_read(
+    spark, db, table, write_meanwhile, sort_merge_joins
+):
+    """The rows of the source have been exchanged by key before; their keys are recorded all the
+    same."""
+    write_meanwhile("q")
+    grouped = f"(SELECT id, max(n) AS n FROM {SOURCE} GROUP BY id) s"
+    with pytest.raises(AnalysisException, match=r"ConflictError: t was changed at LSN \d+"):
+        spark.sql(f"MERGE INTO {table} t USING {grouped} ON t.id = s.id {UPDATE}")
+    assert db.reader("t").get("a")["n"] == 1
+
+
+def test_the_keys_of_a_statement_are_in_a_file_that_only_its_user_can_read(spark, table):
+    """It is there while the statement commits."""
+    known = set(Path(gettempdir()).glob("reef-keys-*"))
+    done, modes = Event(), set()
+
+    def watch():
+        while not done.wait(0.01):
+            for file in set(Path(gettempdir()).glob("reef-keys-*.json")) - known:
+                with suppress(FileNotFoundError):
+                    modes.add(S_IMODE(file.stat().st_mode))
+
+    watcher = Thread(target=watch)
+    watcher.start()
+    try:
+        spark.sql(f"DELETE FROM {table} WHERE id IN (SELECT * FROM VALUES ('a'))")
+    finally:
+        done.set()
+        watcher.join()
+    assert modes == {0o600}
 
 
 ON_ALL = {

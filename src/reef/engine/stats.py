@@ -24,7 +24,14 @@ from reef.engine.display import columns_line, html_table, human_bytes, human_cou
 from reef.engine.log.log import Slot, listed_slots
 from reef.engine.log.tail import read_unfolded
 from reef.errors import CorruptionError, InvalidInputError, NotFoundError
-from reef.formats.manifest import BranchPin, Manifest, NamespaceState, Origin, SegmentEntry
+from reef.formats.manifest import (
+    BranchPin,
+    Manifest,
+    NamespaceState,
+    Origin,
+    SegmentEntry,
+    newest_indexes,
+)
 from reef.formats.wal_object import WalHeader, WalKind
 from reef.manifest.head import HeadFinder, ManifestHead, locate, locate_folder
 from reef.manifest.roots import (
@@ -451,6 +458,7 @@ def namespace_info(
 ) -> NamespaceInfo:
     """Describe a generation, including segments of loads that it does not name yet."""
     segments = (*manifest.segments, *ingested)
+    indexes = newest_indexes(manifest.indexes)
     return NamespaceInfo(
         name,
         manifest.generation,
@@ -463,7 +471,7 @@ def namespace_info(
         sum(segment.size for segment in segments),
         manifest.wal_floor,
         manifest.writer_epoch,
-        tuple(f"{s.kind}({_column_name(manifest, s.column)})" for s in manifest.indexes),
+        tuple(f"{s.kind}({_column_name(manifest, s.column)})" for s in indexes),
     )
 
 

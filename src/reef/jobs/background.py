@@ -40,9 +40,9 @@ from reef.engine.handles.database import Database
 from reef.engine.handles.writer import Writer
 from reef.engine.log.tail import TailCut
 from reef.errors import ClosedError, ConflictError, ErrorKind, FencedError, NotFoundError, ReefError
-from reef.formats.manifest import Manifest, SegmentEntry
+from reef.formats.manifest import Manifest, SegmentEntry, unindexed_rows
 from reef.jobs.compact.job import Compactor, CompactReport
-from reef.jobs.compact.plan import CompactPlan, strategy
+from reef.jobs.compact.plan import CompactPlan, Planner, plan_unindexed, strategy
 from reef.jobs.fold.job import FoldReport, fold, fold_memory
 from reef.jobs.indexes import IndexPlanner, forget_replaced, retrain_worn, train_missing
 from reef.jobs.ingest.append import UnfoldedLog
@@ -141,9 +141,12 @@ class Background:
         self._indexed: object = None
         """The indexes and segments of the last manifest whose segments lack none."""
         self._known_to_lack: dict[str, dict[str, bool]] = {}
+        """By segment, whether it lacks an index that it can get."""
         self._rewritten = 0
         """Rows that compactions have written since centroids were last compared with new ones."""
-        """By segment, whether it lacks an index that it can get."""
+        self._left_unindexed = 0
+        """Rows without search indexes that the last merge of these has left: of loads that are
+        open, for instance. Another merge is due when there are more."""
         self._nothing_to_compact: Manifest | None = None
         """The last manifest without a job for the compactor."""
         self._swept: Stopwatch = runtime.stopwatch()
@@ -268,16 +271,35 @@ class Background:
         manifest = writer._manifest
         if not self.settings.compact or manifest is self._nothing_to_compact:
             return False
-        plan = strategy(self.settings.strategy)(manifest.segments, self._compactor.settings)
+        planner = self._unindexed_planner(writer) or strategy(self.settings.strategy)
+        plan = planner(manifest.segments, self._compactor.settings)
         if plan is None:
             self._nothing_to_compact = manifest
-        return plan is not None and self._compactor.is_due(manifest)
+        return plan is not None and self._compactor.is_due(manifest, planner)
 
     def _compact(self) -> CompactReport | None:
-        report = self._compactor.step()
+        writer = self._writer()
+        planner = None if writer is None else self._unindexed_planner(writer)
+        report = self._compactor.step(planner=planner)
         self._refresh_writer()
+        if planner is not None and writer is not None and report is not None and report.published:
+            self._left_unindexed = unindexed_rows(writer._manifest)
         self._rewritten += report.rows_written if report is not None else 0
         return None if report is None or not report.published else report
+
+    def _unindexed_planner(self, writer: Writer) -> Planner | None:
+        """Return a planner that merges rows without search indexes, before there are so many that
+        the writer waits for it; None if there are not half as many.
+        """
+        manifest, most = writer._manifest, writer._committer.settings.unindexed_rows_max
+        rows = unindexed_rows(manifest)
+        left = self._left_unindexed = min(self._left_unindexed, rows)
+        if rows == left or rows <= min(left + most // 2, most):
+            return None
+        usual = strategy(self.settings.strategy)
+        rows_min = max(spec.rows_min for spec in manifest.indexes)
+        first = partial(plan_unindexed, rows_min=rows_min)
+        return lambda segments, settings: first(segments, settings) or usual(segments, settings)
 
     # --- search indexes -----------------------------------------------------------
     def _indexing_is_due(self, writer: Writer) -> bool:

@@ -4,11 +4,14 @@ import gc
 import threading
 import time
 
+import pyarrow as pa
 import pytest
 
 import reef
 from reef.config import BackgroundSettings, CompactSettings
 from reef.engine.handles.database import Database
+from reef.formats.manifest import unindexed_rows
+from reef.formats.wal_object import OpKind
 from reef.jobs import fold
 from reef.jobs.background import Background
 from reef.manifest.edits import raise_compactor_epoch
@@ -18,6 +21,7 @@ from reef.stores.memory import MemoryStore
 from reef.stores.wrappers import policies
 from reef.telemetry import Events
 from reef.testing import Fault, Faults, Rule
+from tests.support.compaction import ingest_rows
 
 NAME = "users"
 EAGER = BackgroundSettings(fold_bytes=1, fold_interval_s=0.0, poll_interval_s=0.01)
@@ -115,6 +119,39 @@ def test_steps_compact_and_sweep_too(db):
     assert {"fold", "compact", "sweep"} <= set(done)
     assert len(writer._manifest.segments) < 8
     assert [key for key, _ in writer.scan()] == [b"k%d" % n for n in range(8)]
+
+
+@pytest.mark.parametrize("strategy", ["tiered", "leveled"])
+def test_rows_without_a_search_index_are_merged_before_writers_wait_for_it(db, strategy):
+    """However few bytes the segments have: no strategy would merge them, and each write fail."""
+    schema = pa.schema([("id", pa.string()), ("n", pa.int64())])
+    db.create(NAME, schema, indexes=[reef.filter_index("n", rows_min=20)])
+    with db.writer(NAME, unindexed_rows_max=30, write_deadline_s=0.2) as writer:
+        worker = steps(writer, db, strategy=strategy)
+        for part in range(7):
+            writer.upsert([{"id": f"{n}-{part}", "n": n} for n in range(8)])
+            while worker.step() is not None:
+                assert unindexed_rows(writer._manifest) <= 24
+        assert writer.count("n = 3") == 7
+
+
+def test_patches_without_a_search_index_are_merged_with_their_rows(db):
+    """Loads of patches are stored as they are, and no strategy would merge few bytes of them."""
+    schema = pa.schema([("id", pa.string()), ("n", pa.int64())])
+    db.create(NAME, schema, indexes=[reef.filter_index("n", rows_min=10)])
+    with db.writer(NAME, unindexed_rows_max=10, write_deadline_s=0.2) as writer:
+        worker = steps(writer, db)
+        writer.upsert([{"id": f"{n:02}", "n": n} for n in range(40)])
+        worker.step()
+        ingest_rows(db, NAME, [(b"%02d" % n, OpKind.PATCH, {1: -1}) for n in range(20)])
+        fold(db, NAME)
+        writer.refresh()
+        assert unindexed_rows(writer._manifest) == 20
+        while worker.step() is not None:
+            pass
+        assert not any(entry.patches for entry in writer._manifest.segments)
+        writer.put("more", {"n": -1})
+        assert writer.count("n = -1") == 21
 
 
 def test_a_compactor_elsewhere_is_given_way_to(db):

@@ -368,6 +368,7 @@ def test_worn_centroids_are_replaced_without_a_pause():
     assert not retrain_worn(db, NAME)  # one retraining at a time
     new, kept = head(db).indexes
     assert (kept, new.centroids != old.centroids) == (old, True)
+    assert db.info(NAME).indexes == ("vector(v)",)
     assert nearest() == ["000005"]
     with Compactor(db, NAME) as work:
         assert work.step(take_over=True, planner=IndexPlanner(db, NAME)).published

@@ -4,6 +4,7 @@ import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.nio.file.StandardCopyOption;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.HashMap;
@@ -110,7 +111,7 @@ final class Dependency {
     @Override
     public void commit(WriterCommitMessage[] messages) {
       try {
-        Files.writeString(file, keys.ranges().json());
+        Files.move(written(), file, StandardCopyOption.ATOMIC_MOVE);
         try {
           sink.commit(messages);
         } finally {
@@ -118,6 +119,17 @@ final class Dependency {
         }
       } catch (IOException error) {
         throw new UncheckedIOException(error);
+      }
+    }
+
+    /** The keys in a temporary file, which no other user can read. */
+    private Path written() throws IOException {
+      Path temporary = Files.createTempFile("reef-keys-", ".tmp");
+      try {
+        return Files.writeString(temporary, keys.ranges().json());
+      } catch (IOException error) {
+        Files.deleteIfExists(temporary);
+        throw error;
       }
     }
   }

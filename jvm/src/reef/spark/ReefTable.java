@@ -172,8 +172,9 @@ final class ReefTable implements Table, SupportsMetadataColumns, SupportsRead, S
   }
 
   /**
-   * The sink of a statement that may read its own table, such as a MERGE with inserts alone, which Spark makes an append,
-   * or an INSERT OVERWRITE from the table itself. If it does, its commit is conditional. That is known when it runs.
+   * The sink of a statement that may read its own table: a MERGE with inserts alone, which Spark makes an append. If it
+   * does, its commit is conditional. That is known when it runs. An INSERT loads the table that it reads a second time, so
+   * it never is.
    */
   private final class SelfReadingSink implements WriteBuilder, SupportsTruncate, SupportsStreamingUpdateAsAppend {
     private final LogicalWriteInfo info;

@@ -22,7 +22,7 @@ import org.apache.spark.sql.catalyst.plans.logical.Filter;
 import org.apache.spark.sql.catalyst.plans.logical.Join;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.plans.logical.Project;
-import org.apache.spark.sql.catalyst.plans.logical.RepartitionByExpression;
+import org.apache.spark.sql.catalyst.plans.logical.RebalancePartitions;
 import org.apache.spark.sql.catalyst.plans.logical.V2WriteCommand;
 import org.apache.spark.sql.catalyst.rules.Rule;
 import org.apache.spark.sql.classic.Dataset;
@@ -43,8 +43,9 @@ import scala.runtime.AbstractPartialFunction;
  *
  * <p>The keys are recorded while the statement runs, by a filter that keeps every row: those of another evaluation could
  * be different ones. Above the filter is an exchange, so that all rows of the source pass it before the first one is
- * joined: a join may stop early. A join that Spark leaves out because one side is empty finds nothing in the source either,
- * and a statement that writes nothing depends on nothing.
+ * joined: a join may stop early. It is the exchange of a rebalance, since Spark leaves out the one of a repartition where
+ * the source has that partitioning already, as after a GROUP BY. A join that Spark leaves out because one side is empty
+ * finds nothing in the source either, and a statement that writes nothing depends on nothing.
  */
 final class SourceKeysRule extends Rule<LogicalPlan> {
   /** Adds the rule to the session that uses a catalog. */
@@ -142,7 +143,7 @@ final class SourceKeysRule extends Rule<LogicalPlan> {
     session.sparkContext().register(keys, "keys of the source");
     dependency.keys = keys;
     LogicalPlan filter = new Filter(recording(session, keys, compared), source);
-    return new RepartitionByExpression(CollectionConverters.asScala(List.of(compared)).toSeq(), filter, Option.empty(), Option.empty());
+    return new RebalancePartitions(CollectionConverters.asScala(List.of(compared)).toSeq(), filter, Option.empty(), Option.empty());
   }
 
   /** A condition that records the value of an expression and is true, made by Spark over a column that is replaced. */

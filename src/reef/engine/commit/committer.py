@@ -359,7 +359,7 @@ class Committer:
         if self._has_too_many_unindexed():
             rows = self._weighed[1]
             reason = f"{name}: expected at most {most} rows without search indexes, found {rows}"
-            hint = "Compact the namespace, or raise unindexed_rows_max"
+            hint = "Compact the namespace with full=True, or raise unindexed_rows_max"
         if pending.in_callback:
             return UnavailableError(
                 f"{reason}; a write from a future's callback does not wait for room",

@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 
 from reef.engine.history.as_of import History, with_skipped
 from reef.engine.log.log import LogRules, Slot, Verdict, replay_headers
-from reef.engine.log.tail import HeaderTask, run_header_task
+from reef.engine.log.tail import HeaderTask, Missing, run_header_task
 from reef.engine.read.caches import ByteCache
 from reef.engine.read.segments import SegmentStore
-from reef.errors import ErrorKind, NotFoundError
+from reef.errors import CorruptionError, ErrorKind, NotFoundError
 from reef.formats.manifest import Manifest
 from reef.formats.wal_object import WalHeader, WalKind
 from reef.paths import Namespace
@@ -64,18 +64,26 @@ def list_commits(store: Store, namespace: Namespace) -> list[Commit]:
 def _commits(
     store: Store, namespace: Namespace, oldest: Manifest, slots: list[Slot]
 ) -> Iterator[Commit]:
-    """Yield the commits of some slots; one that was collected meanwhile ends the log."""
+    """Yield the commits of some slots; one that was collected meanwhile ends the log.
+
+    A slot of the log that cannot be read is a CorruptionError: later ones may be void by its rules.
+    """
     sizes = {slot.lsn: slot.size for slot in slots}
     peeked = run_header_task(HeaderTask(store, namespace, tuple(sizes.items())))
-    headers = {
-        lsn: header
-        for lsn, header in zip(sizes, peeked, strict=True)
-        if isinstance(header, WalHeader)
-    }
-    for header, verdict in replay_headers(LogRules(oldest), headers):
+    found = dict(zip(sizes, peeked, strict=True))
+    headers = {lsn: header for lsn, header in found.items() if isinstance(header, WalHeader)}
+    rules = LogRules(oldest)
+    for header, verdict in replay_headers(rules, headers):
         is_commit = header.kind.has_rows or header.kind is WalKind.INGEST
         if is_commit and verdict is Verdict.APPLIES:
             yield _commit(header, sizes[header.lsn])
+    if found.get(rules.next_lsn) is Missing.UNREADABLE:
+        raise CorruptionError(
+            f"LSN {rules.next_lsn} of {namespace.name} cannot be read",
+            hint="Run verify, then repair",
+            object=namespace.wal_object(rules.next_lsn),
+            offset=0,
+        )
 
 
 def _commit(header: WalHeader, size: int) -> Commit:

@@ -392,11 +392,10 @@ class Compactor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def is_due(self, manifest: Manifest) -> bool:
+    def is_due(self, manifest: Manifest, planner: Planner | None = None) -> bool:
         """Whether a step would find a job in this manifest; sends no request."""
-        return self._planner(manifest.segments, self.settings) is not None and not (
-            self._waits_for_another(manifest)
-        )
+        plan = (planner or self._planner)(manifest.segments, self.settings)
+        return plan is not None and not self._waits_for_another(manifest)
 
     def step(
         self, *, take_over: bool = False, planner: Planner | None = None

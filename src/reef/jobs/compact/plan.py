@@ -9,6 +9,9 @@ segment, it is merged with all overlapping segments into level 1, whose segments
 Neighbours in level 1 that are too small are joined. Rows are rewritten more often, and a key is in
 at most one segment of level 1.
 
+With either of them, segments that get no search index are merged once they have many rows: they may
+be few bytes, and writers wait while searches would have to read too many rows one by one.
+
 Reads do not depend on levels: every version has its LSN. Any choice of inputs gives the same rows,
 and a namespace may change its strategy at any time; a planner that finds overlaps in its levels
 merges them. The choice only decides which versions can be dropped (`reef.jobs.compact.merge`).
@@ -273,6 +276,23 @@ def plan_full(segments: Segments, settings: CompactSettings) -> CompactPlan | No
         return None
     level = max(1, *(segment.level for segment in segments))
     return _merge(list(segments), level, "a full compaction was requested")
+
+
+def plan_unindexed(
+    segments: Segments, settings: CompactSettings, *, rows_min: int
+) -> CompactPlan | None:
+    """Merge segments that get no search index: small ones with each other, if that is enough for
+    an index; or those with patches with all that they overlap, which has the rows below.
+    """
+    ours = [segment for segment in segments if segment.home is None]
+    inputs = [s for s in ours if 0 < s.rows < rows_min and not s.patches]
+    if sum(s.rows for s in inputs) < rows_min:
+        groups = overlapping_groups(ours)
+        inputs = [s for group in groups if any(one.patches for one in group) for s in group]
+    if len(inputs) < 2:
+        return None
+    level = max(segment.level for segment in inputs)
+    return _merge(inputs, level, "too many rows have no search index")
 
 
 STRATEGIES: dict[str, Planner] = {"tiered": plan_tiered, "leveled": plan_leveled}

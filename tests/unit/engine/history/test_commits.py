@@ -62,6 +62,19 @@ def test_the_time_of_a_commit_includes_it(db):
             assert reader.get("a")["n"] == n
 
 
+def test_a_damaged_slot_is_no_end_of_the_log(db):
+    """The commits behind it are not left out without a word."""
+    for key in "abc":
+        ingest(db, NAME, [{"id": key, "n": 1}])
+    names = locate(db.store, NAME).names
+    second = names.wal_object(commits(db)[1].lsn)
+    db.store.delete(second)
+    db.store.create(second, bytes(100))
+    with pytest.raises(reef.CorruptionError, match=r"LSN \d+ of t cannot be read") as error:
+        commits(db)
+    assert error.value.context["object"] == second
+
+
 def test_a_branch_has_the_commits_of_its_origin(db):
     """As far as the log of the origin is part of it."""
     ingest(db, NAME, [{"id": "a", "n": 1}])
