@@ -27,14 +27,14 @@ T = TypeVar("T")
 class ByteCache:
     """Values by key, with their sizes. Safe for threads."""
 
-    def __init__(self, bytes_max: int, metrics: Metrics | None = None, name: str = "cache") -> None:
+    def __init__(self, bytes_max: int, metrics: Metrics | None = None) -> None:
         self.bytes_max = bytes_max
         self._lock = leaf_lock()
         self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         metrics = metrics or Metrics()
-        self._hits = metrics.counter(f"{name}.hits")
-        self._misses = metrics.counter(f"{name}.misses")
-        self._size = metrics.gauge(f"{name}.bytes")
+        self._hits = metrics.counter("cache.hits")
+        self._misses = metrics.counter("cache.misses")
+        self._size = metrics.gauge("cache.bytes")
         self.bytes = 0
         self._is_full = False
         self._seen: tuple[set[int], set[int]] = set(), set()
@@ -120,9 +120,9 @@ class ByteCache:
 
 
 MISSING = object()
-"""What `rows.get(key, MISSING)` returns for a key that is not here; None means "no such row"."""
+"""Default of `rows.get(key, MISSING)`: the key is not cached. None means that it has no row."""
 ROW_BYTES = 200
-"""About the memory of a row, without its own bytes."""
+"""Estimated memory of a row, without its own bytes."""
 KEYS_DROPPED_MAX = 10_000
 """A larger write clears the cache: cheaper than dropping each of its keys."""
 
