@@ -61,8 +61,8 @@ class ByteCache:
 
     def peek(self, key: Hashable) -> Any | None:
         """Return the value, or None where there is none; counted as a hit or a miss."""
-        found = self._values.get(key)
-        if found is None:
+        entry = self._values.get(key)
+        if entry is None:
             self._misses.value += 1
             return None
         try:  # noqa: SIM105 - each read comes here; one call needs no lock
@@ -70,24 +70,24 @@ class ByteCache:
         except KeyError:  # evicted meanwhile
             pass
         self._hits.value += 1
-        return found[0]
+        return entry[0]
 
     def peek_many(self, keys: Sequence[Hashable]) -> list[Any | None]:
         """Return the values of many keys, None for those that are not cached."""
         values, hits = self._values, 0
-        found: list[Any | None] = []
+        results: list[Any | None] = []
         with self._lock:
             for key in keys:
                 entry = values.get(key)
                 if entry is None:
-                    found.append(None)
+                    results.append(None)
                 else:
                     values.move_to_end(key)
-                    found.append(entry[0])
+                    results.append(entry[0])
                     hits += 1
         self._hits.value += hits
-        self._misses.value += len(found) - hits
-        return found
+        self._misses.value += len(results) - hits
+        return results
 
     def get(self, key: Hashable, load: Callable[[], tuple[T, int]]) -> T:
         """Return the value, loading it on a miss; `load` returns it with its size.
