@@ -62,7 +62,7 @@ class ConditionVariable(Lock, Protocol):
 
 
 class Task(Protocol):
-    """Something started by `Runtime.spawn`."""
+    """A thread started by `Runtime.spawn`, or a fiber of the simulator."""
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait for its end; False if `timeout_s` passed first."""
@@ -94,7 +94,7 @@ class Runtime(ABC):
         """Return Unix time by this machine's clock."""
 
     def wall_ns(self) -> int:
-        """The same in nanoseconds, as finely as the machine has it."""
+        """Return Unix time in nanoseconds, as finely as the machine has it."""
         return int(self.wall_s() * 1e9)
 
     @abstractmethod
@@ -111,14 +111,14 @@ class Runtime(ABC):
     # --- chance and ids -----------------------------------------------------------
     @abstractmethod
     def uniform(self, a: float, b: float) -> float:
-        """Jitter; not for secrets."""
+        """Return a random number between `a` and `b`, for jitter; not for secrets."""
 
     @abstractmethod
     def random_bytes(self, count: int) -> bytes:
         """Return bytes that no other process will get."""
 
     def ulid(self) -> str:
-        """26 characters, unique, and sorted by time to the millisecond."""
+        """Return an id of 26 characters, unique, and sorted by time to the millisecond."""
         number = int(self.wall_s() * 1000) & (1 << 48) - 1
         number = number << 80 | int.from_bytes(self.random_bytes(10), "big")
         return "".join([CROCKFORD_PAIRS[number >> shift & 1023] for shift in ULID_SHIFTS])
@@ -146,14 +146,14 @@ class Runtime(ABC):
 
     @abstractmethod
     def future(self) -> Future[Any]:
-        """An open promise whose `result()` waits in this runtime's own way."""
+        """Return a new future whose `result()` waits in this runtime's own way."""
 
     @abstractmethod
     def gather(self, calls: Sequence[Callable[[], T]]) -> list[T]:
-        """Run all, a bounded number at a time; results in order, or the first error."""
+        """Run calls, a bounded number at a time; results in order, or the first error."""
 
     def map(self, call: Callable[[A], T], items: Iterable[A]) -> list[T]:
-        """Call with each item, a bounded number at a time; results in order, or the first error."""
+        """Run `call` with each item, as `gather` does."""
         return self.gather([partial(call, item) for item in items])
 
     # --- the simulator's hook -----------------------------------------------------
@@ -180,7 +180,7 @@ class Deadline:
         self._end_s = runtime.boottime_s() + seconds
 
     def remaining_s(self) -> float:
-        """Seconds left, never below zero."""
+        """Return the seconds left, never below zero."""
         return max(0.0, self._end_s - self._runtime.boottime_s())
 
     def passed(self) -> bool:
@@ -288,7 +288,7 @@ class _RealRuntime(Runtime):
         return "REAL"
 
     def forget_threads(self) -> None:
-        """Only the calling thread survives a fork."""
+        """Forget the threads of the parent: only the calling one survives a fork."""
         self._gather_pool = None
         self._gathering = threading.local()
 

@@ -68,7 +68,7 @@ INDEX_ROWS_MIN = 1024
 
 
 class NamespaceState(StrEnum):
-    """Whether a namespace is there. A dropped one keeps its last manifest for ever."""
+    """Whether a namespace is live or dropped. A dropped one keeps its last manifest for ever."""
 
     LIVE = "live"
     DROPPED = "dropped"
@@ -519,7 +519,7 @@ def _branches_next(manifest: Manifest) -> bool:
 
 
 def decode_manifest(data: bytes, name: str) -> Manifest:
-    """Return the manifest; CorruptionError for damage, UnsupportedFormatError for news."""
+    """Return the manifest; CorruptionError for damage, UnsupportedFormatError for newer ones."""
     return ManifestDecoder().decode(data, name)
 
 
@@ -533,7 +533,7 @@ class ManifestDecoder:
         self._last: tuple[bytes, tuple[SegmentEntry, ...]] = (b"{}", ())
 
     def decode(self, data: bytes, name: str) -> Manifest:
-        """Return the manifest; CorruptionError for damage, UnsupportedFormatError for news."""
+        """Return the manifest; raises as `decode_manifest` does."""
         data = _checked_text(data, name)
         try:
             envelope = msgspec.json.decode(data, type=_ManifestEnvelope)

@@ -133,7 +133,7 @@ class JobSegment(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What begin, ingest and abort say of their job."""
+    """The fields of begin, ingest and abort objects that concern their job."""
 
     id: str
     key: str | None = None

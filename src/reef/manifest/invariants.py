@@ -190,7 +190,7 @@ def _condemned_segments(manifest: Manifest) -> set[str]:
 
 
 def _condemned_slots(manifest: Manifest) -> list[str]:
-    """Numbers have 20 digits: names sort as numbers do."""
+    """Return condemned slots that are needed: the last folded one, and all behind it."""
     needed = f"wal/{manifest.wal_floor - 1:020}.wal"
     keys = [c.key for c in manifest.condemned if c.key.startswith("wal/0") and c.key >= needed]
     return keys + _condemned_from(manifest, "wal", manifest.wal_floor - 1)

@@ -57,7 +57,7 @@ NAMES_MAX = 100
 
 
 def drop(manifest: Manifest, epoch: int, dropped: Dropped) -> Manifest | None:
-    """Drop; None if the role is not ours any more, or a fold has passed our fences.
+    """Drop the namespace; None if the role is not ours any more, or a fold has passed our fences.
 
     Clearing has to raise the floor: a fold that was planned before would fit otherwise.
     """
@@ -230,7 +230,7 @@ def withdraw(manifest: Manifest, rename_id: str) -> Manifest | None:
 
 
 def rename(manifest: Manifest, rename: Rename, epoch: int, folder: str) -> Manifest | None:
-    """Rename; None if the rename was withdrawn, or the role is not ours any more."""
+    """Rename the namespace; None if the rename was withdrawn, or the role is not ours any more."""
     if manifest.renaming != rename or manifest.writer_epoch != epoch:
         return None
     names = (*(manifest.names or (folder,)), rename.to)[-NAMES_MAX:]

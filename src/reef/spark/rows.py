@@ -57,9 +57,9 @@ class RowsPlan:
 
     schema: Schema
     op: str = "put"
-    """What rows do, where no column says so."""
+    """The operation of rows without a column that names it."""
     order: Field | None = None
-    """What decides between rows of one key, under a number that no column has."""
+    """The column that decides between rows of one key, under a number that no column has."""
     merge_ops: Mapping[str, str] = field(default_factory=dict)
     """The operator of each column that merges change."""
     now_ms: int = 0

@@ -91,7 +91,7 @@ HELP = {
     "reader.last_lsn": "The newest LSN that this reader shows",
     **{f"{name}.requests": f"Requests of one call of {name}" for name in OPERATIONS},
 }
-"""What every metric means; a test compares it with the sources."""
+"""The description of every metric; a test compares the names with the sources."""
 
 SECONDS_BUCKETS = range(4, 27)
 """Powers of two of a microsecond: 16 µs to 67 s."""

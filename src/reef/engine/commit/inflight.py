@@ -199,7 +199,7 @@ class GroupQueue:
         self.bytes += pending.size
 
     def has_room(self, unfolded_bytes: int) -> bool:
-        """Whether one more may wait, by the bytes in the queue and in the log above the floor."""
+        """Whether one more batch may wait, by the bytes in the queue and in the unfolded log."""
         fits = self.bytes <= self._settings.queue_bytes_max
         return fits and unfolded_bytes <= self._settings.unfolded_bytes_max
 

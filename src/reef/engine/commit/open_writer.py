@@ -434,7 +434,7 @@ class UnclosedRole:
     writer_id: str
 
     def release(self) -> None:
-        """Release it as a clean close does, if no other writer has acquired it since."""
+        """Release the role as a clean close does, if no other writer has acquired it since."""
         with suppress(ReefError):
             heads = locate(self.store, self.namespace.name)
             newest = _newest_writer(self.store, heads.names, heads.found.manifest)

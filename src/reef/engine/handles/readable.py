@@ -541,7 +541,7 @@ def _need(package: str) -> Any:
 
 
 def _bytes_of(row: Any) -> int:
-    """Return about the memory of a row or of one of its values."""
+    """Estimate the memory of a row or of one of its values."""
     kind = type(row)
     if kind is bytes or kind is str:
         return len(row)

@@ -121,7 +121,7 @@ class Tail:
         return self._memtable.ingested
 
     def watch(self, *watchers: Watcher) -> None:
-        """Notify these of everything that is applied from now on."""
+        """Notify these watchers of everything that is applied from now on."""
         new = [watcher for watcher in watchers if watcher not in self._watchers]
         self._watchers = (*self._watchers, *new)
 
@@ -331,7 +331,7 @@ FIRST_BYTES = 1024
 
 
 class Missing(StrEnum):
-    """Why there is no header."""
+    """The reason why a slot has no readable header."""
 
     GONE = "gone"
     """The slot was listed, and is empty now."""

@@ -27,14 +27,14 @@ T = TypeVar("T")
 class ByteCache:
     """Values by key, with their sizes. Safe for threads."""
 
-    def __init__(self, bytes_max: int, metrics: Metrics | None = None, name: str = "cache") -> None:
+    def __init__(self, bytes_max: int, metrics: Metrics | None = None) -> None:
         self.bytes_max = bytes_max
         self._lock = leaf_lock()
         self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         metrics = metrics or Metrics()
-        self._hits = metrics.counter(f"{name}.hits")
-        self._misses = metrics.counter(f"{name}.misses")
-        self._size = metrics.gauge(f"{name}.bytes")
+        self._hits = metrics.counter("cache.hits")
+        self._misses = metrics.counter("cache.misses")
+        self._size = metrics.gauge("cache.bytes")
         self.bytes = 0
         self._is_full = False
         self._seen: tuple[set[int], set[int]] = set(), set()
@@ -60,9 +60,9 @@ class ByteCache:
         return True
 
     def peek(self, key: Hashable) -> Any | None:
-        """Return the value, or None where there is none: a hit or a miss all the same."""
-        found = self._values.get(key)
-        if found is None:
+        """Return the value, or None where there is none; counted as a hit or a miss."""
+        entry = self._values.get(key)
+        if entry is None:
             self._misses.value += 1
             return None
         try:  # noqa: SIM105 - each read comes here; one call needs no lock
@@ -70,24 +70,24 @@ class ByteCache:
         except KeyError:  # evicted meanwhile
             pass
         self._hits.value += 1
-        return found[0]
+        return entry[0]
 
     def peek_many(self, keys: Sequence[Hashable]) -> list[Any | None]:
         """Return the values of many keys, None for those that are not cached."""
         values, hits = self._values, 0
-        found: list[Any | None] = []
+        results: list[Any | None] = []
         with self._lock:
             for key in keys:
                 entry = values.get(key)
                 if entry is None:
-                    found.append(None)
+                    results.append(None)
                 else:
                     values.move_to_end(key)
-                    found.append(entry[0])
+                    results.append(entry[0])
                     hits += 1
         self._hits.value += hits
-        self._misses.value += len(found) - hits
-        return found
+        self._misses.value += len(results) - hits
+        return results
 
     def get(self, key: Hashable, load: Callable[[], tuple[T, int]]) -> T:
         """Return the value, loading it on a miss; `load` returns it with its size.
@@ -120,9 +120,9 @@ class ByteCache:
 
 
 MISSING = object()
-"""What `rows.get(key, MISSING)` returns for a key that is not here; None means "no such row"."""
+"""Default of `rows.get(key, MISSING)`: the key is not cached. None means that it has no row."""
 ROW_BYTES = 200
-"""About the memory of a row, without its own bytes."""
+"""Estimated memory of a row, without its own bytes."""
 KEYS_DROPPED_MAX = 10_000
 """A larger write clears the cache: cheaper than dropping each of its keys."""
 

@@ -74,7 +74,7 @@ class Entry(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether it hides all older versions."""
+        """Whether this version hides all older ones."""
         return self.kind < FIRST_PARTIAL
 
 
@@ -133,24 +133,24 @@ class MemtableCut(NamedTuple):
 
         Without `values`, only their kinds and times: no value has to exist in Python.
         """
-        found: list[Entry] = []
+        entries: list[Entry] = []
         if self.is_empty:
-            return found
+            return entries
         row = self.head.rows.get(key)
         if row is not None:
-            found.append(_entry_of(*row))
-        whole = found[0].lsn if found else -1
+            entries.append(_entry_of(*row))
+        whole = entries[0].lsn if entries else -1
         for run in reversed(self.runs):
             if whole > run.lsn_max or (chunk := run.chunk_of(key)) is None:
                 continue
             for place in chunk.find(key):
-                found.append(entry_at(chunk.rows, place, values=values))
-                if found[-1].is_whole:
-                    whole = max(whole, found[-1].lsn)
+                entries.append(entry_at(chunk.rows, place, values=values))
+                if entries[-1].is_whole:
+                    whole = max(whole, entries[-1].lsn)
         cover = self.range_tombstones.covering(key) if self.range_tombstones else None
         if cover is not None:
-            found.append(Entry(cover.lsn, cover.seq, OpKind.DELETE))
-        return _down_to_whole(found, self.first_lsn) if found else found
+            entries.append(Entry(cover.lsn, cover.seq, OpKind.DELETE))
+        return _down_to_whole(entries, self.first_lsn) if entries else entries
 
     def look_up(self, keys: list[bytes]) -> list[Versions]:
         """Return the versions of some sorted keys, in parts; each part is sorted."""
@@ -243,7 +243,7 @@ class MemtableCut(NamedTuple):
 
 
 class Memtable:
-    """Applied to by one thread at a time, read by any number."""
+    """The memtable: one thread at a time applies WAL objects, any number of threads read."""
 
     def __init__(self, schema: Schema, first_lsn: int) -> None:
         self.schema = schema
@@ -583,14 +583,14 @@ def _entry_of(op: OneOp, lsn: int, seq: int) -> Entry:
 def _down_to_whole(entries: list[Entry], first_lsn: int) -> list[Entry]:
     """Return versions of one key from the newest to the first whole row."""
     ordered = sorted(entries, key=lambda entry: (entry.lsn, entry.seq), reverse=True)
-    found: list[Entry] = []
+    kept: list[Entry] = []
     for entry in ordered:
         if entry.lsn < first_lsn:
             break
-        found.append(entry)
+        kept.append(entry)
         if entry.is_whole:
             break
-    return found
+    return kept
 
 
 def entry_at(rows: Versions, place: int, *, values: bool = True) -> Entry:

@@ -144,7 +144,7 @@ def fragments(tombstones: Iterable[RangeTombstone]) -> list[RangeTombstone]:
     ordered = sorted(tombstones)
     edges = sorted({t.start for t in ordered} | {t.end for t in ordered})
     covering: list[tuple[int, int, bytes]] = []
-    found: list[RangeTombstone] = []
+    pieces: list[RangeTombstone] = []
     begun = 0
     for start, end in pairwise(edges):
         while begun < len(ordered) and ordered[begun].start <= start:
@@ -154,8 +154,8 @@ def fragments(tombstones: Iterable[RangeTombstone]) -> list[RangeTombstone]:
         while covering and covering[0][2] <= start:
             heappop(covering)
         if covering:
-            found.append(RangeTombstone(start, end, -covering[0][0], -covering[0][1]))
-    return _join_neighbours(found)
+            pieces.append(RangeTombstone(start, end, -covering[0][0], -covering[0][1]))
+    return _join_neighbours(pieces)
 
 
 def _overlaid(old: Sequence[RangeTombstone], new: RangeTombstone) -> list[RangeTombstone]:
@@ -233,7 +233,7 @@ def joined_versions(rows: Versions, schema: Schema, *, joins_merges: bool = True
 
 
 def combined_merges(rows: Versions, schema: Schema) -> Versions:
-    """Return one merge of each key; sums of floats become one operand. Rows are sorted."""
+    """Combine the merges of each key; sums of floats become one operand. Rows are sorted."""
     return _resolve_versions(rows, schema, complete=False, joins_sums=True)
 
 
@@ -241,10 +241,10 @@ def _merged_directly(parts: Sequence[Versions], schema: Schema) -> Versions | No
     """Return the newest row of each key, put together by the kernel; None if it cannot."""
     buffers: list[RowBuffers] = []
     for part in parts:
-        found = row_buffers(part, schema)
-        if found is None:
+        rows = row_buffers(part, schema)
+        if rows is None:
             return None
-        buffers.append(found)
+        buffers.append(rows)
     return merge_rows(buffers, schema)
 
 

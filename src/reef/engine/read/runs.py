@@ -227,8 +227,8 @@ class Run:
             if start < end:
                 places = chunk.places_of(keys[start:end])
                 if len(places):
-                    found = chunk.rows.take(places)
-                    yield replace(found, distinct=True) if chunk.rows.distinct else found
+                    rows = chunk.rows.take(places)
+                    yield replace(rows, distinct=True) if chunk.rows.distinct else rows
 
     def pieces(self, key_range: KeyRange, reverse: bool = False) -> Iterator[Versions]:
         """Yield the rows of a range from one of its ends: few at first, then more and more."""

@@ -102,7 +102,7 @@ class LateCursor(Cursor):
         self._made: Cursor | None = None
 
     def open(self) -> Cursor:
-        """Open it, unless it is open."""
+        """Open the source, unless it is open."""
         if self._made is None:
             self._made = self._make()
         return self._made
@@ -210,7 +210,7 @@ def merged(
 ) -> Iterator[list[Versions]]:
     """Yield pieces that no source can add to any more, in the order of reading.
 
-    `late` has the cursors that say where they begin, in that order; by default they are among the
+    `late` has the cursors whose first key is known, ordered by it; by default they are among the
     others.
     """
     begun = [cursor for cursor in cursors if cursor.near is None]
@@ -232,7 +232,7 @@ def merged(
 
 
 def _by_near(cursors: Sequence[Cursor], reverse: bool) -> list[Cursor]:
-    """Return those that say where they begin, in that order."""
+    """Return the cursors whose first key is known before they are opened, ordered by it."""
     known = [(cursor.near, cursor) for cursor in cursors if cursor.near is not None]
     known.sort(key=lambda pair: pair[0], reverse=reverse)
     return [cursor for _, cursor in known]

@@ -116,13 +116,13 @@ class KeyRanges:
 
     def having(self, key: bytes) -> list[SegmentEntry]:
         """Return the segments whose bounds include a key."""
-        found, place = [], bisect_right(self._starts, key) - 1
+        entries, place = [], bisect_right(self._starts, key) - 1
         while place >= 0 and self._reach[place] >= key:
             entry = self._ordered[place]
             if entry.max_key >= key:
-                found.append(entry)
+                entries.append(entry)
             place -= 1
-        return found
+        return entries
 
     def touching(self, key_range: KeyRange) -> list[SegmentEntry]:
         """Return the segments that may have a key of a range, in the order of their first keys."""
@@ -152,7 +152,7 @@ class SegmentStore:
 
     @property
     def runtime(self) -> Runtime:
-        """That of the store: clocks and threads."""
+        """The runtime of the store: clocks and threads."""
         return self._store.runtime
 
     @property
@@ -201,7 +201,7 @@ class SegmentStore:
         return ranges
 
     def tail(self, entry: SegmentEntry) -> SegmentTail:
-        """Return all that is needed to plan reads of a segment."""
+        """Return the tail of a segment, from which its reads are planned."""
         known: SegmentTail | None = self._cache.peek(("tail", entry.id))
         if known is None:
             known, size = self._load_tail(entry)
@@ -216,8 +216,10 @@ class SegmentStore:
 
         def load() -> tuple[RangeTombstones, int]:
             lsn = entry.rows_lsn  # those of an ingest store 0
-            found = RangeTombstones.of([replace(t, lsn=lsn) for t in stored] if lsn else stored)
-            return found, sum(FRAGMENT_BYTES + len(t.start) + len(t.end) for t in found)
+            tombstones = RangeTombstones.of(
+                [replace(t, lsn=lsn) for t in stored] if lsn else stored
+            )
+            return tombstones, sum(FRAGMENT_BYTES + len(t.start) + len(t.end) for t in tombstones)
 
         return self._cache.get(("deletes", entry.id, entry.rows_lsn), load)
 
@@ -288,11 +290,11 @@ class SegmentStore:
             for entry, place, spans in requests
             for start, _ in spans
         ]
-        found: list[Any] = self._cache.peek_many(keys)
+        cached: list[Any] = self._cache.peek_many(keys)
         parts: list[list[Buffer] | None] = []
         at = 0
         for _, _, spans in requests:
-            some, at = found[at : at + len(spans)], at + len(spans)
+            some, at = cached[at : at + len(spans)], at + len(spans)
             parts.append(None if None in some else some)
         return parts
 
@@ -350,11 +352,11 @@ class SegmentStore:
             payloads = self._cache.peek_many(keys)
         stamp = value = None
         if None in payloads:
-            found = self._read_row(tail, page, key, numbers) if not any(payloads) else None
-            if found is None:
+            response = self._read_row(tail, page, key, numbers) if not any(payloads) else None
+            if response is None:
                 self._read_missing(tail, page, keys, payloads)
             else:
-                row, last, lsn, seq, kind, value, payloads, _, _ = found
+                row, last, lsn, seq, kind, value, payloads, _, _ = response
                 stamp = (row, last, lsn, seq, kind) if row >= 0 else None
                 self._keep_page(keys, payloads)
         if stamp is None:
@@ -390,18 +392,18 @@ class SegmentStore:
         layout = tail.layout(numbers)
         if self._direct is None or len(numbers) > DIRECT_BLOCKS_MAX or layout.values is None:
             return None
-        found = self._direct.call(
+        response = self._direct.call(
             "get_values", tail.name, layout.bounds, layout.values, page, BLOCK_KINDS, key
         )
-        if not found:
-            if found is False:
+        if not response:
+            if response is False:
                 tail.leave_values_to_python(numbers)
             return None
-        row, lsn, seq, kind, values, payloads, stored, _ = found
+        row, lsn, seq, kind, values, payloads, stored, _ = response
         if row < 0:
             return []
         if payloads or stored:
-            values = _decoded_values(tail, page, numbers, found)
+            values = _decoded_values(tail, page, numbers, response)
             if values is None:
                 return None
         if not values:
@@ -421,22 +423,22 @@ class SegmentStore:
         if self._direct is None or len(numbers) > DIRECT_BLOCKS_MAX:
             return None
         layout = tail.layout(numbers)
-        found: tuple[Any, ...] | None = self._direct.call(
+        response: tuple[Any, ...] | None = self._direct.call(
             *("get_row", tail.name, layout.bounds, layout.columns, page, BLOCK_KINDS, key),
             layout.is_bytes,
         )
-        if found is None or not found[7]:
-            return found
+        if response is None or not response[7]:
+            return response
         spans = tail.spans_of(page, numbers)
-        payloads = list(found[6])
+        payloads = list(response[6])
         for place, (start, _) in enumerate(spans):
-            if found[7] >> place & 1:
+            if response[7] >> place & 1:
                 kind = COLUMN_KIND if place else KEY_KIND
                 try:
                     payloads[place] = decode_block_bytes(payloads[place], kind, tail.name, start)
                 except CorruptionError:
                     return None  # it is read again
-        return (*found[:6], payloads, *found[7:])
+        return (*response[:6], payloads, *response[7:])
 
     def _read_missing(
         self,
@@ -466,7 +468,7 @@ class SegmentStore:
         self._keep_page([keys[place] for place in missing], fetched)
 
     def _keep_page(self, keys: Sequence[tuple[str, int, int]], payloads: Sequence[bytes]) -> None:
-        """Keep the blocks of a page that it has."""
+        """Cache the blocks of a page that are not empty."""
         kept = []
         for key, payload in zip(keys, payloads, strict=True):
             if payload:
@@ -547,9 +549,9 @@ class SegmentStore:
         read by one call of the kernel; None if that is left to the store and to Python.
         """
         numbers = tuple([number for number, _ in parts])
-        found = self._read_buffers(tail, pages, numbers, sought)
+        buffers = self._read_buffers(tail, pages, numbers, sought)
         read = tail.layout(numbers).read
-        return None if found is None or read is None else read.rows(found)
+        return None if buffers is None or read is None else read.rows(buffers)
 
     def _read_buffers(
         self,
@@ -567,13 +569,13 @@ class SegmentStore:
         if not self._direct.is_open(tail.name):
             return None
         keys, counts = (None, None) if sought is None else sought
-        found: Sequence[Any] | None = self._direct.call(
+        buffers: Sequence[Any] | None = self._direct.call(
             *("read_rows", tail.name, layout.bounds, layout.read.encoded, BLOCK_KINDS),
             *(pages, keys, counts),
         )
-        if found is None:
+        if buffers is None:
             tail.left_to_python.add(numbers)
-        return found
+        return buffers
 
     def first_pages(
         self,
@@ -598,9 +600,9 @@ class SegmentStore:
             if columns is not None:
                 numbers = tuple([n for n in numbers if n == KEYS or n in columns])
             places = tail.layout(numbers).places_under(schema)
-            found = places and self._read_buffers(tail, np.array(pages, np.int64), numbers)
-            if places and found:
-                return buffers_read(found, places, entry.rows_lsn), follows
+            buffers = places and self._read_buffers(tail, np.array(pages, np.int64), numbers)
+            if places and buffers:
+                return buffers_read(buffers, places, entry.rows_lsn), follows
         rows = self.rows(entry, pages, columns, keep=keep).under(schema)
         if entry.rows_lsn:
             rows = rows.with_lsn(entry.rows_lsn)
@@ -653,12 +655,12 @@ class SegmentStore:
         pages, picks = tail.places(ordinals)
         parts = select_blocks(tail, pages, columns)
         payloads = self._payloads(entry, tail, parts, RANKED_GAP_BYTES)
-        found = tail.picked(pages, parts, payloads, picks)
-        if found is None:
+        rows = tail.picked(pages, parts, payloads, picks)
+        if rows is None:
             starts = np.cumsum([0, *of_pages(tail.index.pages.rows, pages).tolist()])
             places = starts[picks[:, 0]] + picks[:, 1]
-            found = assemble_rows(tail, pages, parts, payloads).take(places.astype(np.int64))
-        return found
+            rows = assemble_rows(tail, pages, parts, payloads).take(places.astype(np.int64))
+        return rows
 
     def values_at(self, entry: SegmentEntry, ordinals: Ordinals, number: int) -> pa.Array | None:
         """Return a column at sorted ordinals of a segment; None if all of it is null."""
@@ -794,12 +796,12 @@ class SegmentStore:
 
 
 def _decoded_values(
-    tail: SegmentTail, page: int, numbers: Sequence[int], found: Sequence[Any]
+    tail: SegmentTail, page: int, numbers: Sequence[int], response: Sequence[Any]
 ) -> list[Any] | None:
     """Return the values of a row, of which the kernel has left some to Python: blocks of other
     codecs, and payloads of other types. None if a block is damaged: it is read again.
     """
-    row, *_, values, payloads, stored, _ = found
+    row, *_, values, payloads, stored, _ = response
     decoded = list(values)
     for place, number in enumerate(numbers[1:]):
         if (payloads | stored) >> place & 1:
@@ -841,7 +843,7 @@ def _ends_early(error: InvalidInputError, key: str, offset: int) -> Exception:
 
 
 def _memory_of(tail: SegmentTail) -> int:
-    """Return about the memory of a tail: stored, its index may be compressed to very little."""
+    """Estimate the memory of a tail, whose stored index may be far smaller."""
     index, pages = tail.index, tail.index.pages
     keys = sum(map(len, index.first_keys)) + sum(map(len, index.last_keys))
     keys += sum(map(len, pages.keys))

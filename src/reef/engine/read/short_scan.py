@@ -30,7 +30,7 @@ PAGES_FIRST, PAGES_MAX = 2, 16
 
 
 class Sources(NamedTuple):
-    """What a scan merges, as of one cut."""
+    """The sources that a scan merges, as of one cut."""
 
     schema: Schema
     segments: SegmentStore

@@ -102,10 +102,10 @@ class View:
 
     def get(self, key: bytes, now_ms: int, columns: Sequence[int] | None = None) -> Entry | None:
         """Return the current row of a key, with at least these columns; None if it has no row."""
-        found = self.newest(key, columns)
-        if found is None or (found.kind == PUT and found.expires_at_ms is None):
-            return found
-        return _visible(found, now_ms)
+        version = self.newest(key, columns)
+        if version is None or (version.kind == PUT and version.expires_at_ms is None):
+            return version
+        return _visible(version, now_ms)
 
     def get_each(self, keys: Sequence[bytes], now_ms: int) -> list[Entry | None]:
         """Return the rows that several keys have, all of one state: many are looked up together."""
@@ -113,10 +113,10 @@ class View:
         if len(keys) <= ONE_BY_ONE:
             return [_visible(cut.view._newest_in(key, cut), now_ms) for key in keys]
         manifest, segments = cut.view.manifest, self.segments
-        found, tombstones = versions_in(
+        parts, tombstones = versions_in(
             sorted(set(keys)), manifest, cut.tables, segments, runtime=segments.runtime
         )
-        rows = drop_deleted(newest_versions(found, manifest.schema, tombstones), now_ms)
+        rows = drop_deleted(newest_versions(parts, manifest.schema, tombstones), now_ms)
         known = {key: entry_at(rows, place) for place, key in enumerate(rows.keys.to_pylist())}
         return [known.get(key) for key in keys]
 
@@ -124,8 +124,8 @@ class View:
         """Return a key's newest version with all patches applied; None if it never had one."""
         if self.staged is None:
             table = self.memtable.tidy_cut()
-            found = [] if table.is_empty else table.versions(key)
-            return self._with_segments(key, found, table, columns)
+            versions = [] if table.is_empty else table.versions(key)
+            return self._with_segments(key, versions, table, columns)
         cut = self._cut()
         return cut.view._newest_in(key, cut, columns)
 
@@ -138,27 +138,27 @@ class View:
     def _with_segments(
         self,
         key: bytes,
-        found: list[Entry],
+        versions: list[Entry],
         table: MemtableCut,
         columns: Sequence[int] | None = None,
     ) -> Entry | None:
         """Return the newest version, given those in memory."""
         segments, key_hash = self.segments, None
         for entry in segments.newest_first(self.manifest.segments, table.ingested, key):
-            if found and _newest_whole_lsn(found) > entry.lsn_max:
+            if versions and _newest_whole_lsn(versions) > entry.lsn_max:
                 break
             if entry.tombstones:
                 cover = segments.deletes(entry).covering(key)
                 if cover is not None:
-                    found.append(Entry(cover.lsn, cover.seq, OpKind.DELETE))
+                    versions.append(Entry(cover.lsn, cover.seq, OpKind.DELETE))
             if key_hash is None:
                 key_hash = hash_key(key)
-            found += segments.find(entry, key, key_hash, columns)
-        if not found:
+            versions += segments.find(entry, key, key_hash, columns)
+        if not versions:
             return None
-        if len(found) == 1 and found[0].kind < FIRST_PARTIAL:
-            return found[0]
-        return resolve(found, self.manifest.schema)
+        if len(versions) == 1 and versions[0].kind < FIRST_PARTIAL:
+            return versions[0]
+        return resolve(versions, self.manifest.schema)
 
     def scan(
         self,
@@ -216,12 +216,12 @@ class _ViewCut(NamedTuple):
         """Return the versions of a key in all tables, down to the first whole row."""
         if len(self.tables) == 1:
             return self.tables[0].versions(key)
-        found: list[Entry] = []
+        entries: list[Entry] = []
         for table in reversed(self.tables):
-            found += table.versions(key)
-            if found and found[-1].is_whole:
+            entries += table.versions(key)
+            if entries and entries[-1].is_whole:
                 break
-        return found
+        return entries
 
 
 def _newest_whole_lsn(versions: Iterable[Entry]) -> int:
@@ -357,10 +357,10 @@ class Scan:
         return Skipping(where, self.segments, overlapping, memory)
 
     def overlapping(self) -> list[SegmentEntry]:
-        """Return the segments that may have a part in it."""
-        found = self.segments.touching(self.manifest.segments, self.key_range)
+        """Return the segments whose keys overlap the range, those of ingests first."""
+        stored = self.segments.touching(self.manifest.segments, self.key_range)
         ingested = self.tables[0].ingested
-        return [e for e in ingested if self.key_range.touches(e.min_key, e.max_key)] + found
+        return [e for e in ingested if self.key_range.touches(e.min_key, e.max_key)] + stored
 
 
 def _in_turn(entries: list[SegmentEntry], reverse: bool) -> Iterator[SegmentEntry]:
@@ -403,8 +403,8 @@ def newest_rows(
     view: View, keys: Iterable[bytes], runtime: Runtime, columns: Sequence[int] | None = None
 ) -> Versions:
     """Return the newest version of each key, deletes and expired rows too."""
-    found, tombstones = key_versions(view, keys, runtime, columns)
-    return newest_versions(found, view.manifest.schema, tombstones)
+    parts, tombstones = key_versions(view, keys, runtime, columns)
+    return newest_versions(parts, view.manifest.schema, tombstones)
 
 
 def key_versions(

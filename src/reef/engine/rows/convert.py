@@ -49,7 +49,7 @@ FITS = {
 }
 """Which kinds of values a column of some kind may be given."""
 MISFITS = (pa.ArrowException, ValueError, TypeError, ArithmeticError)
-"""What conversions raise, ours and Arrow's, when a value does not fit."""
+"""Errors of conversions, ours and Arrow's, for a value that does not fit."""
 INTEGERS = (int, np.integer)
 NUMBERS = (*INTEGERS, float, np.floating)
 CLASSES: dict[str, tuple[type, ...]] = {

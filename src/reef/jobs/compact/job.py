@@ -308,7 +308,7 @@ class CompactReport:
 
     @property
     def published(self) -> bool:
-        """Whether anything has changed."""
+        """Whether a job was published."""
         return self.jobs > 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -499,7 +499,7 @@ class Compactor:
         return self._publisher.publish_once(lambda head: edits.compact(head, done))
 
     def _handle_missing_input(self, plan: CompactPlan, error: NotFoundError) -> Manifest:
-        """An input is gone: another compactor was first and it was swept, or it is damage."""
+        """Classify a missing input: swept after another compactor was first, or damage."""
         self._publisher.heads.forget()
         head = self._publisher.heads.find().manifest
         live = {segment.id for segment in head.segments}

@@ -377,7 +377,7 @@ def _older_rows(
 def _write_segments(
     task: FoldTask, manifest: Manifest, rows: Versions, tombstones: Sequence[RangeTombstone]
 ) -> Iterator[SegmentEntry]:
-    """Cut by size; the first piece has the range tombstones, and bounds that include them."""
+    """Write segments, cut by size; the first has the range tombstones, and bounds around them."""
     pieces = list(_pieces(rows, task.settings.segment_bytes_max))
     runtime = task.store.runtime
     indexes = load_indexes(task.store, task.namespace, manifest.indexes)

@@ -76,7 +76,7 @@ class RemainingObject:
 
 @dataclass(frozen=True, slots=True)
 class PurgeReport:
-    """What was erased, and the proof: every remaining object was read."""
+    """The erased rows, and the proof: every remaining object was read."""
 
     namespace: str
     applied: bool

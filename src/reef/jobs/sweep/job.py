@@ -252,7 +252,7 @@ class _Deletable:
         return left
 
     def all_keys(self, prefix: str = "") -> Iterator[str]:
-        """Yield every key."""
+        """Yield every key of the objects."""
         for key in chain(self.keys, *(one.all_keys() for one in self.ranges)):
             yield prefix + key
 

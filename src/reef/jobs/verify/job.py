@@ -82,7 +82,7 @@ CACHE_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class EarlierDamage:
-    """What can no longer be read of one earlier incarnation, and why."""
+    """The snapshots of one earlier incarnation that cannot be read, and why."""
 
     incarnation: int
     snapshots: tuple[SnapshotEntry, ...]
