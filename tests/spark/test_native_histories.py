@@ -222,6 +222,21 @@ def test_hashes_of_keys_are_those_of_python(java_program):
     assert [int(line) for line in done.stdout.split()] == [hash_key(key) for key in keys]
 
 
+def test_filters_of_keys_go_where_memory_is_short(java_program, db, url):
+    """Those of two thousand segments take 150 MB, more than the JVM has: a plan holds them as long
+    as there is room. Without its filter a segment may have every key."""
+    keys = pa.array([f"k{n:06}" for n in range(50_000)])
+    db.create("t", pa.schema([("id", pa.string())]))
+    reef.jobs.ingest(db, "t", pa.table({"id": keys}))
+    reef.jobs.fold(db, "t")
+    (segment,) = plan_of(url)["segments"]
+    assert segment["tail_bytes"] > 75_000
+    stored = segment["url"], segment["size"], segment["tail_bytes"]
+    done = java_program("TailProbe")(*stored, 2000)
+    assert done.returncode == 0, done.stderr[-1000:]
+    assert int(done.stdout) in (1, 2)
+
+
 def test_a_key_is_planned_from_the_manifest(read_plans, sized, tmp_path):
     """Segments whose key range does not have it are not opened, not even their tails."""
     url = tmp_path / "bucket"

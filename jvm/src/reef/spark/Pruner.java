@@ -90,7 +90,7 @@ final class Pruner {
       byte[] last = tail.lastKeys[tail.pages - 1];
       int from = place(keys, tail.firstKeys[0]);
       int to = place(keys, Arrays.copyOf(last, last.length + 1)); // the smallest key above it
-      return tail.filter().among(Arrays.copyOfRange(keys, from, to));
+      return tail.mayHave(Arrays.copyOfRange(keys, from, to));
     });
   }
 

@@ -1,6 +1,7 @@
 package reef.spark;
 
 import java.io.IOException;
+import java.lang.ref.SoftReference;
 import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
 import java.util.List;
@@ -53,10 +54,10 @@ final class SegmentTail {
   final Map<Integer, ColumnVector> smallest = new TreeMap<>();
   final Map<Integer, ColumnVector> largest = new TreeMap<>();
   final List<RangeTombstone> tombstones;
-  /** The filter block as it is stored, and where. */
-  private final byte[] filterData;
+  /** The filter block as it is stored, and where. It has twelve bits of each key: it goes where memory is short. */
+  private final SoftReference<byte[]> filterData;
   private final long filterOffset;
-  private KeyFilter filter;
+  private SoftReference<KeyFilter> filter = new SoftReference<>(null);
   private final boolean expires;
   private final boolean hasMerges;
 
@@ -116,17 +117,24 @@ final class SegmentTail {
         ? List.of()
         : RangeTombstone.decode(block(tail, base, footer, "range_tombstones", Block.RANGE_TOMBSTONES), name, base);
     int[] place = place(tail, base, footer, "filter");
-    filterData = Arrays.copyOfRange(tail, place[0], place[0] + place[1]);
+    filterData = new SoftReference<>(Arrays.copyOfRange(tail, place[0], place[0] + place[1]));
     filterOffset = base + place[0];
   }
 
+  /** Returns the keys of a list that the segment may have, in the same order; all of them if its filter has gone. */
+  byte[][] mayHave(byte[][] keys) {
+    KeyFilter known = filter();
+    return known == null ? keys : known.among(keys);
+  }
+
   /** The filter of the keys, checked when it is first used: only lists of keys need it. */
-  synchronized KeyFilter filter() {
-    if (filter == null) {
-      Block block = Block.decode(filterData, 0, filterData.length, Block.FILTER, name, filterOffset);
-      filter = new KeyFilter(block, name, filterOffset);
-    }
-    return filter;
+  private synchronized KeyFilter filter() {
+    KeyFilter known = filter.get();
+    byte[] stored = filterData.get();
+    if (known != null || stored == null) return known;
+    known = new KeyFilter(Block.decode(stored, 0, stored.length, Block.FILTER, name, filterOffset), name, filterOffset);
+    filter = new SoftReference<>(known);
+    return known;
   }
 
   /** Whether each row is the only version of its key, and never expires; deletes and patches are counted elsewhere. */
