@@ -35,6 +35,7 @@ LONG = {
     *("branches_come_and_go", "branches_roll_back", "rows_are_erased"),
     "slots_filled_again",
     *("reads_race_writes", "readers_race_refreshes", "local_reads_race_uploads"),
+    *("two_drivers_of_a_stream", "zombies_and_sweeps", "openers_stall", "keyed_batches_again"),
 }
 """Histories of all jobs at once, or of many catalogs, several times as long as the others."""
 
