@@ -455,13 +455,15 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 def unindexed_rows(manifest: Manifest) -> int:
-    """Return how many rows are in segments that get no search index: small ones, and those with
-    patches. 0 without indexes.
+    """Return how many rows are in segments that get no search index unless they are merged: those
+    with patches, and small ones, if all of these have enough rows for one. 0 without indexes.
     """
     rows_min = max((spec.rows_min for spec in manifest.indexes), default=0)
     if not rows_min:
         return 0
-    return sum(e.rows for e in manifest.segments if e.rows < rows_min or e.patches)
+    patched = sum(e.rows for e in manifest.segments if e.patches)
+    small = sum(e.rows for e in manifest.segments if e.rows < rows_min and not e.patches)
+    return patched + (small if small >= rows_min else 0)
 
 
 def _centroids_in(indexes: tuple[IndexSpec, ...]) -> set[str]:

@@ -640,11 +640,11 @@ class KeyFilter:
             return np.array([self.may_have(one) for one in hashes.tolist()], bool)
         places = (_block_of(hashes, self._blocks) * np.uint64(WORDS)).astype(np.intp)
         low = hashes.astype(np.uint32)
-        found = np.ones(len(hashes), dtype=bool)
+        present = np.ones(len(hashes), dtype=bool)
         for word in range(WORDS):
             bits = self._words[places + word] >> (low * ODD[word] >> np.uint32(27))
-            found &= (bits & np.uint32(1)).astype(bool)
-        return found
+            present &= (bits & np.uint32(1)).astype(bool)
+        return present
 
 
 def may_have_each(filters: Sequence[KeyFilter], hashes: Hashes) -> npt.NDArray[np.bool_]:

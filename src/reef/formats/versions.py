@@ -304,13 +304,13 @@ def row_buffers(rows: Versions, schema: Schema) -> RowBuffers | None:
     return places, rows.kinds, tuple(columns)
 
 
-def buffers_read(found: Sequence[Any], places: Sequence[int], lsn: int) -> RowBuffers:
+def buffers_read(response: Sequence[Any], places: Sequence[int], lsn: int) -> RowBuffers:
     """Return rows that the kernel has read, for `merge_rows`.
 
     `places` has for each column of the schema its place among those that were read, -1 for others.
     With `lsn` all rows have this one.
     """
-    offsets, data, lsns, seqs, kinds, *columns = found[:-1]
+    offsets, data, lsns, seqs, kinds, *columns = response[:-1]
     count = len(kinds)
     if lsn:
         lsns = np.full(count, lsn, np.int64)

@@ -365,8 +365,9 @@ def encode_ops(ops: AnyOps) -> bytes:
 
 def decode_ops(data: Buffer, schema: Schema, name: str, offset: int = 0) -> Ops:
     """Return the operations of a record."""
-    found = ColumnSet(data, name, offset)
-    columns = {n: found.array(n, typed) for n, typed in _types(found, schema) if n in found.buffers}
+    stored = ColumnSet(data, name, offset)
+    types = _types(stored, schema)
+    columns = {n: stored.array(n, typed) for n, typed in types if n in stored.buffers}
     if KEY not in columns or KIND not in columns:
         raise corrupt(name, offset, "a batch without keys or kinds")
     if columns[KEY].null_count or columns[KIND].null_count:
@@ -390,10 +391,10 @@ def decode_ops(data: Buffer, schema: Schema, name: str, offset: int = 0) -> Ops:
     )
 
 
-def _types(found: ColumnSet, schema: Schema) -> Iterator[tuple[int, pa.DataType]]:
+def _types(column_set: ColumnSet, schema: Schema) -> Iterator[tuple[int, pa.DataType]]:
     yield from ((KEY, pa.binary()), (KIND, pa.uint8()), (END_KEY, pa.binary()))
     yield from ((EXPIRES, pa.int64()), (MERGED_AT, pa.int64()))
-    touched = pa.uint8() if MERGED_AT in found.buffers else pa.bool_()
+    touched = pa.uint8() if MERGED_AT in column_set.buffers else pa.bool_()
     for number, data_type in schema.types().items():
         yield FIRST_FIELD + number, data_type
         yield FIRST_TOUCHED + number, touched
@@ -418,9 +419,9 @@ def check_merges(
         raise corrupt(name, offset, "an unknown merge operator")
 
 
-def decode_records(found: WalObject, schema: Schema, name: str) -> Iterator[Ops]:
+def decode_records(wal_object: WalObject, schema: Schema, name: str) -> Iterator[Ops]:
     """Yield the operations of a WAL object, record by record; `name` is the object's."""
-    for record, start in zip(found.records, found.starts, strict=True):
+    for record, start in zip(wal_object.records, wal_object.starts, strict=True):
         yield decode_ops(record, schema, name, start)
 
 

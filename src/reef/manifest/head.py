@@ -386,14 +386,14 @@ def _recorded_incarnations(store: Store, names: Namespace) -> list[int]:
 
 def _stored_incarnations(store: Store, names: Namespace) -> list[int]:
     """Return the incarnations that still have objects, except the first."""
-    found: list[int] = []
+    numbers: list[int] = []
     after = ""
     while (info := next(iter(store.list(names.incarnations, after)), None)) is not None:
         number = info.key.removeprefix(names.incarnations).partition("/")[0]
         if number.isdecimal():
-            found.append(int(number))
+            numbers.append(int(number))
         after = f"{names.incarnations}{number}0"  # behind all keys with a slash after the number
-    return found
+    return numbers
 
 
 def _find_later_incarnation(store: Store, heads: HeadFinder, fallback: bool) -> HeadFinder | None:

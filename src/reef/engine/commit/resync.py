@@ -102,13 +102,13 @@ class Resync:
             hint="The store is too slow for this grace period, or a cache serves old listings",
         )
 
-    def _present(self, lsn: int, found: WalObject | None) -> WalObject:
-        if found is None:
+    def _present(self, lsn: int, wal_object: WalObject | None) -> WalObject:
+        if wal_object is None:
             raise UnavailableError(
                 f"LSN {lsn} of {self.namespace.name} was listed and is gone",
                 hint="Open the writer again",
             )
-        return found
+        return wal_object
 
     def _check_writer(self, header: WalHeader) -> None:
         """Raise FencedError if the object is of a newer writer; a lower epoch is stepped over."""

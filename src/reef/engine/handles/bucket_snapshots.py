@@ -164,13 +164,13 @@ def find_all(db: "Database", name: str) -> dict[str, Snapshot]:
 
 def list_all(db: "Database") -> list[BucketSnapshot]:
     """Return all records, by name."""
-    found = []
+    snapshots = []
     for key, value in _catalog(db).scan_latest(prefix=SNAPSHOTS):
         record = _Record.of(value)
         at = datetime.fromtimestamp(record.at_ms / 1000, UTC) if record.at_ms else None
         name = key.decode().removeprefix(SNAPSHOTS)
-        found.append(BucketSnapshot(name, at, record.is_complete, tuple(sorted(record.pins))))
-    return found
+        snapshots.append(BucketSnapshot(name, at, record.is_complete, tuple(sorted(record.pins))))
+    return snapshots
 
 
 def release_all(db: "Database", name: str) -> None:

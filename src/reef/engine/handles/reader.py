@@ -248,14 +248,14 @@ class Reader(TimeTravel, ForkAware, Readable):
             elif not self._apply(tail, slot.object, slot.size):
                 return True
 
-    def _apply(self, tail: Tail, found: WalObject, size: int = 0) -> bool:
+    def _apply(self, tail: Tail, wal_object: WalObject, size: int = 0) -> bool:
         """Apply an object; return False if it is damaged, though its checksums are correct."""
         try:
-            self._note_verdict(found.header.lsn, tail.apply_object(found, size))
+            self._note_verdict(wal_object.header.lsn, tail.apply_object(wal_object, size))
         except CorruptionError as error:
             if error.kind is ErrorKind.CHANGED_WINNER:  # rows that were served may be wrong (H73)
                 raise
-            self._note_damaged_log(error, found.header.lsn)
+            self._note_damaged_log(error, wal_object.header.lsn)
             return False
         return True
 

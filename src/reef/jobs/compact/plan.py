@@ -348,13 +348,13 @@ class Other:
 
 def clipped(tombstones: Iterable[RangeTombstone], key_range: KeyRange) -> list[RangeTombstone]:
     """Return the parts of range tombstones within a key range."""
-    found = []
+    pieces = []
     for tombstone in tombstones:
         start = max(tombstone.start, key_range.start)
         end = tombstone.end if key_range.end is None else min(tombstone.end, key_range.end)
         if start < end:
-            found.append(RangeTombstone(start, end, tombstone.lsn, tombstone.seq))
-    return found
+            pieces.append(RangeTombstone(start, end, tombstone.lsn, tombstone.seq))
+    return pieces
 
 
 def needed(

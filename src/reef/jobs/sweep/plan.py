@@ -365,11 +365,11 @@ class SweepPlanner:
         a repair of the branch decides: until then everything is kept.
         """
         for generation, last_lsn in sorted(branch_points(head)):
-            found = head if generation == head.generation else self.load_if_readable(generation)
-            if found is None:
+            pinned = head if generation == head.generation else self.load_if_readable(generation)
+            if pinned is None:
                 needs.keep_everything()
                 continue
-            manifest = with_skipped(found, head)
+            manifest = with_skipped(pinned, head)
             needs.add_branch(manifest, last_lsn)
             if manifest.wal_floor <= last_lsn:
                 try:

@@ -169,6 +169,18 @@ def test_only_one_waiting_writer_checks_for_a_fold(monkeypatch):
     writer.close()
 
 
+def test_writers_do_not_wait_for_an_index_that_no_compaction_would_build():
+    """All rows together are fewer than the index needs, whatever the bound is."""
+    db = reef.Database(stores.open("memory://"))
+    schema = pa.schema([("id", pa.string()), ("n", pa.int64())])
+    db.create(NAME, schema, indexes=[reef.filter_index("n", rows_min=25)])
+    with db.writer(NAME, background=False, unindexed_rows_max=5, write_deadline_s=0.2) as writer:
+        writer.upsert([{"id": str(number), "n": number} for number in range(10)])
+        fold(db, NAME)
+        writer.refresh()
+        writer.put("more", {"n": 1})
+
+
 def test_writers_wait_while_too_many_rows_have_no_search_index():
     """Rows in segments too small for indexes are bounded; a compaction makes room."""
     db = reef.Database(stores.open("memory://"))
