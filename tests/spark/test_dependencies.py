@@ -157,7 +157,7 @@ def test_the_keys_of_a_statement_are_in_a_file_that_only_its_user_can_read(spark
 
 
 def test_spark_keeps_no_copy_of_the_keys_for_each_task(spark, table):
-    """Of a named accumulator it keeps text, for each task that has ended, for the pages of its UI."""
+    """Of a named accumulator it keeps text, for each task that has ended, to show it."""
     before = stages(spark)
     spark.sql(f"DELETE FROM {table} WHERE id IN (SELECT * FROM VALUES ('a'))")
     ran = [stage for number, stage in stages(spark).items() if number not in before]
