@@ -156,6 +156,24 @@ def test_the_keys_of_a_statement_are_in_a_file_that_only_its_user_can_read(spark
     assert modes == {0o600}
 
 
+def test_spark_keeps_no_copy_of_the_keys_for_each_task(spark, table):
+    """Of a named accumulator it keeps text, for each task that has ended, to show it."""
+    before = stages(spark)
+    spark.sql(f"DELETE FROM {table} WHERE id IN (SELECT * FROM VALUES ('a'))")
+    ran = [stage for number, stage in stages(spark).items() if number not in before]
+    assert ran
+    assert not [stage for stage in ran if stage.accumulatorUpdates().nonEmpty()]
+
+
+def stages(spark):
+    """Return the stages that Spark's UI knows, by number."""
+    context = spark.sparkContext
+    none = context._jvm.java.util.ArrayList()
+    quantiles = context._gateway.new_array(context._jvm.double, 0)
+    found = context._jsc.sc().statusStore().stageList(None, False, False, quantiles, none)
+    return {found.apply(n).stageId(): found.apply(n) for n in range(found.size())}
+
+
 ON_ALL = {
     "not matched by source": f"MERGE INTO {{t}} t USING {SOURCE} ON t.id = s.id {UPDATE} "
     "WHEN NOT MATCHED BY SOURCE AND t.n > 100 THEN DELETE",

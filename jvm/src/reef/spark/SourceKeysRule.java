@@ -140,7 +140,7 @@ final class SourceKeysRule extends Rule<LogicalPlan> {
   private static LogicalPlan record(LogicalPlan source, Expression compared, Dependency dependency) {
     SparkSession session = SparkSession.active();
     SourceKeys keys = new SourceKeys();
-    session.sparkContext().register(keys, "keys of the source");
+    session.sparkContext().register(keys); // without a name, or Spark keeps them as text for each task
     dependency.keys = keys;
     LogicalPlan filter = new Filter(recording(session, keys, compared), source);
     return new RebalancePartitions(CollectionConverters.asScala(List.of(compared)).toSeq(), filter, Option.empty(), Option.empty());
