@@ -26,6 +26,7 @@ from tests.simulation.scenarios import (
 )
 
 SEEDS = range(300)
+SAMPLE = SEEDS[:120]
 LONG = {
     *("rival_compactors", "jobs_and_pins", "background_and_other_jobs", "hardly_any_grace"),
     *("backfills", "counters_and_sets", "counters_and_backfills", "two_drivers_of_counters"),
@@ -42,10 +43,10 @@ LONG = {
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_scenario_holds(name):
-    """A sample of what `make sim` runs."""
+    """A sample of what `make sim` runs; the ledger in docs/evidence.md has the seeds that have run."""
     scenario, chaos = SCENARIOS[name]
     plain = name.removesuffix("_late").removesuffix("_with_lives")
-    seeds = SEEDS[:60] if plain in LONG else SEEDS
+    seeds = SAMPLE[:50] if plain in LONG else SAMPLE
     seeds = seeds if plain == name else seeds[: len(seeds) // 3]
     assert simulate(scenario, seeds, chaos=chaos) == len(seeds)
 
