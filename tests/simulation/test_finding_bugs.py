@@ -43,7 +43,7 @@ LONG = {
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_scenario_holds(name):
-    """A sample of what `make sim` runs; the ledger in docs/evidence.md has the seeds that have run."""
+    """A sample of what `make sim` runs; its ledger has the seeds that have run."""
     scenario, chaos = SCENARIOS[name]
     plain = name.removesuffix("_late").removesuffix("_with_lives")
     seeds = SAMPLE[:50] if plain in LONG else SAMPLE
