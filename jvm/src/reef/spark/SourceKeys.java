@@ -12,7 +12,7 @@ import org.apache.spark.util.AccumulatorV2;
 
 /**
  * The keys of the rows that the source of a MERGE has, collected by the tasks that compute it. Bounded: of more keys than
- * a list's worth it keeps the lowest and the highest, and stands for all between them.
+ * a list's worth it keeps the lowest and the highest, and means all between them.
  */
 final class SourceKeys extends AccumulatorV2<byte[], List<byte[]>> {
   static final int KEYS_MAX = 100_000;
