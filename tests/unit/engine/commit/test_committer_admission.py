@@ -179,6 +179,7 @@ def test_writers_do_not_wait_for_an_index_that_no_compaction_would_build():
         fold(db, NAME)
         writer.refresh()
         writer.put("more", {"n": 1})
+        assert writer.count() == 11
 
 
 def test_writers_wait_while_too_many_rows_have_no_search_index():
